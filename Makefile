@@ -1,0 +1,40 @@
+# Every target sets up .venv by itself; nothing is installed again until the requirements change.
+
+PYTHON ?= python3
+JOBS ?= 2
+
+BIN := .venv/bin
+INSTALLED := .venv/installed.stamp
+
+.PHONY: demo test bench lint clean
+
+demo: $(INSTALLED)
+	$(BIN)/twinstream demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(JOBS)
+
+bench: $(INSTALLED)
+	$(BIN)/python -m pytest -m bench
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest tests/contract/test_types.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch goes in first, by its exact pin, so that no other package asks for another torch.
+# Without build isolation the build uses the pinned setuptools too.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "twinstream needs Python 3.11 or newer, and '$(PYTHON)' is not;" \
+			"name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint constraints.txt \
+		"$$(grep '^torch==' constraints.txt)" "$$(grep '^setuptools==' constraints.txt)"
+	$(BIN)/python -m pip install --constraint constraints.txt \
+		--no-build-isolation --editable '.[executor,dev]'
+	touch $@

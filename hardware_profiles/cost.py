@@ -1,0 +1,140 @@
+"""Time of work and copies alone on a machine, in nanoseconds; contention is the simulator's."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from twinstream.hardware_profiles.errors import UnknownDtypeError
+from twinstream.hardware_profiles.schema import Efficiency, Machine, is_compute_unit
+from twinstream.schedule.cost import Work
+
+# float16 runs on the same tensor cores at the same rate as bfloat16 on every shipped machine.
+# float32 is plain float32: a profile that wants TF32 states it as its float32 peak.
+PEAK_OF_DTYPE = {
+    "bfloat16": "peak_bf16_flop_per_s",
+    "float16": "peak_bf16_flop_per_s",
+    "float32": "peak_fp32_flop_per_s",
+}
+_HEAD_DIM = 3  # its place in the shape of attention work
+_ATTENTION_RANK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTime:
+    """Time of work alone, by cause. Arithmetic and memory traffic overlap; launches do not."""
+
+    compute_ns: float
+    memory_ns: float
+    launch_ns: float
+
+    @property
+    def alone_ns(self) -> float:
+        return max(self.compute_ns, self.memory_ns) + self.launch_ns
+
+
+def work_time(work: Work, machine: Machine) -> WorkTime:
+    """Time of one group of like kernels that has the machine to itself.
+
+    A unit whose curve is `of` "flops" (matmul and attention always are) computes at
+    peak(dtype) x curve(FLOPs per launch) and moves bytes at HBM x `hbm` curve(bytes per launch).
+    A unit whose curve is `of` "bytes" (norms, activations, optimizer, embedding, loss) moves bytes
+    at HBM x curve(bytes per launch), at most at the usable HBM rate, and computes at the float32
+    peak, since the vector cores do such arithmetic in float32 whatever the dtype in memory.
+    Work with neither bytes nor FLOPs of a kind takes none of that kind's time or numbers.
+
+    Raises:
+        MissingNumberError: the profile lacks a number that this work needs.
+        UnknownDtypeError: no peak belongs to the dtype.
+    """
+    return WorkTime(
+        compute_ns=_compute_ns(work, machine) if work.flops else 0.0,
+        memory_ns=_memory_ns(work, machine) if work.hbm_bytes else 0.0,
+        launch_ns=work.launches * machine.number("launch_latency_ns") if work.launches else 0.0,
+    )
+
+
+def work_alone_ns(work: Work, machine: Machine) -> float:
+    """max(arithmetic, memory traffic) + launches x launch latency; see `work_time`.
+
+    >>> from twinstream.hardware_profiles.loader import load_machine
+    >>> square = Work(unit="matmul", shape=(8192,) * 3, flops=2 * 8192**3,
+    ...               hbm_bytes=3 * 2 * 8192**2, launches=1)
+    >>> round(work_alone_ns(square, load_machine("h100")) / 1e6, 1)  # ms
+    1.6
+    """
+    return work_time(work, machine).alone_ns
+
+
+def cost_alone_ns(works: Iterable[Work], machine: Machine) -> float:
+    """Time of a task alone: its groups of kernels run one after the other."""
+    return sum((work_time(work, machine).alone_ns for work in works), 0.0)
+
+
+def copy_alone_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine) -> float:
+    """Time of one copy between pinned host memory and HBM that has the machine to itself.
+
+    The copy latency plus the bytes at the slowest of the link in its direction (with its curve
+    over bytes per copy), the link's duplex limit, host DRAM and HBM.
+
+    Raises:
+        MissingNumberError: the profile lacks a number that a copy needs.
+    """
+    latency_ns = machine.number("copy_latency_ns")
+    if size_bytes == 0:
+        return latency_ns
+    shared = ("pcie_duplex_bytes_per_s", "host_dram_bytes_per_s", "hbm_bytes_per_s")
+    slowest = min(machine.rate(field) for field in shared)
+    link_ns = _link_ns(size_bytes, direction, machine)
+    return latency_ns + max(link_ns, size_bytes * 1e9 / slowest)
+
+
+def efficiency_keys(work: Work) -> tuple[str, ...]:
+    """Keys of the curve of this work, the most specific first.
+
+    Other units than matmul and attention fall back to `vector`.
+    """
+    units = (work.unit,) if is_compute_unit(work.unit) else (work.unit, "vector")
+    keys: list[str] = []
+    for unit in units:
+        names = [unit]
+        if unit.startswith("attention") and len(work.shape) == _ATTENTION_RANK:
+            names = [f"{unit}/head_dim_{work.shape[_HEAD_DIM]}", unit]
+        keys += [f"{name}/{work.dtype}" for name in names] + names
+    return tuple(dict.fromkeys(keys))
+
+
+def _compute_ns(work: Work, machine: Machine) -> float:
+    curve = machine.curve(*efficiency_keys(work))
+    if curve.of == "bytes":
+        return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
+    return _time_ns(work.flops, work.launches, machine.number(_peak_field(work)), curve)
+
+
+def _memory_ns(work: Work, machine: Machine) -> float:
+    nominal = machine.number("hbm_bytes_per_s")
+    if math.isinf(nominal):
+        return 0.0
+    curve, hbm_curve = machine.curve(*efficiency_keys(work)), machine.curve("hbm")
+    if curve.of == "flops":
+        return _time_ns(work.hbm_bytes, work.launches, nominal, hbm_curve)
+    own_ns = _time_ns(work.hbm_bytes, work.launches, nominal, curve)
+    return max(own_ns, work.hbm_bytes * 1e9 / (nominal * hbm_curve.max))
+
+
+def _link_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine) -> float:
+    nominal = machine.number(f"pcie_{direction}_bytes_per_s")
+    if math.isinf(nominal):
+        return 0.0
+    return _time_ns(size_bytes, 1, nominal, machine.curve(direction))
+
+
+def _peak_field(work: Work) -> str:
+    if work.dtype not in PEAK_OF_DTYPE:
+        raise UnknownDtypeError(dtype=work.dtype, unit=work.unit, known=tuple(PEAK_OF_DTYPE))
+    return PEAK_OF_DTYPE[work.dtype]
+
+
+def _time_ns(amount: int, launches: int, nominal_per_s: float, curve: Efficiency) -> float:
+    """amount / (nominal x curve(amount / launches)), without its singularity at zero launches."""
+    return (amount + launches * curve.half) * 1e9 / (nominal_per_s * curve.max)

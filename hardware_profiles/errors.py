@@ -1,0 +1,35 @@
+"""What can be wrong with a machine's profile."""
+
+from collections.abc import Sequence
+
+from twinstream.schedule.errors import TwinstreamError
+
+
+class ProfileError(TwinstreamError):
+    """A profile cannot be found, read, understood or written."""
+
+
+class MissingNumberError(TwinstreamError):
+    """A prediction needs a number that the machine's profile does not state."""
+
+    def __init__(
+        self, *, machine: str, field: str, stated_by: Sequence[str], toml_line: str
+    ) -> None:
+        self.machine, self.field, self.stated_by = machine, field, tuple(stated_by)
+        shipped = ", ".join(stated_by) if stated_by else "none"
+        super().__init__(
+            f"the profile of machine '{machine}' has no {field}, and a missing number is not zero. "
+            f"Shipped profiles that state it: {shipped}. "
+            f"Add it at the top of the profile, before the first [table]: {toml_line}"
+        )
+
+
+class UnknownDtypeError(TwinstreamError):
+    """No peak of a profile belongs to the dtype of a task's work."""
+
+    def __init__(self, *, dtype: str, unit: str, known: Sequence[str]) -> None:
+        self.dtype, self.unit, self.known = dtype, unit, tuple(known)
+        super().__init__(
+            f"work of unit '{unit}' has dtype '{dtype}', for which profiles state no peak. "
+            f"Known dtypes: {', '.join(known)}."
+        )

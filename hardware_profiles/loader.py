@@ -1,0 +1,167 @@
+"""Profiles in TOML: reading them, by name or path, with inheritance; and writing them."""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.overrides import (
+    merge,
+    nearest,
+    override,
+    plain_curve,
+    plain_number,
+    validated,
+)
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
+from twinstream.hardware_profiles.shipped import machine_names, shipped_path
+from twinstream.schedule.node import Node
+
+__all__ = ["load_machine", "load_machine_text", "machine_names", "override", "save_machine"]
+
+
+def load_machine(name_or_path: str | Path) -> Machine:
+    """The machine of a shipped profile (`h100`) or of a TOML file.
+
+    Raises:
+        ProfileError: there is no such profile, or its content is wrong.
+    """
+    if isinstance(name_or_path, str) and name_or_path.lower() in machine_names():
+        return _load_file(shipped_path(name_or_path.lower()), loading=())
+    path = Path(name_or_path)
+    is_name = isinstance(name_or_path, str) and not path.suffix and len(path.parts) <= 1
+    if is_name and not path.is_file():
+        names = list(machine_names())
+        raise ProfileError(
+            f"unknown machine '{name_or_path}'; shipped profiles: {', '.join(names)}. "
+            'To add one, write a TOML file with base = "<a shipped name>" and the numbers that '
+            "differ and give its path, or measure this machine with `twinstream probe`."
+        )
+    return _load_file(path, loading=())
+
+
+def load_machine_text(
+    text: str, *, source: str = "profile", directory: Path | None = None
+) -> Machine:
+    """The machine of a TOML text.
+
+    Args:
+        source: what error messages call the text; a machine without `name` is called so too.
+        directory: where a relative `base` path starts; the working directory if None.
+    """
+    return _load_text(text, source, Path() if directory is None else directory, loading=())
+
+
+def save_machine(machine: Machine, path: str | Path) -> None:
+    """Write a profile that loads back equal; numbers it inherited are written out."""
+    try:
+        Path(path).write_text(machine_toml(machine), encoding="utf-8")
+    except OSError as error:
+        raise ProfileError(f"cannot write {path}: {error.strerror}") from None
+
+
+def machine_toml(machine: Machine) -> str:
+    """The profile as TOML: one table for each number and each curve."""
+    head = {"name": machine.name, "description": machine.description, "device": machine.device}
+    lines = [f"{key} = {_toml_value(value)}" for key, value in head.items()]
+    for field in NUMBER_FIELDS:
+        number: Node | None = getattr(machine, field)
+        if number is not None:
+            lines += ["", f"[{field}]", *_toml_lines(number)]
+    for key, curve in machine.efficiency.items():
+        quoted = key if re.fullmatch(r"\w+", key) else f'"{key}"'
+        lines += ["", f"[efficiency.{quoted}]", *_toml_lines(curve)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(node: Node) -> list[str]:
+    values = node.model_dump(exclude_none=True)
+    return [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+
+
+def _toml_value(value: str | float) -> str:
+    if isinstance(value, str):  # a JSON string is a TOML string, but for the raw DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if value.is_integer() and value < 1e6:
+        return str(int(value))
+    short = f"{value:g}"
+    if float(short) == value:
+        return short
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _load_file(path: Path, loading: tuple[Path, ...]) -> Machine:
+    if path.resolve() in loading:
+        names = [one.name for one in (*loading, path)]
+        raise ProfileError(f"profiles inherit in a circle: {' -> '.join(names)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{path} is not UTF-8 text: byte {error.start}") from None
+    except OSError as error:
+        by = f" (the base of {loading[-1].name})" if loading else ""
+        raise ProfileError(f"cannot read profile {path}{by}: {error.strerror}") from None
+    return _load_text(text, str(path), path.parent, (*loading, path.resolve()))
+
+
+def _load_text(text: str, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:
+    document = _parsed(text, source)
+    document.setdefault("name", Path(source).stem)
+    base_name = document.pop("base", None)
+    if base_name is None:
+        document.setdefault("description", "")
+        return validated(_with_tables(document, None, source), source)
+    base = _load_base(base_name, source, directory, loading)
+    document.setdefault("description", f"{base.name} with other numbers: {source}")
+    return merge(base, _with_tables(document, base, source), source)
+
+
+def _load_base(base_name: Any, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:
+    if not isinstance(base_name, str):
+        raise ProfileError(f"{source}: base needs a name or a path in quotes, got {base_name!r}")
+    if base_name in machine_names():
+        return _load_file(shipped_path(base_name), loading)
+    path = directory / base_name
+    if not path.is_file():
+        raise ProfileError(
+            f"{source}: unknown base '{base_name}': neither a shipped profile "
+            f"({nearest(base_name, list(machine_names()))}) nor a file at {path}"
+        )
+    return _load_file(path, loading)
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        end = f"at line {len(text.splitlines())}, the end of the document"
+        message = str(error).replace("at end of document", end)
+    raise ProfileError(f"{source} is not valid TOML: {message}")
+
+
+def _with_tables(document: Mapping[str, Any], base: Machine | None, source: str) -> dict[str, Any]:
+    """The document with a table in place of each plain number."""
+    file = Path(source).name
+    told = f"override in {file}" if base else f"plain number in {file}"
+    tables = dict(document)
+    for field in NUMBER_FIELDS:
+        if _is_plain(tables.get(field)):
+            tables[field] = plain_number(tables[field], told)
+    curves = tables.get("efficiency", {})
+    if not isinstance(curves, dict):
+        raise ProfileError(f"{source}: efficiency needs tables [efficiency.<unit>], got {curves!r}")
+    stated = base.efficiency if base else {}
+    tables["efficiency"] = {
+        key: plain_curve(curve, stated.get(key), told, f"{source}: efficiency.{key}")
+        if _is_plain(curve)
+        else curve
+        for key, curve in curves.items()
+    }
+    return tables
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,109 @@
+"""Changing some numbers of a machine: a profile with a base, or a what-if."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Efficiency, Machine, Number
+
+_WHAT_IF = "+what-if"
+
+
+def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
+    """A hypothetical machine: this one with some numbers changed.
+
+    Keys are number fields (`pcie_h2d_bytes_per_s`) or curves (`efficiency.matmul`: the curve's
+    `max`). An infinite rate or capacity is unconstrained. The new number's source tells what it
+    was; the name gets the suffix `+what-if`. One direction of a link is one number: a faster
+    link in both directions changes `pcie_duplex_bytes_per_s` too.
+
+    >>> from twinstream.hardware_profiles.loader import load_machine
+    >>> override(load_machine("h100"), {"hbm_bytes_per_s": 4.8e12}).number("hbm_bytes_per_s")
+    4800000000000.0
+
+    Raises:
+        ProfileError: unknown field, curve that the machine lacks, or value out of range.
+    """
+    where = f"override of machine '{machine.name}'"
+    document: dict[str, Any] = {"name": machine.name.removesuffix(_WHAT_IF) + _WHAT_IF}
+    for field, value in changes.items():
+        if not field.startswith("efficiency."):
+            document[field] = plain_number(value, f"what-if; was {_told(machine, field)}")
+            continue
+        key = field.removeprefix("efficiency.")
+        curves = document.setdefault("efficiency", {})
+        curves[key] = plain_curve(
+            value, machine.efficiency.get(key), "what-if", f"{where}: {field}"
+        )
+    return merge(machine, document, where)
+
+
+def plain_number(value: float, source: str) -> dict[str, Any]:
+    """The table of a number that was given without one; infinity is unconstrained."""
+    if value == math.inf:
+        return {"kind": "unconstrained", "source": source}
+    return {"value": value, "kind": "hypothetical", "source": source}
+
+
+def plain_curve(value: float, base: Efficiency | None, source: str, where: str) -> dict[str, Any]:
+    """The table of a curve of which only `max` was given; the rest is the base's."""
+    if base is None:
+        raise ProfileError(
+            f"{where}: a plain number changes the max of an existing curve, and there is none. "
+            'Write a full table: { max = ..., half = 0, of = "flops" or "bytes", kind = ..., '
+            "source = ... }"
+        )
+    source = f"{source}; max was {base.max:g} ({base.kind})"
+    return {**base.model_dump(), "max": value, "kind": "hypothetical", "source": source}
+
+
+def merge(base: Machine, document: Mapping[str, Any], where: str) -> Machine:
+    """The base with the fields and curves of a document in place of its own."""
+    merged = {**base.model_dump(), **document}
+    merged["efficiency"] = {**base.model_dump()["efficiency"], **document.get("efficiency", {})}
+    return validated(merged, where)
+
+
+def validated(document: Mapping[str, Any], where: str) -> Machine:
+    """The machine of a document; every fault of it in one `ProfileError`."""
+    try:
+        return Machine.model_validate(document)
+    except ValidationError as error:
+        faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
+    raise ProfileError(f"{where}: " + "; ".join(faults))
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint at the known name that was probably meant, or all known names."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
+    names = [str(part) for part in loc]
+    field = ".".join(names)
+    if fault["type"] == "extra_forbidden":
+        return f"unknown field '{field}': {nearest(names[-1], _known_beside(names))}"
+    if fault["type"] == "missing":
+        return f"{field} is missing"
+    if fault["type"] in ("model_type", "dict_type"):
+        return f"{field} needs a number or a table, got {fault['input']!r}"
+    got = "" if isinstance(fault["input"], dict | Number) else f", got {fault['input']!r}"
+    return f"{field}: {fault['msg']}{got}"
+
+
+def _known_beside(names: list[str]) -> list[str]:
+    if len(names) == 1:
+        return ["base", *Machine.model_fields]
+    return list((Efficiency if names[0] == "efficiency" else Number).model_fields)
+
+
+def _told(machine: Machine, field: str) -> str:
+    number: Number | None = getattr(machine, field) if field in NUMBER_FIELDS else None
+    if number is None:
+        return "missing"
+    return f"{number.value:g} ({number.kind})" if number.value is not None else number.kind

@@ -1,0 +1,213 @@
+"""The profile of a machine: peaks, capacities, latencies and efficiencies, each with its source."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from twinstream.hardware_profiles.errors import MissingNumberError
+from twinstream.hardware_profiles.shipped import shipped_with
+from twinstream.schedule.node import Node
+
+Text = Annotated[str, Field(pattern=r"\S")]
+
+# Which curve turns the nominal rate of a link or memory into its usable rate.
+CURVE_OF_RATE = {
+    "hbm_bytes_per_s": "hbm",
+    "pcie_h2d_bytes_per_s": "h2d",
+    "pcie_d2h_bytes_per_s": "d2h",
+    "pcie_duplex_bytes_per_s": "duplex",
+    "host_dram_bytes_per_s": "host_dram",
+}
+RATE_FIELDS = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", *CURVE_OF_RATE)
+CAPACITY_FIELDS = ("device_memory_bytes", "host_memory_bytes")
+# Costs may be zero and are never unconstrained: a machine without the cost states 0.
+COST_FIELDS = (
+    "device_reserve_bytes",
+    "launch_latency_ns",
+    "copy_latency_ns",
+    "event_wait_latency_ns",
+)
+NUMBER_FIELDS = RATE_FIELDS + CAPACITY_FIELDS + COST_FIELDS
+
+_CURVE_KEY = re.compile(r"[a-z][a-z0-9_]*(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?")
+
+
+def is_compute_unit(unit: str) -> bool:
+    """Whether the unit's flops run at the peak of its dtype; it never falls back to `vector`."""
+    return unit.startswith(("matmul", "attention"))
+
+
+class Number(Node):
+    """One number of a profile and where it comes from."""
+
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical", "unconstrained"]
+    source: Text
+
+    @model_validator(mode="after")
+    def _value_matches_kind(self) -> Self:
+        if self.kind == "unconstrained":
+            if self.value is not None:
+                raise PydanticCustomError(
+                    "value_of_unconstrained", "kind 'unconstrained' has no value: drop the value"
+                )
+        elif self.value is None:
+            raise PydanticCustomError(
+                "value_missing", "kind '{kind}' needs a value", {"kind": self.kind}
+            )
+        elif self.value < 0:
+            raise PydanticCustomError(
+                "value_negative", "{value} is negative", {"value": self.value}
+            )
+        return self
+
+
+class Efficiency(Node):
+    """Fraction of a nominal rate that is reached at size x: `max * x / (x + half)`.
+
+    x is per kernel launch (per copy for `h2d` and `d2h`): FLOPs where `of` is "flops", bytes moved
+    where it is "bytes". At x = half the fraction is max / 2, so that each launch costs
+    half / (rate * max) on top of its amount / (rate * max). `max` may exceed 1 because boost
+    clocks can exceed the clock of the datasheet.
+    """
+
+    max: Annotated[float, Field(gt=0, le=1.5)]
+    half: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    of: Literal["flops", "bytes"]
+    kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
+    source: Text
+
+    def at(self, amount_per_launch: float) -> float:
+        """The fraction at this many FLOPs or bytes per launch."""
+        if self.half == 0:
+            return self.max
+        return self.max * amount_per_launch / (amount_per_launch + self.half)
+
+
+class Machine(Node):
+    """One machine: a device, its host and the link between them.
+
+    A field that is None is unknown, which is neither zero nor unlimited: using it raises
+    `MissingNumberError`. `device_reserve_bytes` is what the context and libraries take of
+    `device_memory_bytes`; `pcie_duplex_bytes_per_s` limits both directions together.
+
+    Keys of `efficiency` are the links and memories (`h2d`, `d2h`, `duplex`, `hbm`, `host_dram`)
+    and the units of work, refined by head dimension or dtype where that matters: `matmul`,
+    `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`.
+    """
+
+    name: Text
+    description: str
+    device: Literal["cuda", "cpu"]
+    peak_bf16_flop_per_s: Number | None = None
+    peak_fp32_flop_per_s: Number | None = None
+    hbm_bytes_per_s: Number | None = None
+    device_memory_bytes: Number | None = None
+    device_reserve_bytes: Number | None = None
+    pcie_h2d_bytes_per_s: Number | None = None
+    pcie_d2h_bytes_per_s: Number | None = None
+    pcie_duplex_bytes_per_s: Number | None = None
+    host_dram_bytes_per_s: Number | None = None
+    host_memory_bytes: Number | None = None
+    launch_latency_ns: Number | None = None
+    copy_latency_ns: Number | None = None
+    event_wait_latency_ns: Number | None = None
+    efficiency: dict[str, Efficiency] = Field(default_factory=dict)
+
+    @field_validator(*RATE_FIELDS, *CAPACITY_FIELDS)
+    @classmethod
+    def _rates_and_capacities_are_positive(cls, number: Number | None) -> Number | None:
+        if number is not None and number.value == 0:
+            raise PydanticCustomError("value_zero", "0 is not positive; drop an unknown number")
+        return number
+
+    @field_validator(*COST_FIELDS)
+    @classmethod
+    def _costs_are_constrained(cls, number: Number | None) -> Number | None:
+        if number is not None and number.value is None:
+            raise PydanticCustomError(
+                "cost_unconstrained", "a cost cannot be unconstrained: state 0"
+            )
+        return number
+
+    @field_validator("efficiency")
+    @classmethod
+    def _curves_fit_their_keys(cls, curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
+        for key, curve in curves.items():
+            if not _CURVE_KEY.fullmatch(key):
+                raise PydanticCustomError(
+                    "curve_key",
+                    "'{key}' is no efficiency key: write unit, unit/head_dim_64, unit/float32 or "
+                    "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32)",
+                    {"key": key},
+                )
+            if is_compute_unit(key) and curve.of != "flops":
+                raise PydanticCustomError(
+                    "curve_of_compute", "'{key}' needs of = 'flops'", {"key": key}
+                )
+            if key in CURVE_OF_RATE.values() and curve.of != "bytes":
+                raise PydanticCustomError(
+                    "curve_of_link", "'{key}' needs of = 'bytes'", {"key": key}
+                )
+        return curves
+
+    def number(self, field: str) -> float:
+        """The stated value of a field of this profile; inf where it is unconstrained.
+
+        Raises:
+            MissingNumberError: the profile does not state it.
+        """
+        assert field in NUMBER_FIELDS, f"no number of a machine is called {field!r}"
+        number: Number | None = getattr(self, field)
+        if number is None:
+            raise self._missing(field, 'value = ..., kind = "measured", source = "..."')
+        return math.inf if number.value is None else number.value
+
+    def curve(self, *keys: str) -> Efficiency:
+        """The first of these efficiency curves that the profile states.
+
+        Raises:
+            MissingNumberError: it states none; the message names the last, the most general one.
+        """
+        for key in keys:
+            if key in self.efficiency:
+                return self.efficiency[key]
+        of = "flops" if is_compute_unit(keys[-1]) else "bytes"
+        table = f'max = ..., half = 0, of = "{of}", kind = "measured", source = "..."'
+        raise self._missing(f"efficiency.{keys[-1]}", table)
+
+    def rate(self, field: str) -> float:
+        """The usable value of a field: what large transfers reach, on links and memories.
+
+        Links and memories: the nominal rate times the `max` of its curve, inf where unconstrained.
+        Every other field: the same as `number` (a peak's efficiency depends on the unit of work).
+
+        Raises:
+            MissingNumberError: the profile does not state the number or its efficiency.
+        """
+        nominal = self.number(field)
+        if field not in CURVE_OF_RATE or math.isinf(nominal):
+            return nominal
+        return nominal * self.curve(CURVE_OF_RATE[field]).max
+
+    @property
+    def content_hash(self) -> str:
+        """16 hex digits that change with any number, source or text of the profile."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def _missing(self, field: str, table: str) -> MissingNumberError:
+        stated_by: Sequence[str] = shipped_with(field)
+        return MissingNumberError(
+            machine=self.name,
+            field=field,
+            stated_by=stated_by,
+            toml_line=f"{field} = {{ {table} }}",
+        )

@@ -1,0 +1,266 @@
+"""Read a Hugging Face config.json, or refuse by name whatever would change the computation.
+
+Absent keys mean what they mean to transformers (read from 5.17). A key that is unknown here is
+refused too: it may be the one that matters.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+
+from twinstream.models.hf_keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS
+from twinstream.schedule.errors import TwinstreamError
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+DEFAULT_ROPE_THETA = 10_000.0
+DEFAULT_QWEN3_HEAD_DIM = 128
+DEFAULT_MISTRAL_WINDOW = 4096
+DTYPES: Mapping[str, Literal["bfloat16", "float32"]] = {
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+}
+MAX_SHOWN_CHARS = 200
+READ_STRICTLY = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
+
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class HfConfigError(TwinstreamError):
+    """A Hugging Face config.json cannot be read."""
+
+    def __init__(self, *, path: str | Path, problem: str) -> None:
+        self.path, self.problem = Path(path), problem
+        super().__init__(f"{self.path}: {problem}")
+
+
+class Refusal(NamedTuple):
+    """One entry of a config.json that is not supported."""
+
+    key: str
+    value: object
+    reason: str
+
+
+class UnsupportedConfigError(HfConfigError):
+    """A Hugging Face config.json asks for what is not supported."""
+
+    def __init__(self, *, path: str | Path, refusals: tuple[Refusal, ...]) -> None:
+        self.refusals = refusals
+        told = (f"{key} = {_shown(value)} ({reason})" for key, value, reason in refusals)
+        super().__init__(path=path, problem=f"not supported: {'; '.join(told)}")
+
+
+class HfFields(TypedDict):
+    """The fields of a ModelSpec as a config.json gives them."""
+
+    name: str
+    num_layers: int
+    d_model: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    d_ff: int
+    vocab_size: int
+    norm_eps: float
+    rope_theta: float
+    qk_norm: bool
+    qkv_bias: bool
+    tied_embeddings: bool
+    dtype: Literal["bfloat16", "float32"]
+
+
+class _Rope(BaseModel):
+    """`rope_parameters` of transformers 5, or `rope_scaling` of 4."""
+
+    model_config = READ_STRICTLY
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: PositiveFinite | None = None
+    partial_rotary_factor: float | None = None
+
+
+class _Config(BaseModel):
+    """The keys that are read; all others end in `model_extra`."""
+
+    model_config = READ_STRICTLY
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    vocab_size: PositiveInt
+    rms_norm_eps: PositiveFinite = 1e-6
+    rope_theta: PositiveFinite | None = None
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    tie_word_embeddings: bool = False
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    architectures: list[str] | None = None
+    layer_types: list[str] | None = None
+    sliding_window: PositiveInt | None = None
+
+
+def read_hf_config(path: str | Path) -> HfFields:
+    """Read a config.json, or the one in a folder; see `ModelSpec.from_hf_config`."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    raw = _read_json_object(file)
+    model_type = _read_model_type(file, raw)
+    try:
+        config = _Config.model_validate(raw)
+    except ValidationError as error:
+        raise HfConfigError(path=file, problem=describe_problems(error)) from None
+    if refusals := tuple(_refusals(config, raw, model_type)):
+        raise UnsupportedConfigError(path=file, refusals=refusals)
+    is_named_by_folder = file.name == "config.json"
+    return HfFields(
+        name=(file.parent.resolve().name if is_named_by_folder else file.stem) or model_type,
+        num_layers=config.num_hidden_layers,
+        d_model=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=_num_kv_heads(file, config, model_type),
+        head_dim=_head_dim(file, config, model_type),
+        d_ff=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        norm_eps=config.rms_norm_eps,
+        rope_theta=next(iter(_rope_thetas(config).values()), DEFAULT_ROPE_THETA),
+        qk_norm=model_type == "qwen3",
+        qkv_bias=model_type == "qwen2",
+        tied_embeddings=config.tie_word_embeddings,
+        dtype=DTYPES[_dtype(config)],
+    )
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Say in one line what pydantic found, in terms of keys and values."""
+    told = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "missing":
+            told.append(f"key '{key}' is missing")
+        elif key:
+            told.append(f"{key} = {_shown(problem['input'])}: {problem['msg']}")
+        else:
+            told.append(problem["msg"])
+    return "; ".join(told)
+
+
+def _read_json_object(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise HfConfigError(path=file, problem="there is no such file") from None
+    except OSError as error:
+        raise HfConfigError(path=file, problem=f"cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise HfConfigError(path=file, problem=f"is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise HfConfigError(path=file, problem="is not a JSON object")
+    return raw
+
+
+def _read_model_type(file: Path, raw: Mapping[str, Any]) -> str:
+    if "model_type" not in raw:
+        raise HfConfigError(path=file, problem="key 'model_type' is missing")
+    model_type = raw["model_type"]
+    if model_type not in MODEL_TYPES:
+        refusal = Refusal("model_type", model_type, f"only {', '.join(MODEL_TYPES)} are")
+        raise UnsupportedConfigError(path=file, refusals=(refusal,))
+    return str(model_type)
+
+
+def _refusals(config: _Config, raw: Mapping[str, Any], model_type: str) -> Iterator[Refusal]:
+    known = _Config.model_fields.keys() | HARMLESS_KEYS | NEUTRAL_VALUES.keys()
+    for key, value in raw.items():
+        if key not in known:
+            yield Refusal(key, value, "unknown key")
+        elif key == "attention_bias" and model_type == "qwen2":
+            continue  # transformers does not read it for qwen2: q, k and v always have a bias
+        elif value not in NEUTRAL_VALUES.get(key, (value,)):
+            yield Refusal(key, value, REASONS.get(key, "not implemented"))
+    for architecture in config.architectures or ():
+        if not architecture.endswith(("ForCausalLM", "Model")):
+            yield Refusal("architectures", config.architectures, "only causal language models are")
+    if _dtype(config) not in DTYPES:
+        key = "torch_dtype" if config.dtype is None else "dtype"
+        yield Refusal(key, _dtype(config), f"choose one of {', '.join(DTYPES)}")
+    yield from _attention_refusals(config, model_type)
+    yield from _rope_refusals(config, raw)
+
+
+def _attention_refusals(config: _Config, model_type: str) -> Iterator[Refusal]:
+    reason = "only full causal attention is implemented"
+    if set(config.layer_types or ()) - {"full_attention"}:
+        yield Refusal("layer_types", config.layer_types, reason)
+    if model_type.startswith("qwen"):
+        return  # their window is in use only with use_sliding_window, a key of its own
+    if config.sliding_window is not None:
+        yield Refusal("sliding_window", config.sliding_window, reason)
+    elif model_type == "mistral" and "sliding_window" not in config.model_fields_set:
+        implied = "what mistral means by leaving the key out; null stands for full attention"
+        yield Refusal("sliding_window", DEFAULT_MISTRAL_WINDOW, implied)
+
+
+def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:
+    for key, rope in (
+        ("rope_parameters", config.rope_parameters),
+        ("rope_scaling", config.rope_scaling),
+    ):
+        if rope is None:
+            continue
+        if {rope.rope_type, rope.type} - {None, "default"}:
+            yield Refusal(key, raw[key], "only RoPE type 'default' is implemented")
+            continue
+        if rope.partial_rotary_factor not in (None, 1):
+            yield Refusal(
+                f"{key}.partial_rotary_factor", rope.partial_rotary_factor, "not implemented"
+            )
+        for name, value in (rope.model_extra or {}).items():
+            yield Refusal(f"{key}.{name}", value, "unknown key")
+    thetas = _rope_thetas(config)
+    for key, theta in thetas.items():
+        if theta != next(iter(thetas.values())):
+            yield Refusal(key, theta, f"{next(iter(thetas))} says {next(iter(thetas.values()))}")
+
+
+def _rope_thetas(config: _Config) -> dict[str, float]:
+    ropes = {"rope_parameters": config.rope_parameters, "rope_scaling": config.rope_scaling}
+    thetas = {f"{key}.rope_theta": rope.rope_theta for key, rope in ropes.items() if rope}
+    thetas["rope_theta"] = config.rope_theta
+    return {key: theta for key, theta in thetas.items() if theta is not None}
+
+
+def _dtype(config: _Config) -> str:
+    return config.dtype or config.torch_dtype or "float32"
+
+
+def _num_kv_heads(file: Path, config: _Config, model_type: str) -> int:
+    # Absent, only llama takes as many as heads; the others have numbers of one checkpoint.
+    if "num_key_value_heads" not in config.model_fields_set and model_type != "llama":
+        raise HfConfigError(path=file, problem="key 'num_key_value_heads' is missing")
+    return config.num_key_value_heads or config.num_attention_heads
+
+
+def _head_dim(file: Path, config: _Config, model_type: str) -> int:
+    if config.head_dim is not None:
+        return config.head_dim
+    if model_type == "qwen3":
+        return DEFAULT_QWEN3_HEAD_DIM
+    if config.hidden_size % config.num_attention_heads:
+        problem = (
+            f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads "
+            f"{config.num_attention_heads} and key 'head_dim' is missing"
+        )
+        raise HfConfigError(path=file, problem=problem)
+    return config.hidden_size // config.num_attention_heads
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

@@ -1,0 +1,117 @@
+"""Where each weight lies inside the flat tensor of a block, of the head and of the embedding."""
+
+from collections.abc import Iterable
+from math import prod
+from typing import Self
+
+from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.node import Node
+
+ALIGNMENT_BYTES = 256
+
+
+class InnerTensor(Node):
+    """One weight: a dense, row-major range of the flat tensor."""
+
+    name: str
+    shape: tuple[PositiveInt, ...]
+    offset_bytes: NonNegativeInt
+    size_bytes: PositiveInt
+
+
+class Layout(Node):
+    """The weights of one flat tensor, in order of their offsets, 256-byte aligned each."""
+
+    tensors: tuple[InnerTensor, ...]
+    size_bytes: PositiveInt
+
+    @model_validator(mode="after")
+    def _tensors_are_packed(self) -> Self:
+        end_bytes = 0
+        for tensor in self.tensors:
+            if tensor.offset_bytes != end_bytes:
+                raise PydanticCustomError(
+                    "not_packed",
+                    "'{name}' lies at byte {offset_bytes}, the next aligned one is {end_bytes}",
+                    {
+                        "name": tensor.name,
+                        "offset_bytes": tensor.offset_bytes,
+                        "end_bytes": end_bytes,
+                    },
+                )
+            end_bytes = _align_up(tensor.offset_bytes + tensor.size_bytes)
+        if self.size_bytes != end_bytes:
+            raise PydanticCustomError(
+                "wrong_total",
+                "size_bytes is {size_bytes}, the tensors end at {end_bytes}",
+                {"size_bytes": self.size_bytes, "end_bytes": end_bytes},
+            )
+        return self
+
+    def tensor(self, name: str) -> InnerTensor:
+        """Return the inner tensor of that name; KeyError if there is none."""
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise KeyError(name)
+
+
+def block_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of one block.
+
+    Matrices are [out_features, in_features], as in nn.Linear. The rows of qkv_proj are Q, then K,
+    then V; those of gate_up_proj are gate, then up. qkv_bias, q_norm and k_norm are there only if
+    the model has them.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> block_layout(load_preset("tiny")).tensor("qkv_proj").shape
+    (256, 128)
+    """
+    d_qkv = spec.d_q + 2 * spec.d_kv
+    shapes: list[tuple[str, tuple[int, ...]]] = [
+        ("attention_norm", (spec.d_model,)),
+        ("qkv_proj", (d_qkv, spec.d_model)),
+    ]
+    if spec.qkv_bias:
+        shapes += [("qkv_bias", (d_qkv,))]
+    if spec.qk_norm:
+        shapes += [("q_norm", (spec.head_dim,)), ("k_norm", (spec.head_dim,))]
+    shapes += [
+        ("o_proj", (spec.d_model, spec.d_q)),
+        ("ffn_norm", (spec.d_model,)),
+        ("gate_up_proj", (2 * spec.d_ff, spec.d_model)),
+        ("down_proj", (spec.d_model, spec.d_ff)),
+    ]
+    return _pack(shapes, spec.itemsize)
+
+
+def head_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of the final norm and, unless the embeddings are tied, the LM head."""
+    shapes: list[tuple[str, tuple[int, ...]]] = [("final_norm", (spec.d_model,))]
+    if not spec.tied_embeddings:
+        shapes += [("head", (spec.vocab_size, spec.d_model))]
+    return _pack(shapes, spec.itemsize)
+
+
+def embedding_layout(spec: ModelSpec) -> Layout:
+    """Return the layout of the embedding, which is also the LM head if the two are tied."""
+    return _pack([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
+
+
+def _pack(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> Layout:
+    tensors: list[InnerTensor] = []
+    end_bytes = 0
+    for name, shape in shapes:
+        size_bytes = prod(shape) * itemsize
+        tensors.append(
+            InnerTensor(name=name, shape=shape, offset_bytes=end_bytes, size_bytes=size_bytes)
+        )
+        end_bytes = _align_up(end_bytes + size_bytes)
+    return Layout(tensors=tuple(tensors), size_bytes=end_bytes)
+
+
+def _align_up(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,64 @@
+"""Models by name: the TOML files in presets/, or a path to a Hugging Face config.json."""
+
+import tomllib
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.errors import TwinstreamError
+
+
+class UnknownModelError(TwinstreamError):
+    """No preset has this name."""
+
+    def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
+        self.name, self.known = name, known
+        super().__init__(
+            f"unknown model '{name}'. The presets are {', '.join(known)}; for another model give "
+            "the path of a Hugging Face config.json or of a folder that holds one."
+        )
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets, sorted."""
+    suffix = ".toml"
+    names = (entry.name for entry in _preset_folder().iterdir())
+    return tuple(sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix)))
+
+
+def load_preset(name: str) -> ModelSpec:
+    """Load a preset.
+
+    Raises:
+        UnknownModelError: no preset has this name.
+
+    >>> load_preset("8b").d_kv
+    1024
+    """
+    known = preset_names()
+    if name not in known:
+        raise UnknownModelError(name=name, known=known)
+    text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    return ModelSpec.model_validate(tomllib.loads(text))
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """Load a preset by name, or a Hugging Face config.json by its path or its folder's path.
+
+    A preset's name wins over a folder of the same name; write `./8b` or pass a Path for the folder.
+
+    Raises:
+        UnknownModelError: neither a preset nor an existing path.
+        HfConfigError: the config.json cannot be read, or asks for what is not supported.
+    """
+    if isinstance(name_or_path, str) and name_or_path in preset_names():
+        return load_preset(name_or_path)
+    path = Path(name_or_path)
+    if path.suffix == ".json" or path.exists():
+        return ModelSpec.from_hf_config(path)
+    raise UnknownModelError(name=str(name_or_path), known=preset_names())
+
+
+def _preset_folder() -> Traversable:
+    return files("twinstream.models") / "presets"

@@ -1,0 +1,26 @@
+"""The training recipe: what decides the bits of a run, apart from the data."""
+
+from pydantic import Field, PositiveInt
+
+from twinstream.schedule.node import Node
+
+
+class Recipe(Node):
+    """AdamW constants and the slicing that fixes the order of reductions.
+
+    Learning rate, bias correction, step and seed are data of the run (the small device tensor
+    `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 only. The head works
+    on at most `max_row_slice` rows of logits at a time.
+    """
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=1e-4, ge=0)
+    stochastic_rounding: bool = True
+    max_row_slice: PositiveInt = 1024
+
+    def row_slice(self, num_tokens: int) -> int:
+        """The largest divisor of `num_tokens` that is at most `max_row_slice`."""
+        limit = min(num_tokens, self.max_row_slice)
+        return next(rows for rows in range(limit, 0, -1) if num_tokens % rows == 0)

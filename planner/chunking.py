@@ -1,0 +1,126 @@
+"""Ways to cut a training step into rounds and chunks."""
+
+from dataclasses import dataclass, field
+
+from twinstream.models.declarations import Shapes
+from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.workload import Workload
+
+TARGET_CHUNK_TOKENS = 8192
+_SMALLEST_SLICE_TOKENS = 1024
+
+
+class ChunkingError(TwinstreamError):
+    """No chunking of the step satisfies what was asked for."""
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """What the user fixed of a step; None is left to the planner. The recipe is never changed."""
+
+    seq_len: int
+    tokens_per_step: int | None = None
+    chunk_tokens: int | None = None
+    chunks_per_round: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+    """Admissible workloads, the preferred first, then ever smaller chunks (less memory).
+
+    Preferred are chunks of about 8,192 tokens, and as many chunks a round as make the saved
+    activations of a layer about as large as its parameters. Without `tokens_per_step` a step is
+    one round.
+
+    Raises:
+        ChunkingError: the fixed numbers contradict each other; says which.
+    """
+    _check(step)
+    sizes = [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step)
+    return [_workload(spec, step, size) for size in sizes]
+
+
+def _check(step: TrainingStep) -> None:
+    tokens, chunk = step.tokens_per_step, step.chunk_tokens
+    if tokens is not None and tokens % step.seq_len:
+        raise ChunkingError(
+            f"{tokens} tokens per step are not whole sequences of {step.seq_len} tokens; "
+            f"the nearest are {_nearest(tokens, step.seq_len)}"
+        )
+    if chunk is None:
+        return
+    longer, shorter = max(chunk, step.seq_len), min(chunk, step.seq_len)
+    if longer % shorter:
+        raise ChunkingError(
+            f"chunks of {chunk} tokens neither pack nor slice sequences of {step.seq_len} "
+            "tokens: one must be a multiple of the other"
+        )
+    if tokens is not None and tokens % chunk:
+        raise ChunkingError(
+            f"{tokens} tokens per step are not whole chunks of {chunk} tokens; "
+            f"the nearest are {_nearest(tokens, chunk)}"
+        )
+
+
+def _nearest(tokens: int, unit: int) -> str:
+    below = tokens // unit * unit
+    return f"{below + unit}" if not below else f"{below} and {below + unit}"
+
+
+def _chunk_sizes(step: TrainingStep) -> list[int]:
+    """Packed sizes that divide the step, then slices of a sequence, largest first."""
+    sequences = step.tokens_per_step // step.seq_len if step.tokens_per_step else None
+    most_packed = max(1, TARGET_CHUNK_TOKENS // step.seq_len)
+    packed = [
+        n * step.seq_len
+        for n in range(most_packed, 0, -1)
+        if sequences is None or sequences % n == 0
+    ]
+    slices = [
+        step.seq_len // n
+        for n in range(2, step.seq_len // _SMALLEST_SLICE_TOKENS + 1)
+        if step.seq_len % n == 0
+    ]
+    sizes = packed + slices
+    above = [size for size in sizes if size > TARGET_CHUNK_TOKENS]
+    preferred = min(above) if above and sizes.count(TARGET_CHUNK_TOKENS) == 0 else None
+    if preferred is None:
+        return [size for size in sizes if size <= TARGET_CHUNK_TOKENS]
+    return [preferred, *(size for size in sizes if size <= TARGET_CHUNK_TOKENS)]
+
+
+def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workload:
+    per_sequence = max(1, step.seq_len // chunk_tokens)
+    groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None
+    if step.chunks_per_round is not None:
+        chunks = step.chunks_per_round
+        if chunks % per_sequence or (groups and groups % (chunks // per_sequence)):
+            raise ChunkingError(
+                f"{chunks} chunks per round do not fit: a sequence is {per_sequence} chunk(s) of "
+                f"{chunk_tokens} tokens and a step has {groups or 'any number of'} of them"
+            )
+    else:
+        chunks = per_sequence * _groups_per_round(spec, chunk_tokens * per_sequence, groups)
+    rounds = groups // (chunks // per_sequence) if groups else 1
+    return Workload(
+        seq_len=step.seq_len,
+        chunk_tokens=chunk_tokens,
+        chunks_per_round=chunks,
+        rounds_per_step=rounds,
+    )
+
+
+def _groups_per_round(spec: ModelSpec, group_tokens: int, groups: int | None) -> int:
+    """So many that a layer's saved activations come to about its parameters; a divisor."""
+    placeholder = Workload(
+        seq_len=group_tokens, chunk_tokens=group_tokens, chunks_per_round=1, rounds_per_step=1
+    )
+    layer_bytes = Shapes(spec, placeholder).group_bytes("0")
+    saved_bytes = group_tokens * saved_bytes_per_token(spec, SavedLevel.FULL)
+    wanted = max(1, round(layer_bytes / saved_bytes))
+    if groups is None:
+        return wanted
+    return max(n for n in range(1, min(wanted, groups) + 1) if groups % n == 0)

@@ -1,0 +1,293 @@
+"""Freeze a task sequence and its stays into a schedule.
+
+The walk is in task order, as a runtime would issue: before a task the loads whose bytes become
+free there, in order of need; the task; then the offload of every content that became final.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.packing import align_up
+from twinstream.planner.residency import Stay
+from twinstream.planner.uses import Unit, UnitMap
+from twinstream.planner.waits import derive_waits
+from twinstream.schedule.chain import Chain, Input, Output, Task
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
+from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
+from twinstream.schedule.workload import MachineRef
+
+COMPUTE = Stream(queue="compute")
+H2D = Stream(queue="h2d")
+D2H = Stream(queue="d2h")
+HOST_QUEUE = Stream(queue="host")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Decisions ready to be emitted: what runs, what is where when, and at which offset."""
+
+    chain: Chain
+    tasks: Sequence[Task]
+    units: UnitMap
+    stays: Sequence[Stay]
+    offsets: Sequence[int]
+
+
+@dataclass
+class _Traffic:
+    """Copies a placement implies: loads by stay, offloads by (task position, stay)."""
+
+    loads: dict[int, dict[str, int]] = field(default_factory=dict)
+    stores: dict[int, dict[int, dict[str, int]]] = field(default_factory=dict)
+
+
+def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Schedule:
+    """The schedule of a placement, with every wait its choices imply."""
+    emission = _Emission(placement)
+    ops = tuple(emission.run())
+    slots = tuple(emission.slots.values())
+    chain = placement.chain
+    used_calls = {op.call for op in ops if isinstance(op, Compute)}
+    return Schedule(
+        tensors=chain.tensors,
+        slots=slots,
+        calls={name: call for name, call in chain.calls.items() if name in used_calls},
+        ops=derive_waits(ops, chain.tensors, slots),
+        carried=tuple(emission.carried()),
+        caps=caps,
+        workload=chain.workload,
+        model=chain.model,
+        recipe=chain.recipe,
+        model_flops=chain.model_flops,
+        machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
+        policy=policy,
+    )
+
+
+def host_units(placement: Placement) -> list[Unit]:
+    """Units that need a home in host memory, in a fixed order."""
+    traffic = _traffic(placement)
+    stays = placement.stays
+    moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
+    moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
+    return [unit for name, unit in placement.units.units.items() if name in moved]
+
+
+def host_bytes(placement: Placement) -> int:
+    """Extent of the host arena."""
+    return sum(align_up(unit.tensor.size_bytes) for unit in host_units(placement))
+
+
+def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
+    """The task whose offload is the first to find no room under the cap."""
+    units, tasks = placement.units.units, placement.tasks
+    homes = {unit.unit_id for unit in host_units(placement)}
+    taken = sum(align_up(units[u].tensor.size_bytes) for u in homes if units[u].persistent)
+    if taken > cap_bytes:
+        return tasks[0].task_id
+    seen: set[str] = set()
+    for position, stores in sorted(_traffic(placement).stores.items()):
+        for index in stores:
+            unit = units[placement.stays[index].unit]
+            if not unit.persistent and unit.unit_id not in seen:
+                seen.add(unit.unit_id)
+                taken += align_up(unit.tensor.size_bytes)
+                if taken > cap_bytes:
+                    return tasks[position].task_id
+    return tasks[-1].task_id
+
+
+def _traffic(placement: Placement) -> _Traffic:
+    """Load what a stay reads and did not make; store what it made and others read later."""
+    final = _final_versions(placement)
+    readers = _last_read(placement)
+    wanted = {(o.tensor, o.version) for o in placement.chain.outputs}
+    traffic = _Traffic()
+    for index, stay in enumerate(placement.stays):
+        persistent = placement.units.units[stay.unit].persistent
+        last_position = stay.uses[-1].position
+        loads: dict[str, int] = {}
+        made: dict[str, tuple[int, int]] = {}
+        for use in stay.uses:
+            for leaf in use.leaves:
+                if leaf.reads is not None and leaf.leaf not in made:
+                    loads.setdefault(leaf.leaf, leaf.reads)
+                if leaf.makes is not None:
+                    made[leaf.leaf] = (leaf.makes, use.position)
+        if stay.carried:
+            continue
+        traffic.loads[index] = loads
+        for name, (version, position) in made.items():
+            read_later = readers.get((name, version), -1) > last_position
+            if read_later or (persistent and version == final[name]) or (name, version) in wanted:
+                traffic.stores.setdefault(position, {}).setdefault(index, {})[name] = version
+    return traffic
+
+
+def _final_versions(placement: Placement) -> dict[str, int]:
+    final: dict[str, int] = {}
+    for stay in placement.stays:
+        for use in stay.uses:
+            for leaf in use.leaves:
+                final[leaf.leaf] = max(final.get(leaf.leaf, 0), leaf.makes or 0)
+    return final
+
+
+def _last_read(placement: Placement) -> dict[tuple[str, int], int]:
+    """Position of the last read of every version, unless the version is made again before it."""
+    found: dict[tuple[str, int], int] = {}
+    for stay in placement.stays:
+        made: set[tuple[str, int]] = set()
+        for use in stay.uses:
+            for leaf in use.leaves:
+                if leaf.reads is not None and (leaf.leaf, leaf.reads) not in made:
+                    key = (leaf.leaf, leaf.reads)
+                    found[key] = max(found.get(key, -1), use.position)
+                if leaf.makes is not None:
+                    made.add((leaf.leaf, leaf.makes))
+    return found
+
+
+class _Emission:
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.units = placement.units
+        self.traffic = _traffic(placement)
+        self.slots: dict[str, Slot] = {}
+        self.homes: dict[str, str] = {}
+        self._inputs: dict[tuple[str, int], Input] = {
+            (i.tensor, i.version): i for i in placement.chain.inputs
+        }
+        self._outputs: dict[tuple[str, int], Output] = {
+            (o.tensor, o.version): o for o in placement.chain.outputs
+        }
+        self._slot_of_stay = [
+            self._device_slot(stay, offset)
+            for stay, offset in zip(placement.stays, placement.offsets, strict=True)
+        ]
+        self._numbers: dict[str, int] = {}
+        self._place_homes()
+
+    def run(self) -> list[Op]:
+        ops: list[Op] = []
+        starting: dict[int, list[int]] = {}
+        slot_at: list[dict[str, str]] = [{} for _ in self.placement.tasks]
+        for index, stay in enumerate(self.placement.stays):
+            starting.setdefault(stay.begin, []).append(index)
+            for use in stay.uses:
+                slot_at[use.position][stay.unit] = self._slot_of_stay[index]
+        for position, task in enumerate(self.placement.tasks):
+            due = starting.get(position, [])
+            due.sort(key=lambda i: (self.placement.stays[i].uses[0].position, i))
+            for index in due:
+                ops += self._load(index)
+            ops.append(self._compute(task, slot_at[position]))
+            for index, leaves in self.traffic.stores.get(position, {}).items():
+                ops += self._store(index, leaves)
+        return ops
+
+    def carried(self) -> list[Carried]:
+        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.carried}
+        found = []
+        for name, unit in self.units.units.items():
+            if unit.persistent:
+                slot = self._slot_of_stay[held[name]] if name in held else self.homes[name]
+                found.append(Carried(tensor=name, slot=slot))
+        return found
+
+    def _device_slot(self, stay: Stay, offset: int) -> str:
+        tensor = self.units.units[stay.unit].tensor
+        origin = tensor.offset_bytes
+        slot_id = f"device.{offset}.{tensor.size_bytes}" + (f".{origin}" if origin else "")
+        self.slots[slot_id] = Slot(
+            slot_id=slot_id,
+            tier=DEVICE,
+            offset_bytes=offset,
+            size_bytes=tensor.size_bytes,
+            origin_bytes=origin,
+        )
+        return slot_id
+
+    def _place_homes(self) -> None:
+        offset = 0
+        for unit in host_units(self.placement):
+            slot_id = f"host.{unit.unit_id}"
+            self.homes[unit.unit_id] = slot_id
+            self.slots[slot_id] = Slot(
+                slot_id=slot_id,
+                tier=HOST,
+                offset_bytes=offset,
+                size_bytes=unit.tensor.size_bytes,
+                origin_bytes=unit.tensor.offset_bytes,
+            )
+            offset += align_up(unit.tensor.size_bytes)
+
+    def _compute(self, task: Task, slots: dict[str, str]) -> Compute:
+        operands = tuple(
+            Operand(**dict(operand), slot=slots[self._unit(operand)]) for operand in task.operands
+        )
+        return Compute(
+            op_id=task.task_id,
+            stream=COMPUTE,
+            task=task.task_id,
+            call=task.call,
+            operands=operands,
+            label=task.label,
+        )
+
+    def _unit(self, operand: TaskOperand) -> str:
+        return self.units.unit_of_leaf[self.units.leaves(operand.tensor, None)[0]]
+
+    def _load(self, index: int) -> list[Op]:
+        unit = self.placement.stays[index].unit
+        ops: list[Op] = []
+        for tensor, version in self._copied(unit, self.traffic.loads.get(index, {})):
+            home, slot = self.homes[unit], self._slot_of_stay[index]
+            if fed := self._inputs.pop((tensor, version), None):
+                ops.append(
+                    Feed(
+                        op_id=f"feed.{tensor}.{version}", stream=HOST_QUEUE, tensor=tensor,
+                        version=version, slot=home, source=fed.source, index=fed.index,
+                    )
+                )  # fmt: skip
+            ops.append(
+                Copy(
+                    op_id=self._copy_id("h2d", tensor), stream=H2D, tensor=tensor,
+                    version=version, source=home, destination=slot,
+                )
+            )  # fmt: skip
+        return ops
+
+    def _store(self, index: int, leaves: dict[str, int]) -> list[Op]:
+        unit = self.placement.stays[index].unit
+        home, slot = self.homes[unit], self._slot_of_stay[index]
+        ops: list[Op] = []
+        for tensor, version in self._copied(unit, leaves):
+            ops.append(
+                Copy(
+                    op_id=self._copy_id("d2h", tensor), stream=D2H, tensor=tensor,
+                    version=version, source=slot, destination=home,
+                )
+            )  # fmt: skip
+            if wanted := self._outputs.get((tensor, version)):
+                ops.append(
+                    Fetch(
+                        op_id=f"fetch.{tensor}.{version}", stream=HOST_QUEUE, tensor=tensor,
+                        version=version, slot=home, sink=wanted.sink,
+                    )
+                )  # fmt: skip
+        return ops
+
+    def _copied(self, unit: str, leaves: dict[str, int]) -> list[tuple[str, int]]:
+        """One copy of the whole unit where all of it moves at one version, else leaf by leaf."""
+        versions = set(leaves.values())
+        if len(leaves) == len(self.units.units[unit].leaves) and len(versions) == 1:
+            return [(unit, versions.pop())]
+        return list(leaves.items())
+
+    def _copy_id(self, direction: str, tensor: str) -> str:
+        key = f"{direction}.{tensor}"
+        number = self._numbers[key] = self._numbers.get(key, -1) + 1
+        return f"{key}.{number}"

@@ -1,0 +1,57 @@
+"""The error of a plan that cannot fit, with what would."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from twinstream.schedule.errors import TwinstreamError
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Which cap is short, by how much, and where; and the smallest caps that would do."""
+
+    policy: str
+    cap: Literal["device", "host"]
+    cap_bytes: int
+    needed_bytes: int
+    task: str
+    smallest_device_bytes: int | None
+    smallest_host_bytes: int | None
+
+
+class InfeasiblePlan(TwinstreamError):
+    """No schedule of the policy fits the caps.
+
+    `shortage.smallest_device_bytes` is the smallest device cap that would do at the given host
+    cap, `smallest_host_bytes` the reverse; None where no such cap exists.
+    """
+
+    def __init__(self, shortage: Shortage) -> None:
+        self.shortage = shortage
+        flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
+        missing = shortage.needed_bytes - shortage.cap_bytes
+        super().__init__(
+            f"policy '{shortage.policy}' needs {_gib(shortage.needed_bytes)} of {shortage.cap} "
+            f"memory at task '{shortage.task}', {missing:,} bytes ({_gib(missing)}) more than "
+            f"{flag} {_gib(shortage.cap_bytes)} allows. {_advice(shortage)}"
+        )
+
+
+def _advice(shortage: Shortage) -> str:
+    options = []
+    if shortage.smallest_device_bytes is not None:
+        options.append(f"--device-mem {_rounded_up(shortage.smallest_device_bytes)}")
+    if shortage.smallest_host_bytes is not None:
+        options.append(f"--host-mem {_rounded_up(shortage.smallest_host_bytes)}")
+    if options:
+        return f"What would do: {' or '.join(options)}; or smaller chunks (--chunk-tokens)."
+    return "No larger cap on one side alone would do: raise both, or use smaller chunks."
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3f} GiB"
+
+
+def _rounded_up(size_bytes: int) -> str:
+    """In whole MiB, never less than the bytes."""
+    return f"{-(-size_bytes // 2**20)}MiB"

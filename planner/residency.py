@@ -1,0 +1,142 @@
+"""When each unit is on the device: stays, from uses and a rule for gaps."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from twinstream.planner.uses import Unit, UnitMap, Use
+
+KeepRule = Callable[[Unit, float], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A unit's time on the device: positions [begin, end) of the task sequence.
+
+    `begin` is where its load may be issued, `end` where its bytes may be given to others.
+    """
+
+    unit: str
+    begin: int
+    end: int
+    uses: tuple[Use, ...]
+    carried: bool = False
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How long before its first use a unit is fetched, and kept after its last for the offload."""
+
+    lead_ns: float
+    drain_ns: float
+
+
+class TaskClock:
+    """Times of a task sequence when compute never waits: the measure of gaps."""
+
+    def __init__(self, alone_ns: Sequence[float]) -> None:
+        self.start_ns = [0.0]
+        for duration in alone_ns:
+            self.start_ns.append(self.start_ns[-1] + duration)
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.start_ns) - 1
+
+    def gap_ns(self, before: int, after: int) -> float:
+        """Compute time between the end of task `before` and the start of task `after`."""
+        return self.start_ns[after] - self.start_ns[before + 1]
+
+    def position_before(self, position: int, lead_ns: float) -> int:
+        """The last position at least `lead_ns` before task `position` starts (0 at the least)."""
+        return max(0, bisect_right(self.start_ns, self.start_ns[position] - lead_ns) - 1)
+
+    def position_after(self, position: int, drain_ns: float) -> int:
+        """The first position at least `drain_ns` after task `position` ends."""
+        end_ns = self.start_ns[position + 1] + drain_ns
+        return min(self.num_tasks, bisect_left(self.start_ns, end_ns, lo=position + 1))
+
+
+def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int, int]]:
+    """(begin, end, size_bytes) of every stay, for packing."""
+    return [(s.begin, s.end, units.units[s.unit].tensor.size_bytes) for s in stays]
+
+
+def resident_stays(uses: dict[str, list[Use]], units: UnitMap, num_tasks: int) -> list[Stay]:
+    """Everything stays: persistent units for the whole pass, others from first to last use."""
+    stays = []
+    for name, used in uses.items():
+        if units.units[name].persistent:
+            stays.append(Stay(name, 0, num_tasks, tuple(used), carried=True))
+        else:
+            stays += [
+                Stay(name, group[0].position, group[-1].position + 1, tuple(group))
+                for group in _groups(used, keep=lambda before, after: True)
+            ]
+    return stays
+
+
+def streaming_stays(
+    uses: dict[str, list[Use]], units: UnitMap, clock: TaskClock, keep: KeepRule, margins: Margins
+) -> list[Stay]:
+    """A unit leaves the device when its content is dead, or `keep` says no to the gap ahead.
+
+    Stays of the same content whose margins would touch are one: the unit would be there all the
+    time anyway. No stay crosses the boundary between passes.
+    """
+    stays: list[Stay] = []
+    for name, used in uses.items():
+        unit = units.units[name]
+
+        def stays_for_gap(before: Use, after: Use, unit: Unit = unit) -> bool:
+            return keep(unit, clock.gap_ns(before.position, after.position))
+
+        merged: list[Stay] = []
+        for group in _groups(used, stays_for_gap):
+            begin, end = _with_margins(group, clock, margins)
+            if merged and begin <= merged[-1].end and _same_content(merged[-1].uses, group[0]):
+                last = merged[-1]
+                merged[-1] = Stay(name, last.begin, end, (*last.uses, *group))
+                continue
+            if merged:
+                begin = min(group[0].position, max(begin, merged[-1].begin))
+            merged.append(Stay(name, begin, end, tuple(group)))
+        stays += merged
+    return stays
+
+
+def _with_margins(group: Sequence[Use], clock: TaskClock, margins: Margins) -> tuple[int, int]:
+    """Lead for what is read first, drain for what was written (it may have to be offloaded)."""
+    first, last = group[0], group[-1]
+    loads = any(leaf.reads is not None for leaf in first.leaves)
+    begin = clock.position_before(first.position, margins.lead_ns) if loads else first.position
+    written = any(leaf.makes is not None for use in group for leaf in use.leaves)
+    drain = margins.drain_ns if written else 0.0
+    return begin, clock.position_after(last.position, drain)
+
+
+def _groups(used: Sequence[Use], keep: Callable[[Use, Use], bool]) -> list[list[Use]]:
+    """Cut the uses where the content in between is dead, new from the host, or not kept."""
+    groups: list[list[Use]] = []
+    for use in used:
+        if groups and _same_content(groups[-1], use):
+            adjacent = use.position == groups[-1][-1].position + 1
+            if adjacent or keep(groups[-1][-1], use):
+                groups[-1].append(use)
+                continue
+        groups.append([use])
+    return groups
+
+
+def _same_content(group: Sequence[Use], use: Use) -> bool:
+    """Whether `use` needs content that the group leaves: it reads that, or adds another leaf."""
+    left: dict[str, int] = {}
+    for earlier in group:
+        for leaf in earlier.leaves:
+            made = leaf.makes if leaf.makes is not None else leaf.reads
+            if made is not None:
+                left[leaf.leaf] = made
+    reads = [leaf for leaf in use.leaves if leaf.reads is not None]
+    if reads:
+        return all(left.get(leaf.leaf, leaf.reads) == leaf.reads for leaf in reads)
+    return bool(left) and all(leaf.leaf not in left for leaf in use.leaves)

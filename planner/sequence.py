@@ -1,0 +1,20 @@
+"""The task sequence that runs: the chain's tasks and the chosen recomputes."""
+
+from collections.abc import Mapping
+
+from twinstream.schedule.chain import Chain, Task
+
+
+def with_recomputes(chain: Chain, levels: Mapping[str, str]) -> list[Task]:
+    """Insert, before its task, the recompute of every group that `levels` names a level for."""
+    before: dict[str, Task] = {
+        r.before: r.task
+        for r in chain.recomputes
+        if r.group in levels and r.task.label.level == levels[r.group]
+    }
+    tasks: list[Task] = []
+    for task in chain.tasks:
+        if task.task_id in before:
+            tasks.append(before[task.task_id])
+        tasks.append(task)
+    return tasks

@@ -1,0 +1,91 @@
+"""Which placement units a task sequence uses, where and how."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LeafUse:
+    """What one task does to one leaf of a unit."""
+
+    leaf: str
+    reads: int | None
+    makes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One task's use of one unit; `position` is the task's place in the sequence."""
+
+    position: int
+    leaves: tuple[LeafUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Bytes that are placed and moved as one: a tensor, a parent with its parts, or one part."""
+
+    unit_id: str
+    tensor: Tensor
+    leaves: tuple[str, ...]
+    persistent: bool
+
+
+class UnitMap:
+    """Groups the chain's tensors into units.
+
+    Parts of a parent form one unit when some task names the parent or uses two of its parts;
+    otherwise (optimizer state updated part by part) each part is a unit of its own.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        tensors = {t.tensor_id: t for t in chain.tensors}
+        self.parts: dict[str, list[str]] = {}
+        for tensor in chain.tensors:
+            if tensor.parent is not None:
+                self.parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
+        together = self._used_together(chain, tensors)
+        self.units: dict[str, Unit] = {}
+        self.unit_of_leaf: dict[str, str] = {}
+        persistent = set(chain.persistent)
+        for tensor in chain.tensors:
+            name = tensor.tensor_id
+            root = tensor.parent or name
+            is_unit = (tensor.parent is None) if root in together else name not in self.parts
+            if is_unit:
+                leaves = tuple(self.parts.get(name, [name]))
+                self.units[name] = Unit(name, tensor, leaves, root in persistent)
+                self.unit_of_leaf.update(dict.fromkeys(leaves, name))
+
+    def leaves(self, tensor: str, num_parts: int | None) -> list[str]:
+        return self.parts.get(tensor, [tensor])[:num_parts]
+
+    def _used_together(self, chain: Chain, tensors: dict[str, Tensor]) -> set[str]:
+        together: set[str] = set()
+        for task in [*chain.tasks, *(r.task for r in chain.recomputes)]:
+            seen: set[str] = set()
+            for operand in task.operands:
+                root = tensors[operand.tensor].parent or operand.tensor
+                if operand.tensor == root or root in seen:
+                    together.add(root)
+                seen.add(root)
+        return together
+
+
+def uses_by_unit(tasks: Sequence[Task], units: UnitMap) -> dict[str, list[Use]]:
+    """Every unit's uses in task order."""
+    found: dict[str, list[Use]] = {}
+    for position, task in enumerate(tasks):
+        touched: dict[str, list[LeafUse]] = {}
+        for operand in task.operands:
+            reads = operand.version if operand.mode in ("read", "update") else None
+            makes = {"write": operand.version, "update": operand.version + 1}.get(operand.mode)
+            for leaf in units.leaves(operand.tensor, operand.num_parts):
+                use = LeafUse(leaf, reads, makes)
+                touched.setdefault(units.unit_of_leaf[leaf], []).append(use)
+        for unit, leaves in touched.items():
+            found.setdefault(unit, []).append(Use(position, tuple(leaves)))
+    return found

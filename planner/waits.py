@@ -1,0 +1,108 @@
+"""Derive the waits that a choice of slots and issue order implies."""
+
+from twinstream.schedule.accesses import Access, AccessMap
+from twinstream.schedule.clocks import Clocks, StreamOrder, merge
+from twinstream.schedule.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.ops import Op
+from twinstream.schedule.tensors import Slot, Tensor
+
+
+def derive_waits(
+    ops: tuple[Op, ...], tensors: tuple[Tensor, ...], slots: tuple[Slot, ...]
+) -> tuple[Op, ...]:
+    """Return the ops with exactly the waits that order conflicting accesses, none redundant.
+
+    Two accesses to the same bytes, one of them a write, must run in issue order. Within the body
+    that gives `waits`, across the boundary `waits_previous`. A wait is left out when the stream
+    predecessor or another wait implies it. Ops keep their order, slots and streams; waits they
+    came with are replaced.
+    """
+    walk = _Walk(ops, AccessMap(tensors, slots))
+    walk.one_pass()
+    walk.clocks.next_pass()
+    return tuple(
+        op.model_copy(update={"waits": waits, "waits_previous": previous})
+        for op, (waits, previous) in zip(ops, walk.one_pass(), strict=True)
+    )
+
+
+class _Walk:
+    def __init__(self, ops: tuple[Op, ...], access_map: AccessMap) -> None:
+        self.ops = ops
+        self.order = StreamOrder(ops)
+        self.clocks = Clocks(self.order)
+        self.memory = [MemoryCells() for _ in access_map.tiers]
+        self.accesses = [access_map.of(op) for op in ops]
+        self.position_of: list[list[int]] = [[] for _ in self.order.names]
+        for position, stream in enumerate(self.order.stream_of):
+            self.position_of[stream].append(position)
+
+    def one_pass(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        return [self._visit(position) for position in range(len(self.ops))]
+
+    def _visit(self, position: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        clock = self.clocks.predecessor(position)
+        stream = self.order.stream_of[position]
+        needed: dict[int, int] = {}
+        for access in self.accesses[position]:
+            for cell in self.memory[access.tier].overlapping(access.start, access.end):
+                _need(needed, cell.writer_stream, cell.writer_index)
+                if access.mode != "read":
+                    for reader_stream, reader_index in cell.readers.items():
+                        _need(needed, reader_stream, reader_index)
+        needed = {s: i for s, i in needed.items() if s != stream and i >= clock[s]}
+        waits, previous = self._chosen(needed, clock)
+        self._record(position, stream)
+        self.clocks.complete(position, clock)
+        return waits, previous
+
+    def _chosen(
+        self, needed: dict[int, int], clock: list[int]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Drop what another wait implies; take over what the kept ones know."""
+        known = {stream: self._completion(stream, index) for stream, index in needed.items()}
+        kept = [
+            stream
+            for stream, index in needed.items()
+            if not any(other != stream and known[other][stream] > index for other in needed)
+        ]
+        waits: list[str] = []
+        previous: list[str] = []
+        for stream in sorted(kept):
+            merge(clock, known[stream])
+            position, from_previous = self._locate(stream, needed[stream])
+            (previous if from_previous else waits).append(self.ops[position].op_id)
+        return tuple(waits), tuple(previous)
+
+    def _locate(self, stream: int, index: int) -> tuple[int, bool]:
+        length = self.order.length[stream]
+        current_pass = bool(self.clocks.completed_previous)
+        position = self.position_of[stream][index % length]
+        return position, current_pass and index < length
+
+    def _completion(self, stream: int, index: int) -> list[int]:
+        position, from_previous = self._locate(stream, index)
+        clocks = self.clocks.completed_previous if from_previous else self.clocks.completed
+        return clocks[position]
+
+    def _record(self, position: int, stream: int) -> None:
+        index = self.clocks.index(position)
+        for access in self.accesses[position]:
+            memory = self.memory[access.tier]
+            if access.mode == "read":
+                self._record_read(memory, access, stream, index)
+            else:
+                memory.replace(Cell(access.start, access.end, GARBAGE, 0, stream, index))
+
+    def _record_read(self, memory: MemoryCells, access: Access, stream: int, index: int) -> None:
+        found = memory.overlapping(access.start, access.end)
+        if not found:  # the initial fill, read before anything is written there
+            found = [Cell(access.start, access.end, GARBAGE, 0, stream, -1)]
+            memory.replace(found[0])
+        for cell in found:
+            cell.readers[stream] = index
+
+
+def _need(needed: dict[int, int], stream: int, index: int) -> None:
+    if index > needed.get(stream, -1):
+        needed[stream] = index

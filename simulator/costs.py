@@ -1,0 +1,124 @@
+"""What an op costs in virtual time: a fixed delay, then a flow over shared resources."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
+from twinstream.simulator.flows import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """`fixed_ns` of latency that nothing shares, then `flow` (None: nothing but the latency)."""
+
+    fixed_ns: int
+    flow: Flow | None
+
+
+class CostModel(Protocol):
+    """Prices ops. `wait_ns` is added once to an op that waits for other streams."""
+
+    @property
+    def wait_ns(self) -> int: ...
+
+    @property
+    def capacity(self) -> Mapping[str, float]: ...
+
+    def cost(self, op: Op) -> OpCost: ...
+
+
+class FixedCosts:
+    """Every op takes a given time and shares nothing: the contract with the virtual executor."""
+
+    def __init__(self, duration_ns: Callable[[Op], int], wait_ns: int = 0) -> None:
+        self.wait_ns = wait_ns
+        self.capacity: Mapping[str, float] = {}
+        self._duration_ns = duration_ns
+
+    def cost(self, op: Op) -> OpCost:
+        return OpCost(self._duration_ns(op), None)
+
+
+class MachineCosts:
+    """Prices ops of a schedule on a machine.
+
+    A kernel sequence is one flow: alone it takes the sum of its kernels' times; it uses compute
+    all that time and its HBM bytes evenly over it. A copy uses its direction of the link, the
+    link's joint limit, HBM and host DRAM. What the host fills or takes uses host DRAM.
+    """
+
+    def __init__(self, schedule: Schedule, machine: Machine) -> None:
+        self._schedule, self._machine = schedule, machine
+        self.wait_ns = round(machine.number("event_wait_latency_ns"))
+        self.capacity: Mapping[str, float] = {"compute": 1.0} | {
+            resource: machine.rate(field) / 1e9
+            for resource, field in (
+                ("hbm", "hbm_bytes_per_s"),
+                ("h2d", "pcie_h2d_bytes_per_s"),
+                ("d2h", "pcie_d2h_bytes_per_s"),
+                ("pcie", "pcie_duplex_bytes_per_s"),
+                ("host_dram", "host_dram_bytes_per_s"),
+            )
+        }
+        self._copied_bytes = _copied_bytes(schedule)
+        self._calls = {name: self._call_cost(name) for name in schedule.calls}
+        self._copies: dict[tuple[str, int], OpCost] = {}
+
+    def cost(self, op: Op) -> OpCost:
+        match op:
+            case Compute():
+                return self._calls[op.call]
+            case Copy():
+                return self._copy_cost(op.stream.queue, self._copied_bytes(op))
+            case Feed() | Fetch():
+                return self._host_cost(self._copied_bytes(op))
+            case _:
+                assert_never(op)
+
+    def _call_cost(self, name: str) -> OpCost:
+        works = self._schedule.calls[name].cost
+        times = [work_time(work, self._machine) for work in works]
+        alone_ns = sum(max(t.compute_ns, t.memory_ns) for t in times)
+        fixed_ns = round(sum(t.launch_ns for t in times))
+        if alone_ns <= 0:
+            return OpCost(fixed_ns, None)
+        hbm_bytes = sum(work.hbm_bytes for work in works)
+        return OpCost(fixed_ns, Flow(alone_ns, (("compute", alone_ns), ("hbm", float(hbm_bytes)))))
+
+    def _copy_cost(self, queue: str, size_bytes: int) -> OpCost:
+        direction = "d2h" if queue.startswith("d2h") else "h2d"
+        key = (direction, size_bytes)
+        if key not in self._copies:
+            latency_ns = self._machine.number("copy_latency_ns")
+            alone_ns = copy_alone_ns(
+                size_bytes, "d2h" if direction == "d2h" else "h2d", self._machine
+            )
+            size = float(size_bytes)
+            amounts = ((direction, size), ("pcie", size), ("hbm", size), ("host_dram", size))
+            self._copies[key] = OpCost(round(latency_ns), Flow(alone_ns - latency_ns, amounts))
+        return self._copies[key]
+
+    def _host_cost(self, size_bytes: int) -> OpCost:
+        alone_ns = size_bytes / self.capacity["host_dram"]
+        fixed_ns = round(self._machine.number("launch_latency_ns"))
+        return OpCost(fixed_ns, Flow(alone_ns, (("host_dram", float(size_bytes)),)))
+
+
+def _copied_bytes(schedule: Schedule) -> Callable[[Copy | Feed | Fetch], int]:
+    """Bytes that an op moves: a tensor, or the first parts of one."""
+    tensors = {t.tensor_id: t for t in schedule.tensors}
+    ends: dict[str, list[int]] = {}
+    for tensor in schedule.tensors:
+        if tensor.parent is not None:
+            ends.setdefault(tensor.parent, []).append(tensor.offset_bytes + tensor.size_bytes)
+
+    def moved(op: Copy | Feed | Fetch) -> int:
+        if isinstance(op, Copy) and op.num_parts is not None:
+            return sorted(ends[op.tensor])[op.num_parts - 1]
+        return tensors[op.tensor].size_bytes
+
+    return moved

@@ -1,0 +1,17 @@
+"""The examples in docstrings are true."""
+
+import doctest
+import importlib
+import importlib.util
+
+import pytest
+
+from tests.contract.package_tree import module_files, needs_torch
+
+
+@pytest.mark.parametrize("module", module_files())
+def test_the_examples_of_a_module_are_true(module):
+    if needs_torch(module) and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.failed == 0, "see the captured output"

@@ -1,0 +1,96 @@
+"""What is on disk is what is packaged: modules, data files and the type marker."""
+
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.contract.package_tree import FOLDERS, REPO, module_files, needs_torch, package_files
+from tests.contract.run_python import run_python
+
+PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
+BUILD_WHEEL = "import setuptools.build_meta as b, sys; b.build_wheel(sys.argv[1])"
+LOAD_FROM_WHEEL = """
+import importlib, sys
+wheel, *modules = sys.argv[1:]
+sys.path.insert(0, wheel)
+for name in modules:
+    assert importlib.import_module(name).__file__.startswith(wheel), name
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.models.presets import load_preset, preset_names
+print(*[load_machine(name).name for name in machine_names()])
+print(*[name for name in preset_names() if load_preset(name)])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built offline from a copy so that the checkout stays clean, and unpacked."""
+    copy, built, unpacked = (tmp_path_factory.mktemp(name) for name in ("copy", "built", "wheel"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, copy)
+    for folder in ("twinstream", *FOLDERS):
+        shutil.copytree(REPO / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    run_python("-c", BUILD_WHEEL, built, cwd=copy)
+    (archive,) = built.glob("*.whl")
+    zipfile.ZipFile(archive).extractall(unpacked)
+    return unpacked
+
+
+def test_the_listed_packages_are_the_folders_on_disk():
+    on_disk = {str(Path(inside).parent) for inside in package_files().values() if ".py" in inside}
+    listed = PYPROJECT["tool"]["setuptools"]["packages"]
+    assert set(listed) == {folder.replace("/", ".") for folder in on_disk}
+
+
+def test_every_package_is_a_regular_one():
+    files = package_files()
+    packages = {path.parent for path in files if path.suffix == ".py"}
+    assert [str(folder) for folder in packages if folder / "__init__.py" not in files] == []
+
+
+def test_every_data_file_matches_a_package_data_pattern():
+    setuptools = PYPROJECT["tool"]["setuptools"]
+    shipped = {
+        path
+        for package, patterns in setuptools["package-data"].items()
+        for pattern in patterns
+        for path in (REPO / setuptools["package-dir"][package]).glob(pattern)
+    }
+    on_disk = {path for path in package_files() if path.suffix != ".py"}
+    assert on_disk == shipped
+    assert REPO / "twinstream/py.typed" in shipped
+
+
+def test_the_wheel_holds_exactly_the_files_on_disk(wheel):
+    packed = {path.relative_to(wheel).as_posix() for path in wheel.rglob("*") if path.is_file()}
+    assert {name for name in packed if ".dist-info/" not in name} == set(package_files().values())
+
+
+def test_the_wheel_works_without_the_checkout(wheel, tmp_path):
+    modules = [module for module in module_files() if not needs_torch(module)]
+    machines, presets = run_python(
+        "-c", LOAD_FROM_WHEEL, wheel, *modules, cwd=tmp_path
+    ).splitlines()
+    assert machines.split() == sorted(p.stem for p in REPO.glob("hardware_profiles/data/*.toml"))
+    assert presets.split() == sorted(p.stem for p in REPO.glob("models/presets/*.toml"))
+
+
+def test_every_direct_requirement_is_pinned_within_its_range():
+    project = PYPROJECT["project"]
+    wanted = [*PYPROJECT["build-system"]["requires"], *project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    lines = (REPO / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {
+        canonicalize_name(pin.name): pin.specifier
+        for pin in (Requirement(line) for line in lines if not line.startswith("#"))
+    }
+    for requirement in map(Requirement, wanted):
+        (pin,) = pins[canonicalize_name(requirement.name)]
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), f"{requirement} is pinned to {pin}"

@@ -1,0 +1,34 @@
+"""Files and functions stay small enough to read at once."""
+
+import ast
+
+from tests.contract.package_tree import REPO, module_files
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+
+
+def test_no_file_is_too_long():
+    files = [*module_files().values(), *(REPO / "tests").rglob("*.py")]
+    sizes = {
+        str(path.relative_to(REPO)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in files
+    }
+    assert_small(sizes, MAX_FILE_LINES)
+
+
+def test_no_function_is_too_long():
+    sizes = {}
+    for module, path in module_files().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                sizes[f"{module}:{node.lineno} {node.name}"] = node.end_lineno - node.lineno + 1
+    assert_small(sizes, MAX_FUNCTION_LINES)
+
+
+def assert_small(sizes: dict[str, int], max_lines: int) -> None:
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    print(*(f"{sizes[name]:4} lines: {name}" for name in largest[:5]), sep="\n")
+    too_long = [f"{sizes[name]} lines: {name}" for name in largest if sizes[name] > max_lines]
+    assert not too_long, f"\nover {max_lines} lines:\n" + "\n".join(too_long)

@@ -1,0 +1,128 @@
+"""Tiny random models of each family, as Hugging Face modules and as flat parameters."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tests.executor.kernels.driver import Step
+from twinstream.executor.weights import pack_hf_state, unpack_hf_state
+from twinstream.models.spec import ModelSpec
+
+SEQ_LEN, NUM_SEQUENCES = 24, 4
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def tiny_spec(family: str, dtype: str = "float32") -> ModelSpec:
+    return ModelSpec(
+        name=family,
+        num_layers=2,
+        d_model=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16 if family == "qwen3" else 12,
+        d_ff=80,
+        vocab_size=97,
+        norm_eps=1e-5,
+        rope_theta=10_000.0,
+        qk_norm=family == "qwen3",
+        qkv_bias=family == "qwen2",
+        tied_embeddings=family == "qwen3",
+        dtype=dtype,
+    )
+
+
+def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
+    """In float32, with weights that bf16 holds exactly, so that both dtypes have the same."""
+    config_class, model_class = FAMILIES[spec.name]
+    head_dim = {} if spec.name == "qwen2" else {"head_dim": spec.head_dim}
+    config = config_class(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.d_model,
+        intermediate_size=spec.d_ff,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        rms_norm_eps=spec.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        tie_word_embeddings=spec.tied_embeddings,
+        attn_implementation="eager",
+        **head_dim,
+    )
+    model = model_class(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            value = 1 + 0.2 * noise if parameter.dim() == 1 else 0.15 * noise
+            parameter.copy_(value.bfloat16())
+    return model
+
+
+def random_tokens(spec: ModelSpec, seed: int = 1) -> torch.Tensor:
+    """Ids and labels, [2, tokens]: the next id, and nothing at the end of each sequence.
+
+    Some ids are frequent, so that embedding gradients sum over several tokens of a chunk.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, spec.vocab_size, (NUM_SEQUENCES, SEQ_LEN), generator=generator)
+    ids[torch.rand(ids.shape, generator=generator) < 0.3] = 5
+    labels = torch.full_like(ids, -100)
+    labels[:, :-1] = ids[:, 1:]
+    labels[1, 3:9] = -100
+    return torch.stack((ids.flatten(), labels.flatten()))
+
+
+@dataclass(frozen=True)
+class LossAndGradients:
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+    def errors(self, reference: "LossAndGradients") -> dict[str, float]:
+        """max |a - b| / max |b| of the loss and of every gradient."""
+        assert self.gradients.keys() == reference.gradients.keys()
+        errors = {"loss": abs(self.loss - reference.loss) / abs(reference.loss)}
+        for name, expected in reference.gradients.items():
+            difference = (self.gradients[name].float() - expected.float()).abs().max()
+            errors[name] = float(difference / expected.float().abs().max())
+        return errors
+
+
+def loss_scale(tokens: torch.Tensor) -> float:
+    return 1.0 / int((tokens[1] >= 0).sum())
+
+
+def hf_step(model: PreTrainedModel, tokens: torch.Tensor) -> LossAndGradients:
+    ids, labels = tokens.view(2, -1, SEQ_LEN)
+    model.zero_grad()
+    logits = model(input_ids=ids).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+    )
+    loss = losses * loss_scale(tokens)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return LossAndGradients(loss.item(), gradients)
+
+
+def kernel_step(spec: ModelSpec, tokens: torch.Tensor, chunk_tokens: int, **options) -> Step:
+    """A step of the kernels on the same weights, not run yet."""
+    parameters = pack_hf_state(spec, hf_model(spec).state_dict())
+    return Step(spec, parameters, tokens, chunk_tokens, SEQ_LEN, loss_scale(tokens), **options)
+
+
+def result_of(step: Step) -> LossAndGradients:
+    loss = step.run()
+    return LossAndGradients(loss.item(), unpack_hf_state(step.spec, step.gradients))

@@ -1,0 +1,163 @@
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.executor.kernels.driver import run
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BLOCK_AND_MORE = 2**18 + 1000
+
+
+def step_state(lr=0.0, step=1, seed=7, beta1=0.9, beta2=0.999):
+    """As the training loop fills it."""
+    state = torch.full((64,), 0xFF, dtype=torch.uint8)
+    floats = [lr, 1 - beta1**step, 1 - beta2**step]
+    state[:12].view(torch.float32).copy_(torch.tensor(floats))
+    state[16:32].view(torch.int64).copy_(torch.tensor([step, seed]))
+    return state
+
+
+def adamw(flats, state, **changes):
+    """Update parameter, m and v of (parameter, gradient, m, v) in place."""
+    parameter, gradient, m, v = flats
+    both = torch.cat((m, v))
+    attributes = {
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "num_elements": parameter.numel(),
+        "element_offset": 0,
+        "tensor_seed": 3,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "stochastic_rounding": parameter.dtype == torch.bfloat16,
+    }
+    operands = {
+        "parameters": (parameter.view(torch.uint8), "update"),
+        "gradients": (gradient.view(torch.uint8), "read"),
+        "state": (both.view(torch.uint8), "update"),
+        "step_state": (state, "read"),
+    }
+    run("adamw_step", attributes | changes, operands)
+    m.copy_(both[: m.numel()])
+    v.copy_(both[m.numel() :])
+
+
+def randn(count, dtype=torch.float32, seed=0):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_float32_agrees_with_torch():
+    parameter = randn(1000)
+    m, v = torch.zeros(1000), torch.zeros(1000)
+    reference = torch.nn.Parameter(parameter.clone())
+    optimizer = torch.optim.AdamW([reference], lr=0.01, weight_decay=0.1, foreach=False)
+    for step in range(1, 21):
+        gradient = randn(1000, seed=step) * 10.0 ** (step % 5 - 3)
+        state = step_state(lr=0.01, step=step)
+        adamw((parameter, gradient, m, v), state)
+        reference.grad = gradient
+        optimizer.step()
+        assert (parameter - reference).abs().max() <= 2e-6 * reference.abs().max()
+    expected = optimizer.state[reference]
+    assert (m - expected["exp_avg"]).abs().max() <= 1e-6 * m.abs().max()
+    assert (v - expected["exp_avg_sq"]).abs().max() <= 1e-6 * v.abs().max()
+
+
+@pytest.mark.parametrize("rounding", [False, True])
+def test_bfloat16_is_float32_rounded(rounding):
+    """Nearest is off by half a unit (2**-8 of the value) at most, stochastic by a whole one."""
+    flats = [randn(5000, torch.bfloat16, seed) for seed in range(3)]
+    flats.append(randn(5000, torch.bfloat16, 3).abs())
+    exact = [flat.float() for flat in flats]
+    adamw(exact, step_state(lr=0.05, step=4))
+    adamw(flats, step_state(lr=0.05, step=4), stochastic_rounding=rounding)
+    for flat, value in zip(flats, exact, strict=True):
+        assert ((flat - value).abs() <= 2.0 ** (-7 if rounding else -8) * value.abs()).all()
+        if not rounding:
+            assert torch.equal(flat, value.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bounds", [(0, 1, 778, 4096, 5001), (0, 131, BLOCK_AND_MORE)])
+def test_any_split_into_parts_gives_the_same_bits(dtype, bounds):
+    whole = [randn(bounds[-1], DTYPES[dtype], seed) for seed in range(4)]
+    whole[3] = whole[3].abs()
+    parts = [flat.clone() for flat in whole]
+    state = step_state(lr=0.05, step=9)
+    adamw(whole, state)
+    for start, stop in pairwise(bounds):
+        part = [flat[start:stop] for flat in parts]
+        adamw(part, state, element_offset=start)
+    for left, right in zip(whole, parts, strict=True):
+        assert torch.equal(left, right)
+
+
+def rounded_up(count, state, what="parameter", **changes):
+    """Which elements, all of them 1 before, take the upper neighbour of their new value."""
+    names = ("parameter", "gradient", "m", "v")
+    flats = {name: torch.zeros(count, dtype=torch.bfloat16) for name in names}
+    flats[what].fill_(1.0)
+    adamw(flats.values(), state, weight_decay=1.0, **changes)
+    return flats[what] == flats[what].max()
+
+
+def test_stochastic_rounding_keeps_the_mean():
+    count = 2**17
+    state = step_state(lr=2.0**-10)
+    up = {what: rounded_up(count, state, what) for what in ("parameter", "m", "v")}
+    # Chances: 1 - 2**-10 lies 1/4 of 2**-8 below 1; 0.9 between 0.8984375 and 0.90234375;
+    # 0.999 lies 0.001 of 2**-8 below 1.
+    chances = {"parameter": 0.75, "m": (0.9 - 0.8984375) * 256, "v": 1 - 0.001 * 256}
+    for what, chance in chances.items():
+        sigma = math.sqrt(chance * (1 - chance) / count)
+        assert abs(up[what].double().mean() - chance) <= 4 * sigma
+
+
+def test_random_streams_are_independent_of_each_other():
+    """Two independent events of chance 3/4 coincide with chance 5/8."""
+    count = 2**16
+    lr = 2.0**-10
+    state = step_state(lr)
+    base = rounded_up(count, state)
+    others = {
+        "step": rounded_up(count, step_state(lr, step=2)),
+        "seed": rounded_up(count, step_state(lr, seed=8)),
+        "high word of the seed": rounded_up(count, step_state(lr, seed=7 + 2**32)),
+        "tensor": rounded_up(count, state, tensor_seed=4),
+        "next elements": rounded_up(count, state, element_offset=count),
+        "elements 2**32 later": rounded_up(count, state, element_offset=2**32),
+        "neighbour": base.roll(1),
+    }
+    sigma = math.sqrt(5 / 8 * 3 / 8 / count)
+    for name, other in others.items():
+        assert abs((base == other).double().mean() - 5 / 8) <= 4 * sigma, name
+    assert torch.equal(base, rounded_up(count, state))
+
+
+def test_parameter_and_moments_draw_different_bits():
+    count = 2**16
+    state = step_state(lr=2.0**-10)
+    up = {what: rounded_up(count, state, what) for what in ("parameter", "m", "v")}
+    chance = {what: float(up[what].double().mean()) for what in up}
+    for a, b in (("parameter", "m"), ("parameter", "v"), ("m", "v")):
+        expected = chance[a] * chance[b] + (1 - chance[a]) * (1 - chance[b])
+        sigma = math.sqrt(expected * (1 - expected) / count)
+        assert abs((up[a] == up[b]).double().mean() - expected) <= 4 * sigma
+
+
+def test_not_finite_stays_and_finite_stays_finite():
+    largest = torch.finfo(torch.bfloat16).max
+    values = [float("inf"), -float("inf"), float("nan"), largest, -largest, 0.0, -0.0, 1e-40]
+    parameter = torch.tensor(values * 500).bfloat16()
+    gradient, m, v = (torch.zeros_like(parameter) for _ in range(3))
+    before = parameter.clone()
+    adamw((parameter, gradient, m, v), step_state())
+    same = (parameter == before) | (parameter.isnan() & before.isnan())
+    assert same.all()
+    # Pushed beyond the largest bf16, but not beyond the largest float32.
+    parameter.fill_(largest)
+    adamw((parameter, gradient, m, v), step_state(lr=1.0), weight_decay=-0.003)
+    assert (parameter == largest).all()

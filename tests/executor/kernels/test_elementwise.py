@@ -1,0 +1,126 @@
+"""Norm, RoPE and SwiGLU on more rows than a block holds, against autograd in float64."""
+
+import pytest
+import torch
+
+from twinstream.executor.kernels.query_key import (
+    HeadNorm,
+    normed_rotated_backward,
+    rotated_backward,
+    write_rotated,
+)
+from twinstream.executor.kernels.rms_norm import (
+    RmsNorm,
+    rms_norm_backward,
+    write_normed,
+    write_rstd,
+)
+from twinstream.executor.kernels.rope import Rope
+from twinstream.executor.kernels.row_blocks import BLOCK_ELEMENTS
+from twinstream.executor.kernels.swiglu import swiglu_backward, write_swiglu
+
+EPS = 1e-5
+# float32 rounding, and for bf16 the one rounding of results and the one of inputs of the next step.
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+DTYPE = pytest.mark.parametrize("dtype", TOLERANCES)
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def leaf(x):
+    return x.double().requires_grad_()
+
+
+def assert_close(actual, expected, dtype):
+    assert actual.isfinite().all()
+    error = (actual.double() - expected).abs().max()
+    assert error <= TOLERANCES[dtype] * expected.abs().max()
+
+
+def normed64(x, weight):
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+
+
+def rotated64(x, rope):
+    """rotate_half, written as a product of complex numbers."""
+    half = x.shape[-1] // 2
+    token = torch.arange(x.shape[0], dtype=torch.float64)
+    position = token % rope.seq_len + rope.chunk_start
+    frequency = rope.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = position[:, None, None] * frequency
+    product = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones_like(angle), angle
+    )
+    return torch.cat((product.real, product.imag), -1)
+
+
+@DTYPE
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_rms_norm(dtype, accumulate):
+    x, weight = randn(1100, 512, dtype=dtype), 1 + randn(512, dtype=dtype, seed=1)
+    d_out, before = randn(1100, 512, dtype=dtype, seed=2), randn(1100, 512, dtype=dtype, seed=3)
+    assert x.numel() > BLOCK_ELEMENTS
+    x64, weight64 = leaf(x), leaf(weight)
+    out64 = normed64(x64, weight64)
+    out64.backward(d_out.double())
+
+    rstd, out, d_x = torch.empty(1100), torch.full_like(x, float("nan")), before.clone()
+    write_rstd(x, EPS, rstd)
+    write_normed(RmsNorm(x, rstd, weight), out)
+    d_weight = rms_norm_backward(RmsNorm(x, rstd, weight), d_out, d_x, accumulate=accumulate)
+
+    assert_close(out, out64, dtype)
+    assert_close(d_x, x64.grad + before.double() * accumulate, dtype)
+    assert_close(d_weight, weight64.grad, torch.float32)
+
+
+@DTYPE
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("seq_len", "chunk_start"), [(700, 0), (10_000, 3_000)])
+def test_head_norm_and_rope(dtype, normed, seq_len, chunk_start):
+    x, d = randn(1400, 8, 64, dtype=dtype), randn(1400, 8, 64, dtype=dtype, seed=2)
+    weight = 1 + randn(64, dtype=dtype, seed=1)
+    assert x.numel() > BLOCK_ELEMENTS
+    rope = Rope(theta=10_000.0, head_dim=64, seq_len=seq_len, chunk_start=chunk_start)
+    norm = HeadNorm(weight, EPS) if normed else None
+    x64, weight64 = leaf(x), leaf(weight)
+    out64 = rotated64(normed64(x64, weight64) if normed else x64, rope)
+    out64.backward(d.double())
+
+    in_place = x.clone()
+    write_rotated(in_place, norm, rope, in_place)
+    # Float32 angles, as in transformers: at position p they are off by up to p * 2**-24.
+    angle_error = (chunk_start + 1400) * 2.0**-24
+    assert (in_place.double() - out64).abs().max() <= (
+        (TOLERANCES[dtype] + angle_error) * out64.abs().max()
+    )
+    if norm is None:
+        rotated_backward(d, rope)
+    else:
+        d_weight = normed_rotated_backward(d, x, norm, rope)
+        error = (d_weight - weight64.grad).abs().max() / weight64.grad.abs().max()
+        assert error <= 1e-5 + angle_error
+    error = (d.double() - x64.grad).abs().max() / x64.grad.abs().max()
+    assert error <= TOLERANCES[dtype] + angle_error
+
+
+@DTYPE
+def test_swiglu(dtype):
+    d_ff = 700
+    gate_up, d_product = (
+        3 * randn(900, 2 * d_ff, dtype=dtype),
+        randn(900, d_ff, dtype=dtype, seed=1),
+    )
+    assert d_product.numel() > BLOCK_ELEMENTS
+    gate_up64 = leaf(gate_up)
+    product64 = torch.nn.functional.silu(gate_up64[:, :d_ff]) * gate_up64[:, d_ff:]
+    product64.backward(d_product.double())
+
+    d = torch.full_like(gate_up, float("nan"))
+    write_swiglu(gate_up, d[:, :d_ff])
+    assert_close(d[:, :d_ff], product64, dtype)
+    d[:, d_ff:].copy_(d_product)
+    swiglu_backward(gate_up, d)
+    assert_close(d, gate_up64.grad, dtype)

@@ -1,0 +1,83 @@
+"""The scratch formulas against what the kernels take."""
+
+import pytest
+import torch
+
+from tests.executor.kernels import driver
+from tests.executor.kernels.driver import Step
+from tests.executor.kernels.families import tiny_spec
+from twinstream.executor.kernels.registry import kernel_keys
+from twinstream.executor.kernels.workspace import Workspace, WorkspaceExhaustedError
+from twinstream.executor.weights import flat_layouts
+from twinstream.models.layout import ALIGNMENT_BYTES
+from twinstream.models.workspace import workspace_bytes
+from twinstream.schedule.errors import TwinstreamError
+
+SCRATCH_KERNELS = (
+    "block_forward",
+    "block_recompute_attention",
+    "block_recompute_input",
+    "block_backward",
+    "head_loss",
+    "embed_backward",
+)
+# Short sequences; queries and keys beyond a tile; wide FFN, so that other buffers are the largest.
+SHAPES = {
+    "packed": (24, 12, {}),
+    "tiles": (600, 300, {}),
+    "sliced": (100, 600, {}),
+    "wide": (24, 12, {"d_ff": 4000, "d_model": 480}),
+}
+
+
+def step_of(shape: str, family: str, dtype: str, recompute: str) -> Step:
+    chunk_tokens, seq_len, sizes = SHAPES[shape]
+    spec = tiny_spec(family, dtype).model_copy(update={"num_layers": 1, **sizes})
+    generator = torch.Generator().manual_seed(0)
+    parameters = {
+        name: (0.05 * torch.randn(layout.size_bytes // spec.itemsize, generator=generator))
+        .to(getattr(torch, dtype))
+        .view(torch.uint8)
+        for name, layout in flat_layouts(spec).items()
+    }
+    num_tokens = max(chunk_tokens, seq_len)
+    tokens = torch.randint(0, spec.vocab_size, (2, num_tokens), generator=generator)
+    return Step(spec, parameters, tokens, chunk_tokens, seq_len, 1.0, recompute=recompute)
+
+
+@pytest.mark.parametrize("kernel", SCRATCH_KERNELS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "bfloat16"), ("qwen3", "float32")])
+def test_formula_is_exact(monkeypatch, kernel, shape, family, dtype):
+    """One alignment unit less is too little; that the formula is enough, the step itself shows."""
+
+    def one_unit_less(key, attributes):
+        return workspace_bytes(key, attributes) - (key == f"{kernel}/eager") * ALIGNMENT_BYTES
+
+    level = "ATTENTION" if kernel == "block_recompute_attention" else "INPUT"
+    step_of(shape, family, dtype, level).run()
+    monkeypatch.setattr(driver, "workspace_bytes", one_unit_less)
+    with pytest.raises(WorkspaceExhaustedError) as raised:
+        step_of(shape, family, dtype, level).run()
+    assert raised.value.needed_bytes - raised.value.size_bytes <= ALIGNMENT_BYTES
+
+
+def test_every_kernel_has_a_formula_and_unknown_ones_are_named():
+    assert workspace_bytes("adamw_step/eager", {}) == 0
+    with pytest.raises(TwinstreamError) as raised:
+        workspace_bytes("block_forward/triton", {})
+    for key in kernel_keys():
+        assert key in str(raised.value)
+
+
+def test_workspace_aligns_and_frames_give_back():
+    workspace = Workspace(driver.buffer(1024))
+    first = workspace.take((3,), torch.float32)
+    with workspace.frame():
+        second = workspace.take((64,), torch.float32)
+        assert second.data_ptr() - first.data_ptr() == ALIGNMENT_BYTES
+    again = workspace.take((2, 5), torch.bfloat16)
+    assert again.data_ptr() == second.data_ptr()
+    assert workspace.high_water_bytes == 512
+    with pytest.raises(WorkspaceExhaustedError, match=r"needs 1280 bytes.*has 1024"):
+        workspace.take((513,), torch.uint8)

@@ -1,0 +1,154 @@
+"""Closed forms, computed by hand on the toy machine."""
+
+import pytest
+
+from tests.hardware_profiles.machines import curve, number, toy_machine
+from twinstream.hardware_profiles.cost import (
+    copy_alone_ns,
+    cost_alone_ns,
+    efficiency_keys,
+    work_alone_ns,
+    work_time,
+)
+from twinstream.hardware_profiles.errors import MissingNumberError, UnknownDtypeError
+from twinstream.schedule.cost import Work
+
+
+def work(unit="matmul", flops=0, hbm_bytes=0, launches=1, dtype="bfloat16", shape=()):
+    return Work(
+        unit=unit, shape=shape, flops=flops, hbm_bytes=hbm_bytes, launches=launches, dtype=dtype
+    )
+
+
+def test_a_large_matmul_runs_at_peak_times_its_efficiency_at_that_size():
+    # 4e9 flops: efficiency 0.5 * 4 / (4 + 1) = 0.4, so 4e9 / 40e12 = 100 us, plus a launch
+    assert work_alone_ns(work(flops=4 * 10**9), toy_machine()) == pytest.approx(103_000)
+
+
+def test_the_efficiency_depends_on_the_flops_of_one_launch():
+    # two launches of 1e9 flops: efficiency 0.25, so 2e9 / 25e12 = 80 us, plus two launches
+    assert work_alone_ns(work(flops=2 * 10**9, launches=2), toy_machine()) == pytest.approx(86_000)
+
+
+def test_work_without_launches_has_no_launch_cost_and_runs_at_full_efficiency():
+    assert work_alone_ns(work(flops=10**9, launches=0), toy_machine()) == pytest.approx(20_000)
+
+
+def test_a_thin_matmul_is_bound_by_memory_at_the_hbm_efficiency():
+    # 90e6 bytes / (1e12 * 0.9) = 100 us against 1e6 flops
+    time = work_time(work(flops=10**6, hbm_bytes=90 * 10**6), toy_machine())
+    assert time.memory_ns == pytest.approx(100_000)
+    assert time.compute_ns == pytest.approx((1e6 + 1e9) / 50e12 * 1e9)
+    assert time.launch_ns == 3000
+    assert time.alone_ns == pytest.approx(103_000)
+
+
+def test_float32_uses_its_peak_and_its_own_curve():
+    # 8e9 / (10e12 * 0.8) = 1 ms
+    found = work_alone_ns(work(flops=8 * 10**9, dtype="float32"), toy_machine())
+    assert found == pytest.approx(1_003_000)
+
+
+def test_a_memory_bound_unit_uses_its_curve_on_bytes():
+    # 4e6 bytes / (1e12 * 0.4) = 10 us; 1e6 flops / 10e12 = 0.1 us hides under it
+    found = work_alone_ns(work("rms_norm", 10**6, 4 * 10**6), toy_machine())
+    assert found == pytest.approx(13_000)
+
+
+def test_the_flops_of_a_memory_bound_unit_run_at_the_float32_peak():
+    # 1e9 / 10e12 = 100 us, whatever the dtype in memory
+    found = work_alone_ns(work("rms_norm", 10**9, 4 * 10**6), toy_machine())
+    assert found == pytest.approx(103_000)
+
+
+def test_an_unknown_unit_uses_the_vector_curve():
+    # 3e6 bytes per launch: efficiency 0.8 * 3 / 4 = 0.6, so 6e6 / 0.6e12 = 10 us, two launches
+    found = work_alone_ns(work("gelu", hbm_bytes=6 * 10**6, launches=2), toy_machine())
+    assert found == pytest.approx(16_000)
+
+
+def test_no_kernel_is_faster_than_the_usable_hbm_rate():
+    # its own curve says 1.2 of nominal; the memory gives 0.9: 9e6 / 0.9e12 = 10 us
+    found = work_alone_ns(work("cached", hbm_bytes=9 * 10**6), toy_machine())
+    assert found == pytest.approx(13_000)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "flop_per_s"),
+    [
+        (128, "bfloat16", 40e12),
+        (64, "bfloat16", 25e12),
+        (64, "float32", 2e12),  # its dtype says more than its head dimension
+    ],
+)
+def test_attention_is_priced_by_head_dim_and_dtype(head_dim, dtype, flop_per_s):
+    shape = (4096, 8192, 32, head_dim, 1)
+    demand = work("attention_forward", flops=10**9, dtype=dtype, shape=shape)
+    assert work_alone_ns(demand, toy_machine()) == pytest.approx(1e18 / flop_per_s + 3000)
+
+
+def test_curves_are_looked_up_from_the_most_specific():
+    assert efficiency_keys(work("matmul")) == ("matmul/bfloat16", "matmul")
+    assert efficiency_keys(work("rope")) == ("rope/bfloat16", "rope", "vector/bfloat16", "vector")
+    assert efficiency_keys(work("attention_forward", shape=(8, 8, 2, 64, 1))) == (
+        "attention_forward/head_dim_64/bfloat16",
+        "attention_forward/bfloat16",
+        "attention_forward/head_dim_64",
+        "attention_forward",
+    )
+
+
+def test_a_task_costs_the_sum_of_its_works():
+    works = [work(flops=4 * 10**9), work("rms_norm", hbm_bytes=4 * 10**6)]
+    assert cost_alone_ns(works, toy_machine()) == pytest.approx(103_000 + 13_000)
+    assert cost_alone_ns([], toy_machine()) == 0
+
+
+def test_a_copy_costs_its_latency_and_its_bytes_over_the_link():
+    # h2d at 4e6 bytes: 0.8 * 4 / 5 = 0.64 of 10 GB/s: 625 us; d2h: 0.8 of 20 GB/s: 250 us
+    assert copy_alone_ns(4 * 10**6, "h2d", toy_machine()) == pytest.approx(625_700)
+    assert copy_alone_ns(4 * 10**6, "d2h", toy_machine()) == pytest.approx(250_700)
+    assert copy_alone_ns(0, "h2d", toy_machine()) == 700
+
+
+@pytest.mark.parametrize(
+    "slow", ["pcie_duplex_bytes_per_s", "host_dram_bytes_per_s", "hbm_bytes_per_s"]
+)
+def test_a_copy_is_no_faster_than_any_resource_it_crosses(slow):
+    half_speed = dict.fromkeys(("hbm", "duplex", "host_dram"), curve(0.5, 0, "bytes"))
+    machine = toy_machine()
+    machine = machine.model_copy(
+        update={slow: number(1e9), "efficiency": {**machine.efficiency, **half_speed}}
+    )
+    assert copy_alone_ns(10**6, "d2h", machine) == pytest.approx(2_000_700)
+
+
+def test_an_unconstrained_resource_takes_no_time_and_needs_no_curve():
+    free = ("hbm_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s")
+    update = {field: number(None) for field in (*free, "host_dram_bytes_per_s")}
+    only_matmul = {"matmul": toy_machine().efficiency["matmul"]}
+    machine = toy_machine().model_copy(update={**update, "efficiency": only_matmul})
+    assert copy_alone_ns(10**9, "d2h", machine) == 700
+    assert work_alone_ns(work("rms_norm", hbm_bytes=10**9), machine) == 3000
+    assert work_alone_ns(work(flops=4 * 10**9, hbm_bytes=10**12), machine) == pytest.approx(103_000)
+    unlimited = machine.model_copy(update={"peak_bf16_flop_per_s": number(None)})
+    assert work_alone_ns(work(flops=4 * 10**9), unlimited) == 3000
+
+
+@pytest.mark.parametrize("unit", ["matmul", "attention_backward"])
+def test_compute_units_never_fall_back_to_vector(unit):
+    vector_only = toy_machine().model_copy(update={"efficiency": {"vector": curve(1, 0, "bytes")}})
+    with pytest.raises(MissingNumberError, match=rf"has no efficiency\.{unit}, .* of = \"flops\""):
+        work_alone_ns(work(unit, flops=1), vector_only)
+
+
+def test_work_needs_only_the_numbers_it_uses():
+    machine = toy_machine().model_copy(update={"peak_fp32_flop_per_s": None})
+    assert work_alone_ns(work(flops=4 * 10**9), machine) == pytest.approx(103_000)
+    with pytest.raises(MissingNumberError, match="peak_fp32_flop_per_s"):
+        work_alone_ns(work("rms_norm", flops=1), machine)
+
+
+def test_a_dtype_without_a_peak_is_named():
+    with pytest.raises(UnknownDtypeError, match=r"unit 'matmul' has dtype 'float8'.*float32"):
+        work_alone_ns(work(flops=1, dtype="float8"), toy_machine())

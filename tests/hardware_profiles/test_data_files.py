@@ -1,0 +1,107 @@
+"""Every shipped profile, number by number."""
+
+import math
+
+import pytest
+
+from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, RATE_FIELDS, Number
+from twinstream.schedule.cost import Work
+
+MIB = 2**20
+# bf16 dense TFLOP/s, PCIe one way GB/s, host DRAM GB/s, HBM GB/s, device memory MiB
+FIGURES = {
+    "h100": (989, 64, 307, 3350, 81559),
+    "h200": (989, 64, 307, 4800, 143771),
+    "a100": (312, 32, 188, 2039, 81920),
+    "rtx5090": (209.5, 64, 83, 1792, 32607),
+    "rtx3090": (71, 32, 51, 936, 24576),
+}
+UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
+
+
+def test_the_shipped_machines_are_the_documented_ones():
+    assert machine_names() == ("a100", "cpu", "h100", "h200", "rtx3090", "rtx5090")
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
+    machine = load_machine(name)
+    assert machine.name == name
+    assert machine.description
+    for field in NUMBER_FIELDS:
+        number = getattr(machine, field)
+        assert isinstance(number, Number), f"{name} lacks {field}"
+        assert number.kind in ("datasheet", "measured", "assumed")
+        assert len(number.source) > 10
+    for curve in machine.efficiency.values():
+        assert curve.kind == "assumed"
+        assert len(curve.source) > 10
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_gpu_carries_the_published_figures(name):
+    bf16_tflops, pcie_gb, dram_gb, hbm_gb, memory_mib = FIGURES[name]
+    machine = load_machine(name)
+    assert machine.device == "cuda"
+    assert machine.number("peak_bf16_flop_per_s") == bf16_tflops * 1e12
+    assert machine.number("pcie_h2d_bytes_per_s") == pcie_gb * 1e9
+    assert machine.number("pcie_d2h_bytes_per_s") == pcie_gb * 1e9
+    assert machine.number("pcie_duplex_bytes_per_s") == 2 * pcie_gb * 1e9
+    assert machine.number("host_dram_bytes_per_s") == dram_gb * 1e9
+    assert machine.number("hbm_bytes_per_s") == hbm_gb * 1e9
+    assert machine.number("device_memory_bytes") == memory_mib * MIB
+
+
+@pytest.mark.parametrize(("name", "low_gb", "high_gb"), [("h100", 51, 53), ("rtx3090", 23, 25)])
+def test_the_usable_link_is_what_recorded_runs_saw(name, low_gb, high_gb):
+    machine = load_machine(name)
+    for field in ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s"):
+        assert low_gb <= machine.rate(field) / 1e9 <= high_gb
+    assert 2 * low_gb <= machine.rate("pcie_duplex_bytes_per_s") / 1e9 <= 2 * high_gb
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_shipped_profile_can_price_every_unit_and_copy(name):
+    machine = load_machine(name)
+    for field in RATE_FIELDS:
+        assert 0 < machine.rate(field) < math.inf
+    for dtype in ("bfloat16", "float32"):
+        works = [
+            Work(unit=unit, shape=(), flops=10**9, hbm_bytes=10**6, launches=1, dtype=dtype)
+            for unit in UNITS
+        ]
+        assert 0 < cost_alone_ns(works, machine) < math.inf
+    assert 0 < copy_alone_ns(2**20, "h2d", machine) < math.inf
+    assert 0 < copy_alone_ns(2**20, "d2h", machine) < math.inf
+
+
+def test_the_unknown_host_of_the_h200_is_marked_as_assumed():
+    number = load_machine("h200").host_dram_bytes_per_s
+    assert number is not None
+    assert number.kind == "assumed"
+
+
+def test_the_cpu_profile_is_assumed_throughout_and_points_to_the_probe():
+    machine = load_machine("cpu")
+    assert machine.device == "cpu"
+    assert {getattr(machine, field).kind for field in NUMBER_FIELDS} == {"assumed"}
+    assert "twinstream probe" in machine.description
+
+
+def test_a_recorded_layer_is_priced_within_a_tenth():
+    # The profiled H100 run of 8B: weight gradients of a layer, 16,384 tokens, take 10.65 ms.
+    tokens, d, kv, ffn = 16_384, 4096, 1024, 14_336
+    outputs = [(d, d)] * 2 + [(kv, d)] * 2 + [(ffn, d)] * 3
+    works = [
+        Work(
+            unit="matmul",
+            shape=(m, n, tokens),
+            flops=2 * tokens * m * n,
+            hbm_bytes=2 * (tokens * (m + n) + 2 * m * n),
+            launches=1,
+        )
+        for m, n in outputs
+    ]
+    assert cost_alone_ns(works, load_machine("h100")) / 1e6 == pytest.approx(10.65, rel=0.1)

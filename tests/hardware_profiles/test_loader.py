@@ -1,0 +1,219 @@
+"""Reading, inheriting, overriding and writing profiles, and every way to get it wrong."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.hardware_profiles.machines import number, toy_machine
+from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.loader import (
+    load_machine,
+    load_machine_text,
+    machine_names,
+    machine_toml,
+    override,
+    save_machine,
+)
+from twinstream.schedule.errors import TwinstreamError
+
+HEAD = 'name = "m"\ndescription = ""\ndevice = "cuda"\n'
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write_file
+
+
+def test_a_name_may_be_written_in_capitals():
+    assert load_machine("H100") == load_machine("h100")
+
+
+def test_a_machine_inherits_and_overrides_by_plain_number(write):
+    machine = load_machine(write("fast.toml", 'base = "h100"\npcie_h2d_bytes_per_s = 128e9\n'))
+    assert machine.name == "fast"
+    assert machine.pcie_h2d_bytes_per_s is not None
+    assert machine.pcie_h2d_bytes_per_s.value == 128e9
+    assert machine.pcie_h2d_bytes_per_s.kind == "hypothetical"
+    assert machine.pcie_h2d_bytes_per_s.source == "override in fast.toml"
+    assert machine.pcie_d2h_bytes_per_s == load_machine("h100").pcie_d2h_bytes_per_s
+    assert machine.efficiency == load_machine("h100").efficiency
+    assert machine.content_hash != load_machine("h100").content_hash
+
+
+def test_a_machine_inherits_and_overrides_by_full_table():
+    machine = load_machine_text(
+        'base = "h100"\nname = "mine"\ndescription = "as probed"\n'
+        "[hbm_bytes_per_s]\nvalue = 3000e9\nkind = 'measured'\nsource = 'probe'\n"
+        "[efficiency.gelu]\nmax = 0.5\nhalf = 0\nof = 'bytes'\nkind = 'fitted'\nsource = '3 runs'\n"
+    )
+    assert (machine.name, machine.description) == ("mine", "as probed")
+    assert machine.hbm_bytes_per_s is not None
+    assert machine.hbm_bytes_per_s.kind == "measured"
+    assert set(machine.efficiency) == {*load_machine("h100").efficiency, "gelu"}
+
+
+def test_a_plain_number_changes_the_maximum_of_an_inherited_curve():
+    machine = load_machine_text('base = "h100"\nefficiency.matmul = 0.5\n', source="slow.toml")
+    before, after = load_machine("h100").efficiency["matmul"], machine.efficiency["matmul"]
+    assert (after.max, after.half, after.of) == (0.5, before.half, before.of)
+    assert after.kind == "hypothetical"
+    assert after.source.startswith("override in slow.toml; max was 0.7")
+
+
+def test_a_base_may_be_a_path_relative_to_the_file(write, monkeypatch, tmp_path_factory):
+    write("a.toml", 'base = "b.toml"\nhbm_bytes_per_s = 2e12\n')
+    path = write("b.toml", 'base = "a100"\nhbm_bytes_per_s = 1e12\nhost_memory_bytes = 1e9\n')
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    machine = load_machine(path.parent / "a.toml")
+    assert machine.number("hbm_bytes_per_s") == 2e12
+    assert machine.number("host_memory_bytes") == 1e9
+    assert machine.number("peak_bf16_flop_per_s") == 312e12
+
+
+def test_infinity_in_a_profile_is_unconstrained():
+    machine = load_machine_text('base = "h100"\npcie_h2d_bytes_per_s = inf\n')
+    assert machine.rate("pcie_h2d_bytes_per_s") == math.inf
+    assert machine.pcie_h2d_bytes_per_s is not None
+    assert machine.pcie_h2d_bytes_per_s.kind == "unconstrained"
+
+
+def test_a_text_without_a_base_leaves_the_rest_unknown():
+    machine = load_machine_text('device = "cuda"\nhbm_bytes_per_s = 1e12\n', source="x/my.toml")
+    assert machine.name == "my"
+    assert machine.number("hbm_bytes_per_s") == 1e12
+    assert machine.host_dram_bytes_per_s is None
+    assert machine.efficiency == {}
+
+
+def test_a_what_if_changes_one_number_and_tells_what_it_was():
+    h100 = load_machine("h100")
+    changes = {"pcie_h2d_bytes_per_s": 128e9, "efficiency.h2d": 0.9}
+    machine = override(h100, changes)
+    assert machine.name == "h100+what-if"
+    assert machine.rate("pcie_h2d_bytes_per_s") == pytest.approx(0.9 * 128e9)
+    assert machine.pcie_h2d_bytes_per_s is not None
+    assert machine.pcie_h2d_bytes_per_s.source == "what-if; was 6.4e+10 (datasheet)"
+    assert machine.number("pcie_d2h_bytes_per_s") == 64e9
+    assert h100 == load_machine("h100")
+    twice = override(machine, {"hbm_bytes_per_s": math.inf})
+    assert twice.name == "h100+what-if"
+    assert twice.rate("hbm_bytes_per_s") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"pcie_h2d_byte_per_s": 1.0},
+            "unknown field 'pcie_h2d_byte_per_s': did you mean 'pcie_",
+        ),
+        ({"hbm_bytes_per_s": -1.0}, "machine 'h100': hbm_bytes_per_s: -1.0 is negative"),
+        ({"hbm_bytes_per_s": math.nan}, "hbm_bytes_per_s.value: Input should be a finite number"),
+        ({"launch_latency_ns": math.inf}, "launch_latency_ns: a cost cannot be unconstrained"),
+        ({"efficiency.gelu": 0.5}, "efficiency.gelu: a plain number changes the max of an exist"),
+        ({"efficiency.matmul": 2.0}, "efficiency.matmul.max: .* less than or equal to 1.5, got 2"),
+    ],
+)
+def test_a_wrong_what_if_is_one_clear_error(changes, message):
+    with pytest.raises(ProfileError, match=message) as caught:
+        override(load_machine("h100"), changes)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (HEAD + "x = [1,\n", r"p.toml is not valid TOML: .*line 4"),
+        (HEAD + "name = 'again'\n", r"p.toml is not valid TOML: .*line 4"),
+        ('base = "h1000"\n', r"unknown base 'h1000': .*did you mean 'h100'"),
+        ('base = "zzz.toml"\n', r"unknown base 'zzz.toml': .*known: a100, cpu, h100.*zzz.toml"),
+        ("base = 3\n", "base needs a name or a path in quotes, got 3"),
+        ('base = "h100"\npcie_h2d_gb_per_s = 64\n', "did you mean 'pcie_h2d_bytes_per_s'"),
+        ('base = "h100"\n[hbm_bytes_per_s]\nvalues = 1\n', "'hbm_bytes_per_s.values': did you mea"),
+        ('base = "h100"\n[hbm_bytes_per_s]\nvalue = 1\n', "hbm_bytes_per_s.kind is missing; hbm_b"),
+        ('base = "h100"\nhbm_bytes_per_s = -5\n', "p.toml: hbm_bytes_per_s: -5.0 is negative"),
+        ('base = "h100"\nhbm_bytes_per_s = "fast"\n', "hbm_bytes_per_s needs a number or a table"),
+        ('base = "h100"\nhbm_bytes_per_s = true\n', "hbm_bytes_per_s needs a number or a table"),
+        ('base = "h100"\nefficiency = 0.8\n', r"efficiency needs tables \[efficiency"),
+        ('base = "h100"\nefficiency.matmull = 0.8\n', "efficiency.matmull: a plain number changes"),
+        ('base = "h100"\nefficiency.matmul = "x"\n', "efficiency.matmul needs a number or a tab"),
+        ('base = "h100"\ndevice = "tpu"\n', "device: Input should be 'cuda' or 'cpu', got 'tpu'"),
+        (
+            'base = "h100"\n[efficiency.hbm]\nmaxx = 1\n',
+            "hbm.maxx': did you mean 'max'",
+        ),
+        (
+            "zzzzzz = 1\n" + HEAD,
+            "unknown field 'zzzzzz': known: base, name, description, dev",
+        ),
+        ('name = "m"\n', "device is missing"),
+    ],
+)
+def test_a_wrong_profile_is_one_clear_error(write, text, message):
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_machine(write("p.toml", text))
+    assert isinstance(caught.value, TwinstreamError)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_profiles_that_inherit_in_a_circle_are_refused(write):
+    write("a.toml", 'base = "b.toml"\n')
+    path = write("b.toml", 'base = "a.toml"\n')
+    with pytest.raises(ProfileError, match=r"in a circle: b.toml -> a.toml -> b.toml$"):
+        load_machine(path)
+
+
+def test_an_unknown_machine_lists_the_known_ones_and_how_to_add_one():
+    with pytest.raises(ProfileError) as caught:
+        load_machine("b200")
+    assert "unknown machine 'b200'" in str(caught.value)
+    assert ", ".join(machine_names()) in str(caught.value)
+    assert "base = " in str(caught.value)
+    assert "twinstream probe" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(write, tmp_path):
+    with pytest.raises(ProfileError, match=r"cannot read profile .*no\.toml: No such file"):
+        load_machine(tmp_path / "no.toml")
+    with pytest.raises(ProfileError, match=r"cannot read profile .*: Is a directory"):
+        load_machine(tmp_path)
+    path = write("latin.toml", "")
+    path.write_bytes(b'name = "\xe9"\n')
+    with pytest.raises(ProfileError, match="not UTF-8 text: byte 8"):
+        load_machine(str(path))
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_saved_machine_loads_back_equal(name, tmp_path):
+    machine = load_machine(name)
+    save_machine(machine, tmp_path / "copy.toml")
+    assert load_machine(tmp_path / "copy.toml") == machine
+    assert load_machine(tmp_path / "copy.toml").content_hash == machine.content_hash
+
+
+def test_an_unconstrained_number_survives_saving(tmp_path):
+    machine = override(toy_machine(), {"hbm_bytes_per_s": math.inf})
+    save_machine(machine, str(tmp_path / "free.toml"))
+    assert load_machine(str(tmp_path / "free.toml")) == machine
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ProfileError, match=r"cannot write .*none.x\.toml: No such file"):
+        save_machine(toy_machine(), tmp_path / "none" / "x.toml")
+
+
+@given(text=st.text(), value=st.floats(min_value=1e-300, allow_infinity=False))
+def test_any_text_and_any_value_survive_saving(text, value):
+    update = {"description": text, "hbm_bytes_per_s": number(value)}
+    machine = toy_machine().model_copy(update=update)
+    assert load_machine_text(machine_toml(machine)) == machine

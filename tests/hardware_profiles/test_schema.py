@@ -1,0 +1,131 @@
+"""What a machine is: its rates, what it refuses, its hash."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from tests.hardware_profiles.machines import curve, number, toy_machine
+from twinstream.hardware_profiles.errors import MissingNumberError
+from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
+
+
+def test_a_curve_reaches_half_its_maximum_at_half():
+    assert curve(0.8, 1e6, "bytes").at(1e6) == pytest.approx(0.4)
+    assert curve(0.8, 1e6, "bytes").at(3e6) == pytest.approx(0.6)
+    assert curve(0.8, 0, "bytes").at(0) == 0.8
+
+
+def test_the_usable_rate_of_a_link_is_nominal_times_its_efficiency():
+    assert toy_machine().rate("pcie_h2d_bytes_per_s") == pytest.approx(8e9)
+    assert toy_machine().number("pcie_h2d_bytes_per_s") == 10e9
+
+
+def test_a_peak_has_no_efficiency_of_its_own():
+    assert toy_machine().rate("peak_bf16_flop_per_s") == 100e12
+
+
+def test_an_unconstrained_rate_is_infinite_even_without_an_efficiency():
+    update = {"hbm_bytes_per_s": number(None), "efficiency": {}}
+    assert toy_machine().model_copy(update=update).rate("hbm_bytes_per_s") == math.inf
+
+
+def test_a_missing_number_names_machine_field_alternatives_and_the_line_to_add():
+    machine = Machine(name="bare", description="", device="cuda")
+    with pytest.raises(MissingNumberError) as caught:
+        machine.rate("hbm_bytes_per_s")
+    assert caught.value.field == "hbm_bytes_per_s"
+    assert caught.value.machine == "bare"
+    message = str(caught.value)
+    assert "machine 'bare' has no hbm_bytes_per_s" in message
+    assert "a100, cpu, h100, h200, rtx3090, rtx5090" in message
+    assert 'hbm_bytes_per_s = { value = ..., kind = "measured", source = "..." }' in message
+
+
+def test_a_missing_link_efficiency_is_an_error_not_one():
+    machine = toy_machine().model_copy(update={"efficiency": {}})
+    with pytest.raises(MissingNumberError) as caught:
+        machine.rate("pcie_d2h_bytes_per_s")
+    assert "has no efficiency.d2h" in str(caught.value)
+    # the h200 inherits it from the h100, and counts
+    assert caught.value.stated_by == ("a100", "cpu", "h100", "h200", "rtx3090", "rtx5090")
+
+
+def test_a_number_that_no_shipped_profile_states_says_so():
+    machine = Machine(name="bare", description="", device="cuda")
+    with pytest.raises(MissingNumberError, match="that state it: none"):
+        machine.curve("matmul/head_dim_7")
+
+
+@pytest.mark.parametrize(
+    ("field", "table", "code"),
+    [
+        ("hbm_bytes_per_s", {"value": -1.0}, "value_negative"),
+        ("hbm_bytes_per_s", {"value": 0.0}, "value_zero"),
+        ("hbm_bytes_per_s", {"value": math.inf}, "finite_number"),
+        ("hbm_bytes_per_s", {"value": True}, "float_type"),
+        ("hbm_bytes_per_s", {"value": "1e12"}, "float_type"),
+        ("hbm_bytes_per_s", {}, "value_missing"),
+        ("hbm_bytes_per_s", {"value": 1.0, "source": " "}, "string_pattern_mismatch"),
+        ("hbm_bytes_per_s", {"value": 1.0, "kind": "guess"}, "literal_error"),
+        ("hbm_bytes_per_s", {"value": 1.0, "kind": "unconstrained"}, "value_of_unconstrained"),
+        ("launch_latency_ns", {"kind": "unconstrained"}, "cost_unconstrained"),
+        ("launch_latency_ns", {"value": -1.0}, "value_negative"),
+        ("hbm_gb_per_s", {"value": 1.0}, "extra_forbidden"),
+    ],
+)
+def test_a_wrong_number_is_refused(field, table, code):
+    document = {"name": "m", "description": "", "device": "cuda"}
+    with pytest.raises(ValidationError) as caught:
+        Machine.model_validate({**document, field: {"kind": "assumed", "source": "s", **table}})
+    assert [fault["type"] for fault in caught.value.errors()] == [code]
+
+
+def test_a_latency_may_be_zero():
+    update = {"launch_latency_ns": number(0), "device_reserve_bytes": number(0)}
+    machine = Machine.model_validate({**toy_machine().model_dump(), **update})
+    assert machine.rate("launch_latency_ns") == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "of", "code"),
+    [
+        ("matmul", "bytes", "curve_of_compute"),
+        ("attention_forward/float32", "bytes", "curve_of_compute"),
+        ("h2d", "flops", "curve_of_link"),
+        ("matmul/fp32", "flops", "curve_key"),
+        ("Matmul", "flops", "curve_key"),
+    ],
+)
+def test_a_curve_that_does_not_fit_its_key_is_refused(key, of, code):
+    with pytest.raises(ValidationError) as caught:
+        Machine(name="m", description="", device="cuda", efficiency={key: curve(1, 0, of)})
+    assert [fault["type"] for fault in caught.value.errors()] == [code]
+
+
+@pytest.mark.parametrize(("max_", "half"), [(0, 0), (1.6, 0), (1, -1), (math.nan, 0)])
+def test_a_curve_out_of_range_is_refused(max_, half):
+    with pytest.raises(ValidationError):
+        Efficiency(max=max_, half=half, of="bytes", kind="assumed", source="s")
+
+
+def test_the_hash_is_stable_and_changes_with_every_number_and_source():
+    machine = toy_machine()
+    assert machine.content_hash == toy_machine().content_hash
+    assert len(machine.content_hash) == 16
+    assert int(machine.content_hash, 16) >= 0
+    faster = machine.model_copy(update={"hbm_bytes_per_s": number(2e12)})
+    retold = machine.model_copy(
+        update={"hbm_bytes_per_s": Number(value=1e12, kind="assumed", source="elsewhere")}
+    )
+    hashes = {one.content_hash for one in (machine, faster, retold)}
+    assert len(hashes) == 3
+
+
+def test_the_hash_does_not_depend_on_how_a_number_is_written():
+    one = Machine.model_validate(toy_machine().model_dump())
+    table = {"value": 1_000_000_000_000, "kind": "assumed", "source": "test"}
+    other = Machine.model_validate({**toy_machine().model_dump(), "hbm_bytes_per_s": table})
+    curves = dict(reversed(one.efficiency.items()))
+    turned = one.model_copy(update={"efficiency": curves})
+    assert one.content_hash == other.content_hash == turned.content_hash

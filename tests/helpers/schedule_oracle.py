@@ -1,0 +1,328 @@
+"""Brute force: is a schedule safe, and does it carry out its chain?
+
+Written from the design page, section 2, and sharing no code with `verify` and `conforms`: the
+order of ops is a transitive closure of explicit sets, and every byte has an explicit history
+and an explicit content, (leaf tensor, byte of that leaf, version). Answers are names of
+violation classes; RACE stands for the three classes about unordered accesses.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from itertools import combinations
+from typing import NamedTuple
+
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, TaskOperand
+from twinstream.schedule.tensors import Slot, Tensor
+
+RACE = "race"
+TASKS = "tasks"
+LAYOUT = {"BadPart", "SlotMisaligned", "ArenaExceedsCap", "TensorOutsideSlot", "BadWait"}
+
+Byte = tuple[str, int]
+Content = tuple[str, int, int]
+Wait = tuple[int, int, bool]  # position of the op, of the op it waits for, in the pass before
+
+
+class Use(NamedTuple):
+    """One operand of an op; mode `copy` writes a version that exists elsewhere."""
+
+    tensor: str
+    slot: str
+    num_parts: int | None
+    version: int
+    mode: str
+
+
+def uses_of(op: Op) -> list[Use]:
+    """An op's operands, those that only read first."""
+    match op:
+        case Compute():
+            found = [Use(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
+        case Copy():
+            found = [
+                Use(op.tensor, op.source, op.num_parts, op.version, "read"),
+                Use(op.tensor, op.destination, op.num_parts, op.version, "copy"),
+            ]
+        case Feed():
+            found = [Use(op.tensor, op.slot, None, op.version, "write")]
+        case Fetch():
+            found = [Use(op.tensor, op.slot, None, op.version, "read")]
+    return [u for u in found if u.mode == "read"] + [u for u in found if u.mode != "read"]
+
+
+def parts_of(tensors: dict[str, Tensor], name: str) -> list[Tensor]:
+    parts = [t for t in tensors.values() if t.parent == name]
+    return sorted(parts, key=lambda part: part.offset_bytes)
+
+
+def leaves_of(tensors: dict[str, Tensor], name: str, num_parts: int | None) -> list[Tensor]:
+    return parts_of(tensors, name)[:num_parts] or [tensors[name]]
+
+
+def span_of(tensors: dict[str, Tensor], name: str, num_parts: int | None) -> tuple[int, int]:
+    """First and past-the-last byte within the root tensor."""
+    if num_parts is not None:
+        last = parts_of(tensors, name)[num_parts - 1]
+        return 0, last.offset_bytes + last.size_bytes
+    low = tensors[name].offset_bytes
+    return low, low + tensors[name].size_bytes
+
+
+class Arena:
+    """The bytes of every tier that matter: all of them, or one for each stretch of like bytes."""
+
+    def __init__(self, schedule: Schedule, *, every_byte: bool) -> None:
+        self.tensors = {t.tensor_id: t for t in schedule.tensors}
+        self.slots: dict[str, Slot] = {s.slot_id: s for s in schedule.slots}
+        self._tiers = {s.slot_id: str(s.tier) for s in schedule.slots}
+        self.uses = [uses_of(op) for op in schedule.ops]
+        self.carried = [Use(c.tensor, c.slot, None, 0, "write") for c in schedule.carried]
+        self._every_byte = every_byte
+        edges: dict[str, set[int]] = {}
+        for use in {*self.carried, *(use for uses in self.uses for use in uses)}:
+            for start, end, _ in [self._span(use), *self._leaf_spans(use)]:
+                edges.setdefault(self._tiers[use.slot], set()).update((start, end))
+        self._cuts = {tier: sorted(found) for tier, found in edges.items()}
+
+    def written(self, use: Use) -> set[Byte]:
+        """Every byte of the operand, padding between its parts included."""
+        start, end, _ = self._span(use)
+        return self._bytes(use, start, end)
+
+    def contents(self, use: Use, version: int) -> dict[Byte, Content]:
+        """What each byte holds when the operand is valid; padding holds nothing."""
+        return {
+            byte: (leaf, byte[1] - start, version)
+            for start, end, leaf in self._leaf_spans(use)
+            for byte in self._bytes(use, start, end)
+        }
+
+    def leaves(self, use: Use) -> list[str]:
+        return [leaf.tensor_id for leaf in leaves_of(self.tensors, use.tensor, use.num_parts)]
+
+    def _base(self, use: Use) -> int:
+        slot = self.slots[use.slot]
+        return slot.offset_bytes - slot.origin_bytes
+
+    def _span(self, use: Use) -> tuple[int, int, str]:
+        low, high = span_of(self.tensors, use.tensor, use.num_parts)
+        return self._base(use) + low, self._base(use) + high, use.tensor
+
+    def _leaf_spans(self, use: Use) -> list[tuple[int, int, str]]:
+        found = []
+        for leaf in leaves_of(self.tensors, use.tensor, use.num_parts):
+            start = self._base(use) + leaf.offset_bytes
+            found.append((start, start + leaf.size_bytes, leaf.tensor_id))
+        return found
+
+    def _bytes(self, use: Use, start: int, end: int) -> set[Byte]:
+        tier = self._tiers[use.slot]
+        if self._every_byte:
+            return {(tier, address) for address in range(start, end)}
+        cuts = self._cuts[tier]
+        return {(tier, cut) for cut in cuts[bisect_left(cuts, start) : bisect_left(cuts, end)]}
+
+
+def problems(schedule: Schedule, *, num_passes: int = 2, every_byte: bool = False) -> set[str]:
+    """Names of the rules that the schedule breaks; empty when it is safe."""
+    if malformed := layout_problems(schedule):
+        return malformed
+    arena = Arena(schedule, every_byte=every_byte)
+    found = content_problems(schedule, arena, num_passes)
+    overlaps, pairs = conflicts(arena, num_passes)
+    before = happens_before(schedule, waits_of(schedule), num_passes)
+    if overlaps or any(first not in before[second] for first, second in pairs):
+        found.add(RACE)
+    return found
+
+
+def layout_problems(schedule: Schedule) -> set[str]:
+    tensors = {t.tensor_id: t for t in schedule.tensors}
+    found: set[str] = set()
+    for tensor in schedule.tensors:
+        parts = parts_of(tensors, tensor.tensor_id)
+        spans = [(p.offset_bytes, p.offset_bytes + p.size_bytes) for p in parts]
+        if tensor.parent is None and tensor.offset_bytes:
+            found.add("BadPart")
+        if (parts and tensor.parent is not None) or any(e > tensor.size_bytes for _, e in spans):
+            found.add("BadPart")
+        if any(a[0] < b[1] and b[0] < a[1] for a, b in combinations(spans, 2)):
+            found.add("BadPart")
+    for slot in schedule.slots:
+        if slot.offset_bytes % (4096 if slot.tier.kind == "disk" else 256):
+            found.add("SlotMisaligned")
+        caps = {"device": schedule.caps.device_bytes, "host": schedule.caps.host_bytes}
+        cap = caps.get(slot.tier.kind)
+        if cap is not None and slot.offset_bytes + slot.size_bytes > cap:
+            found.add("ArenaExceedsCap")
+    return found | _fit_problems(schedule, tensors) | _wait_problems(schedule)
+
+
+def _fit_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
+    slots = {s.slot_id: s for s in schedule.slots}
+    uses = [use for op in schedule.ops for use in uses_of(op)]
+    for use in uses + [Use(c.tensor, c.slot, None, 0, "write") for c in schedule.carried]:
+        slot = slots[use.slot]
+        if use.num_parts is not None and use.num_parts > len(parts_of(tensors, use.tensor)):
+            return {"TensorOutsideSlot"}
+        low, high = span_of(tensors, use.tensor, use.num_parts)
+        if low < slot.origin_bytes or high > slot.origin_bytes + slot.size_bytes:
+            return {"TensorOutsideSlot"}
+    return set()
+
+
+def _wait_problems(schedule: Schedule) -> set[str]:
+    names = [op.op_id for op in schedule.ops]
+    for position, op in enumerate(schedule.ops):
+        others = [e.op_id for e in schedule.ops[:position] if e.stream != op.stream]
+        if set(op.waits) - set(others) or set(op.waits_previous) - set(names):
+            return {"BadWait"}
+    return set()
+
+
+def waits_of(schedule: Schedule) -> set[Wait]:
+    position = {op.op_id: i for i, op in enumerate(schedule.ops)}
+    return {
+        (position[op.op_id], position[wait], previous)
+        for op in schedule.ops
+        for previous, waits in ((False, op.waits), (True, op.waits_previous))
+        for wait in waits
+    }
+
+
+def happens_before(schedule: Schedule, waits: set[Wait], num_passes: int) -> list[set[int]]:
+    """For every op of every pass (position + pass * ops): all that surely completed before it."""
+    streams = [(op.stream.device, op.stream.queue) for op in schedule.ops]
+    size = len(streams)
+    waited: list[list[int]] = [[] for _ in streams]
+    for second, first, previous in waits:
+        waited[second].append(first - size if previous else first)
+    before: list[set[int]] = []
+    newest: dict[tuple[int, str], int] = {}
+    for node in range(size * num_passes):
+        position = node % size
+        direct = {node - position + wait for wait in waited[position]}
+        direct.add(newest.get(streams[position], -1))
+        newest[streams[position]] = node
+        direct = {n for n in direct if n >= 0}
+        before.append(direct.union(*(before[n] for n in direct)))
+    return before
+
+
+def conflicts(arena: Arena, num_passes: int) -> tuple[bool, set[tuple[int, int]]]:
+    """Whether an op conflicts with itself, and all pairs (issued earlier, later) that conflict."""
+    history: dict[Byte, list[tuple[int, bool]]] = {}
+    for number in range(num_passes):
+        for position, uses in enumerate(arena.uses):
+            node = number * len(arena.uses) + position
+            for use in uses:
+                reads = use.mode == "read"
+                touched = arena.contents(use, 0).keys() if reads else arena.written(use)
+                for byte in touched:
+                    history.setdefault(byte, []).append((node, not reads))
+    found: set[tuple[int, int]] = set()
+    for accesses in set(map(tuple, history.values())):
+        for (first, writes), (second, also_writes) in combinations(accesses, 2):
+            if writes or also_writes:
+                found.add((first, second))
+    return any(a == b for a, b in found), {(a, b) for a, b in found if a != b}
+
+
+def content_problems(schedule: Schedule, arena: Arena, num_passes: int) -> set[str]:
+    """Interpret the passes in issue order, believing what each op declares to make."""
+    found: set[str] = set()
+    filled = [byte for use in arena.carried for byte in arena.written(use)]
+    if len(filled) != len(set(filled)):
+        found.add("CarriedNotValid")
+    memory: dict[Byte, Content] = {}
+    for use in arena.carried:
+        memory |= arena.contents(use, 0)
+    for _ in range(num_passes):
+        latest = dict.fromkeys(arena.tensors, 0)
+        for uses in arena.uses:
+            for use in uses:
+                found |= _interpret(arena, use, memory, latest)
+        kept: dict[Byte, Content] = {}
+        for use in arena.carried:
+            for byte, (leaf, index, _) in arena.contents(use, 0).items():
+                if memory.get(byte) != (leaf, index, latest[leaf]):
+                    found.add("CarriedNotValid")
+                else:
+                    kept[byte] = (leaf, index, 0)
+        memory = kept
+    return found
+
+
+def _interpret(
+    arena: Arena, use: Use, memory: dict[Byte, Content], latest: dict[str, int]
+) -> set[str]:
+    found: set[str] = set()
+    wanted = arena.contents(use, use.version)
+    if use.mode in ("read", "update") and any(memory.get(b) != c for b, c in wanted.items()):
+        found.add("WrongContent")
+    if use.mode == "read":
+        return found
+    for byte in arena.written(use):
+        memory.pop(byte, None)
+    if use.mode == "scratch":
+        return found
+    made = use.version + (use.mode == "update")
+    memory |= arena.contents(use, made)
+    for leaf in arena.leaves(use) if use.mode != "copy" else []:
+        exists = use.version == latest[leaf]
+        newer = made > latest[leaf]
+        if made < 1 or not (exists if use.mode == "update" else exists or newer):
+            found.add("VersionOutOfOrder")
+        latest[leaf] = max(latest[leaf], made)
+    return found
+
+
+def conformity_problems(schedule: Schedule, chain: Chain) -> set[str]:
+    """How the schedule differs from the chain: names of rules, TASKS for its compute ops."""
+    found: set[str] = set()
+    declared, wanted = ({t.tensor_id: t for t in d.tensors} for d in (schedule, chain))
+    if declared != wanted:
+        found.add("TensorDiffers")
+    if any(chain.calls.get(name) != call for name, call in schedule.calls.items()):
+        found.add("CallDiffers")
+    if not _same_tasks(schedule, chain):
+        found.add(TASKS)
+    feeds = [o for o in schedule.ops if isinstance(o, Feed)]
+    fetches = [o for o in schedule.ops if isinstance(o, Fetch)]
+    if Counter((o.tensor, o.version, o.source, o.index) for o in feeds) != Counter(
+        (i.tensor, i.version, i.source, i.index) for i in chain.inputs
+    ) or Counter((o.tensor, o.version, o.sink) for o in fetches) != Counter(
+        (o.tensor, o.version, o.sink) for o in chain.outputs
+    ):
+        found.add("InputsDiffer")
+    carried = {leaf for c in schedule.carried for leaf in _leaf_names(wanted, c.tensor)}
+    if any(set(_leaf_names(wanted, root)) - carried for root in chain.persistent):
+        found.add("PersistentNotCarried")
+    return found
+
+
+def _leaf_names(tensors: dict[str, Tensor], name: str) -> list[str]:
+    return [leaf.tensor_id for leaf in leaves_of(tensors, name, None)] if name in tensors else []
+
+
+def _same_tasks(schedule: Schedule, chain: Chain) -> bool:
+    """The compute ops are the chain's tasks in order, recomputes right before theirs."""
+    recomputes = {r.task.task_id: r for r in chain.recomputes}
+    computes = [op for op in schedule.ops if isinstance(op, Compute)]
+    chosen = [recomputes[op.task] for op in computes if op.task in recomputes]
+    if len({r.group for r in chosen}) != len(chosen):
+        return False
+    expected = []
+    for task in chain.tasks:
+        here = {r.task.task_id: r.task for r in chosen if r.before == task.task_id}
+        used = [op.task for op in computes if op.task in here]
+        expected += [here[name] for name in used] + [task]
+    return [(op.task, op.call, [_operand(o) for o in op.operands]) for op in computes] == [
+        (t.task_id, t.call, [_operand(o) for o in t.operands]) for t in expected
+    ]
+
+
+def _operand(o: TaskOperand) -> tuple[str, str, int, str, int | None]:
+    return o.name, o.tensor, o.version, o.mode, o.num_parts

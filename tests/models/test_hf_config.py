@@ -1,0 +1,161 @@
+"""Reading Hugging Face's config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.published_configs import (
+    CONFIGS,
+    META_LLAMA_3_8B,
+    QWEN2_5_0_5B,
+    QWEN3_0_6B,
+    read_config,
+)
+from twinstream.models.hf_config import UnsupportedConfigError
+from twinstream.models.spec import ModelSpec
+
+SMALL_SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "num_parameters"),
+    [
+        ("llama", 8_030_261_248),
+        ("mistral", 7_248_023_552),
+        ("qwen2", 494_032_768),
+        ("qwen3", 596_049_920),
+    ],
+)
+def test_published_configs_give_the_published_number_of_parameters(
+    model_type: str, num_parameters: int, tmp_path: Path
+) -> None:
+    assert read_config(tmp_path, CONFIGS[model_type]).num_parameters == num_parameters
+
+
+def test_every_field_of_a_published_config_arrives(tmp_path: Path) -> None:
+    folder = tmp_path / "Qwen3-0.6B"
+    folder.mkdir()
+    assert read_config(folder, QWEN3_0_6B) == ModelSpec(
+        name="Qwen3-0.6B",
+        num_layers=28,
+        d_model=1024,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        d_ff=3072,
+        vocab_size=151936,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        qk_norm=True,
+        qkv_bias=False,
+        tied_embeddings=True,
+        dtype="bfloat16",
+    )
+
+
+def test_only_qwen2_has_qkv_bias_and_only_qwen3_has_qk_norm(tmp_path: Path) -> None:
+    options = {name: read_config(tmp_path, config) for name, config in CONFIGS.items()}
+    assert [name for name, spec in options.items() if spec.qkv_bias] == ["qwen2"]
+    assert [name for name, spec in options.items() if spec.qk_norm] == ["qwen3"]
+
+
+def test_qwen2_has_its_bias_whatever_attention_bias_says(tmp_path: Path) -> None:
+    for told in (True, False):
+        assert read_config(tmp_path, QWEN2_5_0_5B | {"attention_bias": told}).qkv_bias
+
+
+@pytest.mark.parametrize("model_type", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_what_transformers_saves_is_read_and_counts_the_same_parameters(
+    model_type: str, tied: bool, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    options = {"tie_word_embeddings": tied, "sliding_window": None, "rms_norm_eps": 3e-6}
+    if model_type == "Llama":
+        del options["sliding_window"]
+    if model_type != "Qwen2":
+        options["head_dim"] = 24
+    config = getattr(transformers, f"{model_type}Config")(**SMALL_SIZES, **options)
+    config.save_pretrained(tmp_path)
+    spec = ModelSpec.from_hf_config(tmp_path)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{model_type}ForCausalLM")(config)
+    assert spec.num_parameters == sum(p.numel() for p in model.parameters())
+    assert (spec.tied_embeddings, spec.norm_eps, spec.dtype) == (tied, 3e-6, "float32")
+    assert spec.head_dim == (16 if model_type == "Qwen2" else 24)
+
+
+def test_the_dtype_and_rope_theta_that_transformers_saves_are_read(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "default", "rope_theta": 123_456.0}
+    config = transformers.LlamaConfig(**SMALL_SIZES, dtype="bfloat16", rope_parameters=rope)
+    config.save_pretrained(tmp_path)
+    spec = ModelSpec.from_hf_config(tmp_path)
+    assert (spec.dtype, spec.rope_theta) == ("bfloat16", 123_456.0)
+
+
+def test_a_rope_scaling_that_transformers_saves_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    transformers.LlamaConfig(**SMALL_SIZES, rope_parameters=rope).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedConfigError, match=r"rope_parameters = .*'linear'"):
+        ModelSpec.from_hf_config(tmp_path)
+
+
+def test_mistral_as_transformers_saves_it_by_default_slides_and_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.MistralConfig(**SMALL_SIZES).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedConfigError, match="sliding_window = 4096"):
+        ModelSpec.from_hf_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rope_theta"),
+    [
+        ({"rope_theta": 7e5}, 7e5),
+        ({"rope_theta": None}, 1e4),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 8e5}}, 8e5),
+        ({"rope_theta": 8e5, "rope_parameters": {"rope_theta": 8e5, "rope_type": "default"}}, 8e5),
+        ({"rope_theta": 6e5, "rope_scaling": {"type": "default"}}, 6e5),
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 9, "type": "default"}}, 9.0),
+        ({"rope_parameters": {"partial_rotary_factor": 1.0}}, 5e5),
+        ({"partial_rotary_factor": 1.0}, 5e5),
+    ],
+)
+def test_rope_theta_is_read_in_its_old_and_new_form(
+    changes: dict[str, Any], rope_theta: float, tmp_path: Path
+) -> None:
+    assert read_config(tmp_path, META_LLAMA_3_8B | changes).rope_theta == rope_theta
+
+
+def test_absent_keys_mean_what_they_mean_to_transformers(tmp_path: Path) -> None:
+    optional = (
+        "attention_bias", "hidden_act", "num_key_value_heads", "rms_norm_eps", "rope_scaling",
+        "rope_theta", "tie_word_embeddings", "torch_dtype",
+    )  # fmt: skip
+    spec = read_config(tmp_path, META_LLAMA_3_8B, without=optional)
+    assert (spec.num_kv_heads, spec.head_dim) == (32, 128)
+    assert (spec.norm_eps, spec.rope_theta) == (1e-6, 1e4)
+    assert (spec.tied_embeddings, spec.dtype) == (False, "float32")
+    assert read_config(tmp_path, QWEN3_0_6B, without=("head_dim",)).head_dim == 128
+
+
+def test_dtype_wins_over_torch_dtype(tmp_path: Path) -> None:
+    changes = {"dtype": "float32", "torch_dtype": "bfloat16"}
+    assert read_config(tmp_path, META_LLAMA_3_8B | changes).dtype == "float32"
+
+
+def test_a_file_of_another_name_names_the_model(tmp_path: Path) -> None:
+    file = tmp_path / "my-llama.json"
+    file.write_text(json.dumps(META_LLAMA_3_8B))
+    assert ModelSpec.from_hf_config(file).name == "my-llama"

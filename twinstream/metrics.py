@@ -1,0 +1,78 @@
+"""Headline figures of a schedule and a timeline."""
+
+from pydantic import NonNegativeInt
+
+from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
+from twinstream.hardware_profiles.schema import Machine, is_compute_unit
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.verify_layout import arena_bytes
+
+
+class Summary(Node):
+    """What a step costs and yields.
+
+    `mfu` and `hfu` are shares of the machine's peak for the model's dtype; hfu counts all matmul
+    and attention FLOPs executed, recomputed ones too. Peaks are what the process takes: arenas,
+    and on the device the reserve. `h2d_bytes` and `d2h_bytes` are per step.
+    `recompute_fraction` is the share of executed FLOPs that recompute tasks redo.
+    """
+
+    step_time_s: float
+    cold_step_time_s: float
+    tokens_per_s: float
+    mfu: float
+    hfu: float
+    device_peak_bytes: NonNegativeInt
+    host_peak_bytes: NonNegativeInt
+    h2d_bytes: NonNegativeInt
+    d2h_bytes: NonNegativeInt
+    recompute_fraction: float
+    plan_seconds: float | None = None
+
+
+def summarize(
+    schedule: Schedule, timeline: Timeline, machine: Machine, plan_seconds: float | None = None
+) -> Summary:
+    step_s = timeline.step_ns / 1e9
+    executed, recomputed = executed_flops(schedule)
+    peak = machine.number(PEAK_OF_DTYPE[str(schedule.model.spec["dtype"])])
+    moved = copied_bytes(schedule)
+    return Summary(
+        step_time_s=step_s,
+        cold_step_time_s=timeline.cold_ns / 1e9,
+        tokens_per_s=schedule.workload.tokens_per_step / step_s,
+        mfu=schedule.model_flops / step_s / peak,
+        hfu=executed / step_s / peak,
+        device_peak_bytes=arena_bytes(schedule, DEVICE) + schedule.caps.device_reserve_bytes,
+        host_peak_bytes=arena_bytes(schedule, HOST),
+        h2d_bytes=moved.get("h2d", 0),
+        d2h_bytes=moved.get("d2h", 0),
+        recompute_fraction=recomputed / executed,
+        plan_seconds=plan_seconds,
+    )
+
+
+def executed_flops(schedule: Schedule) -> tuple[int, int]:
+    """(matmul and attention FLOPs of one step, those of them in recompute tasks)."""
+    per_call = {
+        name: sum(work.flops for work in call.cost if is_compute_unit(work.unit))
+        for name, call in schedule.calls.items()
+    }
+    computes = [op for op in schedule.ops if isinstance(op, Compute)]
+    again = sum(per_call[op.call] for op in computes if op.label.kind == "block_recompute")
+    return sum(per_call[op.call] for op in computes), again
+
+
+def copied_bytes(schedule: Schedule) -> dict[str, int]:
+    """Bytes that copies move in one step, by queue."""
+    tensors = {t.tensor_id: t for t in schedule.tensors}
+    moved: dict[str, int] = {}
+    for op in schedule.ops:
+        if isinstance(op, Copy):
+            size = tensors[op.tensor].size_bytes
+            moved[op.stream.queue] = moved.get(op.stream.queue, 0) + size
+    return moved

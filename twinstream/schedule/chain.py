@@ -1,0 +1,68 @@
+"""A training step as a linear chain of tasks over named tensors with declared versions."""
+
+from pydantic import JsonValue, NonNegativeInt, PositiveInt
+
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import KernelCall, Label, TaskOperand
+from twinstream.schedule.tensors import Tensor
+from twinstream.schedule.workload import ModelRef, Workload
+
+
+class Task(Node):
+    """One unit of computation; tasks run in chain order."""
+
+    task_id: str
+    call: str
+    operands: tuple[TaskOperand, ...]
+    label: Label
+
+
+class Recompute(Node):
+    """A task that may be run again right before task `before`, to make versions that exist.
+
+    At most one of a `group` is used; a planner that keeps or offloads what it makes leaves it
+    out.
+    """
+
+    task: Task
+    before: str
+    group: str
+
+
+class Input(Node):
+    """Version `version` of `tensor` comes from the host: item `index` of input `source`."""
+
+    tensor: str
+    version: NonNegativeInt
+    source: str
+    index: NonNegativeInt
+
+
+class Output(Node):
+    """Version `version` of `tensor` goes to the host as `sink`."""
+
+    tensor: str
+    version: NonNegativeInt
+    sink: str
+
+
+class Chain(Node):
+    """Everything a planner reads.
+
+    `persistent` root tensors are carried from step to step (their version at the start of a step
+    is 0); all other content is made within the step. `model_flops` is the count of design
+    section 8 for the whole step (MFU), `tensors` lists parents before their parts. Model, workload
+    and recipe are all it takes to lower the chain again.
+    """
+
+    tensors: tuple[Tensor, ...]
+    calls: dict[str, KernelCall]
+    tasks: tuple[Task, ...]
+    recomputes: tuple[Recompute, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    persistent: tuple[str, ...]
+    workload: Workload
+    model: ModelRef
+    recipe: dict[str, JsonValue]
+    model_flops: PositiveInt

@@ -1,0 +1,22 @@
+"""What an operation demands of a machine: counts, never seconds."""
+
+from pydantic import NonNegativeInt
+
+from twinstream.schedule.node import Node
+
+
+class Work(Node):
+    """Demand of one group of like kernels inside a task.
+
+    `unit` selects the efficiency curve of the machine's profile (`matmul`, `attention_forward`,
+    `attention_backward`, `rms_norm`, `swiglu`, `adamw`, ...; unknown units use `vector`). `shape`
+    is what that curve may depend on: (M, N, K) for a matmul, (query tokens, context tokens,
+    heads, head_dim, sequences) for attention, (elements,) for the rest. A multiply-add is 2 FLOPs.
+    """
+
+    unit: str
+    shape: tuple[NonNegativeInt, ...]
+    flops: NonNegativeInt
+    hbm_bytes: NonNegativeInt
+    launches: NonNegativeInt
+    dtype: str = "bfloat16"

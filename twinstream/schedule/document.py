@@ -1,0 +1,100 @@
+"""The schedule: one loop body, decided in advance, run again and again."""
+
+from typing import Literal, Self
+
+from pydantic import JsonValue, NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Compute, Copy, KernelCall, Op
+from twinstream.schedule.tensors import Carried, Slot, Tensor
+from twinstream.schedule.workload import MachineRef, ModelRef, Workload
+
+
+class Caps(Node):
+    """Bytes the process may take of each memory; None is no limit.
+
+    `device_reserve_bytes` of the device cap are not the arena's: context and libraries take them.
+    """
+
+    device_bytes: NonNegativeInt | None = None
+    host_bytes: NonNegativeInt | None = None
+    device_reserve_bytes: NonNegativeInt = 0
+
+    def arena_bytes(self, tier_kind: str) -> int | None:
+        """How large the tier's arena may be."""
+        if tier_kind == "device" and self.device_bytes is not None:
+            return max(0, self.device_bytes - self.device_reserve_bytes)
+        return self.host_bytes if tier_kind == "host" else None
+
+
+class Schedule(Node):
+    """Where every tensor of a training step lives, when it moves, and what is recomputed.
+
+    Semantics, the whole of them: ops of one stream run in order; an op starts when its stream
+    predecessor and all its waits have completed. One pass is one training step; passes follow
+    one another with no barrier but `waits_previous`. `carried` holds at every boundary.
+    """
+
+    schema_version: Literal[1] = 1
+    tensors: tuple[Tensor, ...]
+    slots: tuple[Slot, ...]
+    calls: dict[str, KernelCall]
+    ops: tuple[Op, ...]
+    carried: tuple[Carried, ...]
+    caps: Caps
+    workload: Workload
+    model: ModelRef
+    recipe: dict[str, JsonValue]
+    model_flops: PositiveInt
+    machine: MachineRef
+    policy: str
+
+    @model_validator(mode="after")
+    def _ids_are_unique_and_known(self) -> Self:
+        tensors = _unique("tensor", [t.tensor_id for t in self.tensors])
+        slots = _unique("slot", [s.slot_id for s in self.slots])
+        _unique("op", [op.op_id for op in self.ops])
+        for tensor in self.tensors:
+            if tensor.parent is not None and tensor.parent not in tensors:
+                raise _unknown("tensor", tensor.tensor_id, "parent", tensor.parent)
+        for item in self.carried:
+            _known(tensors, slots, "carried", item.tensor, item.slot)
+        for op in self.ops:
+            if isinstance(op, Compute):
+                if op.call not in self.calls:
+                    raise _unknown("op", op.op_id, "call", op.call)
+                for operand in op.operands:
+                    _known(tensors, slots, op.op_id, operand.tensor, operand.slot)
+            elif isinstance(op, Copy):
+                _known(tensors, slots, op.op_id, op.tensor, op.source)
+                _known(tensors, slots, op.op_id, op.tensor, op.destination)
+            else:
+                _known(tensors, slots, op.op_id, op.tensor, op.slot)
+        return self
+
+
+def _unique(what: str, ids: list[str]) -> set[str]:
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            raise PydanticCustomError(
+                "duplicate_id", "{what} '{name}' is declared twice", {"what": what, "name": name}
+            )
+        seen.add(name)
+    return seen
+
+
+def _unknown(what: str, where: str, field: str, name: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "unknown_id",
+        "{what} '{where}' names {field} '{name}', which the schedule does not declare",
+        {"what": what, "where": where, "field": field, "name": name},
+    )
+
+
+def _known(tensors: set[str], slots: set[str], where: str, tensor: str, slot: str) -> None:
+    if tensor not in tensors:
+        raise _unknown("op", where, "tensor", tensor)
+    if slot not in slots:
+        raise _unknown("op", where, "slot", slot)

@@ -1,0 +1,78 @@
+"""Which content lies where, who wrote it, and who has read it since: the bytes of one tier."""
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
+
+GARBAGE = -1
+
+
+@dataclass(slots=True)
+class Cell:
+    """A byte range with one history: content (leaf index, version), writer, and readers.
+
+    Writer and readers are (stream, index of the op on that stream); of the readers on a stream
+    only the latest is kept, since a stream runs in order. Writer index -1 is the initial fill.
+    """
+
+    start: int
+    end: int
+    leaf: int
+    version: int
+    writer_stream: int
+    writer_index: int
+    readers: dict[int, int] = field(default_factory=dict)
+
+
+class MemoryCells:
+    """Disjoint cells of one tier, ordered by address."""
+
+    def __init__(self) -> None:
+        self._by_start: dict[int, Cell] = {}
+        self._starts: list[int] = []
+
+    def find(self, start: int, end: int, leaf: int, version: int) -> Cell | None:
+        """The cell of exactly these bytes and this content, if it is intact."""
+        cell = self._by_start.get(start)
+        if cell is None or cell.end != end or cell.leaf != leaf or cell.version != version:
+            return None
+        return cell
+
+    def overlapping(self, start: int, end: int) -> list[Cell]:
+        """Every cell that shares a byte with [start, end)."""
+        cell = self._by_start.get(start)
+        if cell is not None and cell.end == end:
+            return [cell]
+        low = max(0, bisect_right(self._starts, start) - 1)
+        high = bisect_left(self._starts, end)
+        cells = [self._by_start[s] for s in self._starts[low:high]]
+        return [c for c in cells if c.end > start]
+
+    def replace(self, new: Cell) -> None:
+        """Put a new history over its bytes; cells it cuts keep theirs as garbage."""
+        start, end = new.start, new.end
+        old = self._by_start.get(start)
+        if old is not None and old.end == end:
+            self._by_start[start] = new
+            return
+        for cell in self.overlapping(start, end):
+            self._remove(cell)
+            if cell.start < start:
+                self._insert(_fragment(cell, cell.start, start))
+            if cell.end > end:
+                self._insert(_fragment(cell, end, cell.end))
+        self._insert(new)
+
+    def cells(self) -> list[Cell]:
+        return list(self._by_start.values())
+
+    def _remove(self, cell: Cell) -> None:
+        del self._by_start[cell.start]
+        del self._starts[bisect_left(self._starts, cell.start)]
+
+    def _insert(self, cell: Cell) -> None:
+        self._by_start[cell.start] = cell
+        insort(self._starts, cell.start)
+
+
+def _fragment(cell: Cell, start: int, end: int) -> Cell:
+    return Cell(start, end, GARBAGE, 0, cell.writer_stream, cell.writer_index, dict(cell.readers))

@@ -1,0 +1,49 @@
+"""Byte sizes as people write them."""
+
+import re
+
+from twinstream.schedule.errors import TwinstreamError
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base ** (power + 1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate("KMGT")
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
+
+
+class SizeError(TwinstreamError):
+    """A size that cannot be read."""
+
+
+def parse_bytes(text: str, *, whole_bytes: float | None = None) -> int:
+    """Bytes of `24GiB`, `80GB`, `512MiB`, `80%` (of `whole_bytes`) or a plain number.
+
+    GiB is 2**30 bytes, GB is 1e9. Raises SizeError with what is understood.
+
+    >>> parse_bytes("24GiB"), parse_bytes("50%", whole_bytes=1000)
+    (25769803776, 500)
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[2] != "%" and match[2] not in _UNITS):
+        raise SizeError(f"cannot read the size '{text}'; write it as 24GiB, 80GB, 80% or in bytes")
+    if match[2] != "%":
+        return int(float(match[1]) * _UNITS[match[2]])
+    if whole_bytes is None:
+        raise SizeError(
+            f"'{text}' is a share of a memory whose size the machine's profile does not state; "
+            "give it in GiB"
+        )
+    return int(whole_bytes * float(match[1]) / 100)
+
+
+def gib(size_bytes: float) -> str:
+    """For people: `12.34 GiB`, small sizes in MiB or KiB.
+
+    >>> gib(2**33), gib(3 * 2**20), gib(2048)
+    ('8.00 GiB', '3.00 MiB', '2.00 KiB')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(size_bytes) >= size:
+            return f"{size_bytes / size:.2f} {unit}"
+    return f"{size_bytes / 2**10:.2f} KiB"

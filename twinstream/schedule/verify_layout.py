@@ -1,0 +1,111 @@
+"""Static rules: parts inside parents, slots aligned and within caps, tensors inside slots."""
+
+from twinstream.schedule.accesses import AccessMap
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.tensors import Tier
+from twinstream.schedule.violations import (
+    ArenaExceedsCap,
+    BadPart,
+    SlotMisaligned,
+    TensorOutsideSlot,
+    Violation,
+)
+
+
+def arena_bytes(schedule: Schedule, tier: Tier) -> int:
+    """Extent of a tier's arena: the end of its last slot."""
+    ends = [s.offset_bytes + s.size_bytes for s in schedule.slots if s.tier == tier]
+    return max(ends, default=0)
+
+
+def layout_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
+    return [
+        *_part_violations(access_map),
+        *_slot_violations(schedule, access_map),
+        *_fit_violations(schedule, access_map),
+    ]
+
+
+def _part_violations(access_map: AccessMap) -> list[Violation]:
+    found: list[Violation] = []
+    for tensor in access_map.tensors.values():
+        parts = access_map.parts_of(tensor.tensor_id)
+        if tensor.parent is None and tensor.offset_bytes:
+            found.append(
+                BadPart(
+                    f"'{tensor.tensor_id}' has no parent, yet an offset of {tensor.offset_bytes} bytes",
+                    tensor=tensor.tensor_id,
+                )
+            )
+        if parts and tensor.parent is not None:
+            found.append(
+                BadPart(
+                    f"'{tensor.tensor_id}' is a part of '{tensor.parent}' and has parts itself",
+                    tensor=tensor.tensor_id,
+                )
+            )
+        end = 0
+        for part in parts:
+            high = part.offset_bytes + part.size_bytes
+            if part.offset_bytes < end or high > tensor.size_bytes:
+                found.append(
+                    BadPart(
+                        f"part '{part.tensor_id}' takes bytes {part.offset_bytes} to {high} of "
+                        f"'{tensor.tensor_id}', which has {tensor.size_bytes} bytes, the first "
+                        f"{end} of them taken by parts before it",
+                        tensor=part.tensor_id,
+                    )
+                )
+            end = max(end, high)
+    return found
+
+
+def _slot_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
+    found: list[Violation] = []
+    for slot in schedule.slots:
+        if slot.offset_bytes % slot.tier.alignment_bytes:
+            found.append(
+                SlotMisaligned(
+                    f"slot '{slot.slot_id}' starts at byte {slot.offset_bytes} of {slot.tier}, "
+                    f"not a multiple of {slot.tier.alignment_bytes}",
+                    slot=slot.slot_id,
+                )
+            )
+    for tier in access_map.tiers:
+        limit = schedule.caps.arena_bytes(tier.kind)
+        extent = arena_bytes(schedule, tier)
+        if limit is not None and extent > limit:
+            found.append(
+                ArenaExceedsCap(
+                    f"the arena of {tier} takes {extent} bytes, {extent - limit} more than its "
+                    f"cap of {limit}"
+                )
+            )
+    return found
+
+
+def _fit_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
+    found: list[Violation] = []
+    checked: set[tuple[str, str, int | None]] = set()
+
+    def check(op_id: str, tensor: str, slot: str, num_parts: int | None) -> None:
+        key = (tensor, slot, num_parts)
+        if key in checked:
+            return
+        checked.add(key)
+        if why := access_map.fit_error(tensor, slot, num_parts):
+            found.append(TensorOutsideSlot(f"in op '{op_id}' {why}", (op_id,), tensor, slot))
+
+    for item in schedule.carried:
+        check("(carried)", item.tensor, item.slot, None)
+    for op in schedule.ops:
+        if isinstance(op, Compute):
+            for operand in op.operands:
+                check(op.op_id, operand.tensor, operand.slot, operand.num_parts)
+        elif isinstance(op, Copy):
+            check(op.op_id, op.tensor, op.source, op.num_parts)
+            check(op.op_id, op.tensor, op.destination, op.num_parts)
+        else:
+            check(op.op_id, op.tensor, op.slot, None)
+    return found

@@ -1,0 +1,70 @@
+"""What one training step processes, and which model and machine a document is about."""
+
+from typing import Self
+
+from pydantic import JsonValue, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from twinstream.schedule.node import Node
+
+
+class Workload(Node):
+    """A step is `rounds_per_step` rounds of `chunks_per_round` chunks of `chunk_tokens` tokens.
+
+    A chunk packs whole sequences (chunk_tokens a multiple of seq_len) or is a contiguous slice
+    of one (seq_len a multiple of chunk_tokens); then a round holds whole sequences.
+    """
+
+    seq_len: PositiveInt
+    chunk_tokens: PositiveInt
+    chunks_per_round: PositiveInt
+    rounds_per_step: PositiveInt
+
+    @model_validator(mode="after")
+    def _chunks_fit_sequences(self) -> Self:
+        longer, shorter = sorted((self.seq_len, self.chunk_tokens), reverse=True)
+        if longer % shorter:
+            raise PydanticCustomError(
+                "chunk_does_not_fit",
+                "a chunk of {chunk_tokens} tokens neither packs nor slices sequences of "
+                "{seq_len} tokens: one must be a multiple of the other",
+                {"chunk_tokens": self.chunk_tokens, "seq_len": self.seq_len},
+            )
+        if self.chunks_per_round % self.chunks_per_sequence:
+            raise PydanticCustomError(
+                "round_splits_sequence",
+                "a round of {chunks} chunks splits a sequence, which is {per_sequence} chunks",
+                {"chunks": self.chunks_per_round, "per_sequence": self.chunks_per_sequence},
+            )
+        return self
+
+    @property
+    def chunks_per_sequence(self) -> int:
+        return max(1, self.seq_len // self.chunk_tokens)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.chunk_tokens * self.chunks_per_round * self.rounds_per_step
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.tokens_per_step // self.seq_len
+
+    @property
+    def sliced(self) -> bool:
+        return self.chunk_tokens < self.seq_len
+
+
+class ModelRef(Node):
+    """The model a document was made for; `spec` is its whole specification."""
+
+    name: str
+    content_hash: str
+    spec: dict[str, JsonValue]
+
+
+class MachineRef(Node):
+    """The machine a schedule was planned for."""
+
+    name: str
+    content_hash: str
