@@ -38,6 +38,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         inputs=tuple(builder.inputs),
         outputs=tuple(builder.outputs),
         persistent=lowering.shapes.persistent,
+        round_starts=tuple(lowering.round_starts),
         workload=workload,
         model=model_ref(spec),
         recipe=lowering.recipe.model_dump(mode="json"),
@@ -73,6 +74,7 @@ class _Lowering:
         self.spec, self.workload, self.recipe = spec, workload, recipe
         self.builder = ChainBuilder()
         self.shapes = Shapes(spec, workload)
+        self.round_starts: list[int] = []
 
     def run(self) -> None:
         declare_tensors(self.builder, self.shapes)
@@ -82,6 +84,7 @@ class _Lowering:
         state = self.builder.write("step_state", "step_state")
         self.step_state = state.model_copy(update={"mode": "read"})
         for round_ in range(self.workload.rounds_per_step):
+            self.round_starts.append(len(self.builder.tasks))
             self._forward(round_)
             self._head(round_)
             for layer in reversed(range(self.spec.num_layers)):

@@ -39,8 +39,16 @@ def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
         ChunkingError: the fixed numbers contradict each other; says which.
     """
     _check(step)
-    sizes = [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step)
-    return [_workload(spec, step, size) for size in sizes]
+    found: list[Workload] = []
+    misfits: list[ChunkingError] = []
+    for size in [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step):
+        try:
+            found.append(_workload(spec, step, size))
+        except ChunkingError as error:
+            misfits.append(error)
+    if not found:
+        raise misfits[0]
+    return found
 
 
 def _check(step: TrainingStep) -> None:

@@ -5,11 +5,12 @@ free there, in order of need; the task; then the offload of every content that b
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.packing import align_up
 from twinstream.planner.residency import Stay
+from twinstream.planner.traffic import traffic_of
 from twinstream.planner.uses import Unit, UnitMap
 from twinstream.planner.waits import derive_waits
 from twinstream.schedule.chain import Chain, Input, Output, Task
@@ -33,14 +34,6 @@ class Placement:
     units: UnitMap
     stays: Sequence[Stay]
     offsets: Sequence[int]
-
-
-@dataclass
-class _Traffic:
-    """Copies a placement implies: loads by stay, offloads by (task position, stay)."""
-
-    loads: dict[int, dict[str, int]] = field(default_factory=dict)
-    stores: dict[int, dict[int, dict[str, int]]] = field(default_factory=dict)
 
 
 def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Schedule:
@@ -68,7 +61,7 @@ def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Sch
 
 def host_units(placement: Placement) -> list[Unit]:
     """Units that need a home in host memory, in a fixed order."""
-    traffic = _traffic(placement)
+    traffic = traffic_of(placement.chain, placement.units, placement.stays)
     stays = placement.stays
     moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
     moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
@@ -88,7 +81,9 @@ def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
     if taken > cap_bytes:
         return tasks[0].task_id
     seen: set[str] = set()
-    for position, stores in sorted(_traffic(placement).stores.items()):
+    for position, stores in sorted(
+        traffic_of(placement.chain, placement.units, placement.stays).stores.items()
+    ):
         for index in stores:
             unit = units[placement.stays[index].unit]
             if not unit.persistent and unit.unit_id not in seen:
@@ -99,62 +94,11 @@ def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
     return tasks[-1].task_id
 
 
-def _traffic(placement: Placement) -> _Traffic:
-    """Load what a stay reads and did not make; store what it made and others read later."""
-    final = _final_versions(placement)
-    readers = _last_read(placement)
-    wanted = {(o.tensor, o.version) for o in placement.chain.outputs}
-    traffic = _Traffic()
-    for index, stay in enumerate(placement.stays):
-        persistent = placement.units.units[stay.unit].persistent
-        last_position = stay.uses[-1].position
-        loads: dict[str, int] = {}
-        made: dict[str, tuple[int, int]] = {}
-        for use in stay.uses:
-            for leaf in use.leaves:
-                if leaf.reads is not None and leaf.leaf not in made:
-                    loads.setdefault(leaf.leaf, leaf.reads)
-                if leaf.makes is not None:
-                    made[leaf.leaf] = (leaf.makes, use.position)
-        if stay.carried:
-            continue
-        traffic.loads[index] = loads
-        for name, (version, position) in made.items():
-            read_later = readers.get((name, version), -1) > last_position
-            if read_later or (persistent and version == final[name]) or (name, version) in wanted:
-                traffic.stores.setdefault(position, {}).setdefault(index, {})[name] = version
-    return traffic
-
-
-def _final_versions(placement: Placement) -> dict[str, int]:
-    final: dict[str, int] = {}
-    for stay in placement.stays:
-        for use in stay.uses:
-            for leaf in use.leaves:
-                final[leaf.leaf] = max(final.get(leaf.leaf, 0), leaf.makes or 0)
-    return final
-
-
-def _last_read(placement: Placement) -> dict[tuple[str, int], int]:
-    """Position of the last read of every version, unless the version is made again before it."""
-    found: dict[tuple[str, int], int] = {}
-    for stay in placement.stays:
-        made: set[tuple[str, int]] = set()
-        for use in stay.uses:
-            for leaf in use.leaves:
-                if leaf.reads is not None and (leaf.leaf, leaf.reads) not in made:
-                    key = (leaf.leaf, leaf.reads)
-                    found[key] = max(found.get(key, -1), use.position)
-                if leaf.makes is not None:
-                    made.add((leaf.leaf, leaf.makes))
-    return found
-
-
 class _Emission:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.units = placement.units
-        self.traffic = _traffic(placement)
+        self.traffic = traffic_of(placement.chain, placement.units, placement.stays)
         self.slots: dict[str, Slot] = {}
         self.homes: dict[str, str] = {}
         self._inputs: dict[tuple[str, int], Input] = {
@@ -189,12 +133,16 @@ class _Emission:
         return ops
 
     def carried(self) -> list[Carried]:
-        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.carried}
+        """Persistent units: on the device where a stay leaves, at home where that is valid."""
+        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.leaves}
         found = []
         for name, unit in self.units.units.items():
-            if unit.persistent:
-                slot = self._slot_of_stay[held[name]] if name in held else self.homes[name]
-                found.append(Carried(tensor=name, slot=slot))
+            if not unit.persistent:
+                continue
+            if name in held:
+                found.append(Carried(tensor=name, slot=self._slot_of_stay[held[name]]))
+            if name not in held or name in self.traffic.initially_loaded:
+                found.append(Carried(tensor=name, slot=self.homes[name]))
         return found
 
     def _device_slot(self, stay: Stay, offset: int) -> str:

@@ -1,7 +1,7 @@
 """Recompute levels: which saved activations of a block stay, leave, or are made again."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinstream.planner.packing import align_up
 from twinstream.planner.uses import UnitMap
@@ -20,21 +20,30 @@ class Option:
 class Block:
     """The saved activations of one forward task, the same in every round.
 
-    `groups` are the chain's recompute groups, one per round; `units` what backward reads of it;
+    `groups` are the chain's recompute groups, one per round; `units` what backward reads of it, and
+    `unit_bytes` what this block adds to each (of a sequence's K and V, its own chunk's);
     `options` from no recompute to the most. `gap_ns` is the compute time between forward and
     backward, `forward_ns` the forward task's own.
     """
 
     groups: tuple[str, ...]
     units: tuple[str, ...]
+    unit_bytes: tuple[int, ...]
     options: tuple[Option, ...]
     gap_ns: float
     forward_ns: float
+
+    def saved_bytes(self, option: int) -> int:
+        """Bytes that must be saved of the block when that option makes the rest again."""
+        remade = self.options[option].remade
+        sizes = zip(self.units, self.unit_bytes, strict=True)
+        return sum(size for name, size in sizes if name not in remade)
 
 
 def saved_blocks(chain: Chain, units: UnitMap, call_ns: Mapping[str, float]) -> list[Block]:
     """Blocks in forward order, from the recomputes that the chain declares."""
     writer, start_ns = _writers(chain, units, call_ns)
+    leaf_bytes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
     tasks = {task.task_id: task for task in chain.tasks}
     by_group: dict[str, list[Recompute]] = {}
     for recompute in chain.recomputes:
@@ -55,14 +64,13 @@ def saved_blocks(chain: Chain, units: UnitMap, call_ns: Mapping[str, float]) -> 
         )
         if saved in found:
             known = found[saved]
-            found[saved] = Block(
-                (*known.groups, group), saved, known.options, known.gap_ns, known.forward_ns
-            )
+            found[saved] = replace(known, groups=(*known.groups, group))
             continue
         forward = next(writer[name] for name in saved if name in made_again)
         end_ns = start_ns[forward.task_id] + call_ns[forward.call]
         gap_ns = start_ns[backward.task_id] - end_ns
-        found[saved] = Block((group,), saved, tuple(options), gap_ns, call_ns[forward.call])
+        sizes = tuple(_own_bytes(name, forward, units, leaf_bytes) for name in saved)
+        found[saved] = Block((group,), saved, sizes, tuple(options), gap_ns, call_ns[forward.call])
     return sorted(found.values(), key=lambda block: -block.gap_ns)
 
 
@@ -79,6 +87,20 @@ def _writers(
         for name in _made(task, units):
             writer.setdefault(name, task)
     return writer, start_ns
+
+
+def _own_bytes(name: str, forward: Task, units: UnitMap, leaf_bytes: Mapping[str, int]) -> int:
+    """Bytes of a unit that saving this block adds: K and V of other chunks are theirs."""
+    unit = units.units[name]
+    if unit.tensor.role != "context":
+        return align_up(unit.tensor.size_bytes)
+    written = {
+        leaf
+        for operand in forward.operands
+        if operand.mode == "write"
+        for leaf in units.leaves(operand.tensor, operand.num_parts)
+    }
+    return align_up(sum(leaf_bytes[leaf] for leaf in unit.leaves if leaf in written))
 
 
 def _made(task: Task, units: UnitMap) -> list[str]:
@@ -104,9 +126,8 @@ def _read(task: Task, units: UnitMap) -> list[str]:
 class LevelChoice:
     """A level for every block: kept on the device, or saved at an option of the block's."""
 
-    def __init__(self, blocks: list[Block], units: UnitMap) -> None:
+    def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
-        self._units = units
         self._option: list[int | None] = [len(block.options) - 1 for block in blocks]
 
     @property
@@ -140,7 +161,7 @@ class LevelChoice:
             if self._option[index] is None:
                 continue
             for option in range(len(block.options)):
-                if copy_ns(self._saved_bytes(block, option)) <= block.forward_ns:
+                if copy_ns(block.saved_bytes(option)) <= block.forward_ns:
                     self._option[index] = option
                     break
 
@@ -157,13 +178,5 @@ class LevelChoice:
                 if excess_bytes <= 0:
                     return
                 if chosen is not None and chosen < target < len(block.options):
-                    before = self._saved_bytes(block, chosen)
-                    excess_bytes -= before - self._saved_bytes(block, target)
+                    excess_bytes -= block.saved_bytes(chosen) - block.saved_bytes(target)
                     self._option[index] = target
-
-    def _saved_bytes(self, block: Block, option: int) -> int:
-        return sum(
-            align_up(self._units.units[name].tensor.size_bytes)
-            for name in block.units
-            if name not in block.options[option].remade
-        )

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT_BYTES = 256
+_TRIES = 24
+_GOOD_ENOUGH = 1.01
 
 
 def align_up(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
@@ -26,28 +28,73 @@ def live_peak(intervals: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
 
 
 def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets for intervals (begin, end, size_bytes), and the extent they need.
+    """Offsets for intervals (begin, end, size_bytes), and the extent they need."""
+    return pack_items([(((begin, end),), size) for begin, end, size in intervals])
 
-    Greedy by size: the largest first, each at the lowest offset where no interval alive at the
-    same time lies. Ties go to the longer, then to the earlier one.
+
+def pack_items(
+    items: Sequence[tuple[tuple[tuple[int, int], ...], int]],
+) -> tuple[list[int], int]:
+    """Offsets for items alive in disjoint intervals ((begin, end), ...), size_bytes; the extent.
+
+    Greedy, each item at the lowest offset where nothing alive at the same time lies, in order of
+    bytes x time alive, the most first; then better orders are looked for by moving the items that
+    stick out ahead, until the extent is within 1 % of the live peak or tries run out.
     """
-    order = sorted(
-        range(len(intervals)),
-        key=lambda i: (-intervals[i][2], intervals[i][0] - intervals[i][1], intervals[i][0], i),
-    )
-    begins, ends, lows, highs = (np.zeros(len(intervals), dtype=np.int64) for _ in range(4))
-    offsets = [0] * len(intervals)
-    extent = 0
-    for placed, index in enumerate(order):
-        begin, end, size = intervals[index]
-        size = align_up(size)
-        alive = (begins[:placed] < end) & (ends[:placed] > begin)
-        offset = _first_gap(lows[:placed][alive], highs[:placed][alive], size)
-        begins[placed], ends[placed] = begin, end
-        lows[placed], highs[placed] = offset, offset + size
-        offsets[index] = offset
-        extent = max(extent, offset + size)
-    return offsets, extent
+    sizes = np.asarray([align_up(size) for _, size in items], dtype=np.int64)
+    if not len(sizes):
+        return [], 0
+    meets = _meetings([ranges for ranges, _ in items])
+    alive = [sum(end - begin for begin, end in ranges) for ranges, _ in items]
+    peak, _ = live_peak([(b, e, size) for ranges, size in items for b, e in ranges])
+    order = sorted(range(len(items)), key=lambda i: (-alive[i] * int(sizes[i]), items[i][0][0], i))
+    best, best_extent = _placed(order, meets, sizes)
+    offsets = best
+    for _ in range(_TRIES):
+        extent = int((offsets + sizes).max())
+        if best_extent <= peak * _GOOD_ENOUGH:
+            break
+        order = _moved_ahead(order, offsets + sizes >= extent)
+        offsets, extent = _placed(order, meets, sizes)
+        if extent < best_extent:
+            best, best_extent = offsets, extent
+    return [int(offset) for offset in best], best_extent
+
+
+def _meetings(ranges: Sequence[Sequence[tuple[int, int]]]) -> list[NDArray[np.int64]]:
+    """For each item those alive at the same time, itself left out."""
+    owner = np.asarray([i for i, found in enumerate(ranges) for _ in found], dtype=np.int64)
+    begins = np.asarray([b for found in ranges for b, _ in found], dtype=np.int64)
+    ends = np.asarray([e for found in ranges for _, e in found], dtype=np.int64)
+    meetings = []
+    for i, found in enumerate(ranges):
+        alive = np.zeros(len(owner), dtype=np.bool_)
+        for begin, end in found:
+            alive |= (begins < end) & (ends > begin)
+        alive &= owner != i
+        meetings.append(np.unique(owner[alive]))
+    return meetings
+
+
+def _placed(
+    order: Sequence[int], meetings: Sequence[NDArray[np.int64]], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int]:
+    offsets = np.full(len(sizes), -1, dtype=np.int64)
+    for i in order:
+        others = meetings[i]
+        placed = others[offsets[others] >= 0]
+        low = offsets[placed]
+        offsets[i] = _first_gap(low, low + sizes[placed], int(sizes[i]))
+    return offsets, int((offsets + sizes).max())
+
+
+def _moved_ahead(order: Sequence[int], sticking_out: NDArray[np.bool_]) -> list[int]:
+    """The order with the items that set the extent twice as early."""
+    changed = [i for i in order if not sticking_out[i]]
+    for place, i in enumerate(order):
+        if sticking_out[i]:
+            changed.insert(place // 2, i)
+    return changed
 
 
 def _first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> int:

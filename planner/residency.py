@@ -2,25 +2,33 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinstream.planner.uses import Unit, UnitMap, Use
 
 KeepRule = Callable[[Unit, float], bool]
+GapRule = Callable[[Unit, int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
     """A unit's time on the device: positions [begin, end) of the task sequence.
 
-    `begin` is where its load may be issued, `end` where its bytes may be given to others.
+    `begin` is where its load may be issued, `end` where its bytes may be given to others. A stay
+    that `enters` finds its content there from the pass before; one that `leaves` keeps it there
+    for the pass after.
     """
 
     unit: str
     begin: int
     end: int
     uses: tuple[Use, ...]
-    carried: bool = False
+    enters: bool = False
+    leaves: bool = False
+
+    def goes_on_in(self, after: "Stay") -> bool:
+        """Whether the next stay of the unit begins with the content that this one ends with."""
+        return _same_content(self.uses, after.uses[0])
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,35 @@ def resident_stays(uses: dict[str, list[Use]], units: UnitMap, num_tasks: int) -
     stays = []
     for name, used in uses.items():
         if units.units[name].persistent:
-            stays.append(Stay(name, 0, num_tasks, tuple(used), carried=True))
+            stays.append(Stay(name, 0, num_tasks, tuple(used), enters=True, leaves=True))
         else:
             stays += [
                 Stay(name, group[0].position, group[-1].position + 1, tuple(group))
                 for group in _groups(used, keep=lambda before, after: True)
             ]
+    return stays
+
+
+def chosen_stays(
+    uses: dict[str, list[Use]], units: UnitMap, keep: GapRule, num_tasks: int
+) -> list[Stay]:
+    """Stays by a rule on every gap; content of persistent units may stay over the boundary.
+
+    Bare: they begin at their first use and end after their last, whatever copies need.
+    """
+    stays: list[Stay] = []
+    for name, used in uses.items():
+        unit = units.units[name]
+
+        def kept(before: Use, after: Use, unit: Unit = unit) -> bool:
+            return keep(unit, before.position, after.position)
+
+        groups = _groups(used, kept)
+        bare = [Stay(name, g[0].position, g[-1].position + 1, tuple(g)) for g in groups]
+        if unit.persistent and kept(used[-1], used[0]):
+            bare[0] = replace(bare[0], begin=0, enters=True)
+            bare[-1] = replace(bare[-1], end=num_tasks, leaves=True)
+        stays += bare
     return stays
 
 

@@ -50,6 +50,7 @@ class UnitMap:
         together = self._used_together(chain, tensors)
         self.units: dict[str, Unit] = {}
         self.unit_of_leaf: dict[str, str] = {}
+        self._touched: dict[str, dict[str, tuple[LeafUse, ...]]] = {}
         persistent = set(chain.persistent)
         for tensor in chain.tensors:
             name = tensor.tensor_id
@@ -62,6 +63,19 @@ class UnitMap:
 
     def leaves(self, tensor: str, num_parts: int | None) -> list[str]:
         return self.parts.get(tensor, [tensor])[:num_parts]
+
+    def touched(self, task: Task) -> dict[str, tuple[LeafUse, ...]]:
+        """What a task does to each unit it uses."""
+        if task.task_id not in self._touched:
+            found: dict[str, list[LeafUse]] = {}
+            for operand in task.operands:
+                reads = operand.version if operand.mode in ("read", "update") else None
+                makes = {"write": operand.version, "update": operand.version + 1}.get(operand.mode)
+                for leaf in self.leaves(operand.tensor, operand.num_parts):
+                    use = LeafUse(leaf, reads, makes)
+                    found.setdefault(self.unit_of_leaf[leaf], []).append(use)
+            self._touched[task.task_id] = {name: tuple(uses) for name, uses in found.items()}
+        return self._touched[task.task_id]
 
     def _used_together(self, chain: Chain, tensors: dict[str, Tensor]) -> set[str]:
         together: set[str] = set()
@@ -79,13 +93,6 @@ def uses_by_unit(tasks: Sequence[Task], units: UnitMap) -> dict[str, list[Use]]:
     """Every unit's uses in task order."""
     found: dict[str, list[Use]] = {}
     for position, task in enumerate(tasks):
-        touched: dict[str, list[LeafUse]] = {}
-        for operand in task.operands:
-            reads = operand.version if operand.mode in ("read", "update") else None
-            makes = {"write": operand.version, "update": operand.version + 1}.get(operand.mode)
-            for leaf in units.leaves(operand.tensor, operand.num_parts):
-                use = LeafUse(leaf, reads, makes)
-                touched.setdefault(units.unit_of_leaf[leaf], []).append(use)
-        for unit, leaves in touched.items():
-            found.setdefault(unit, []).append(Use(position, tuple(leaves)))
+        for unit, leaves in units.touched(task).items():
+            found.setdefault(unit, []).append(Use(position, leaves))
     return found

@@ -83,11 +83,9 @@ class MachineCosts:
         works = self._schedule.calls[name].cost
         times = [work_time(work, self._machine) for work in works]
         alone_ns = sum(max(t.compute_ns, t.memory_ns) for t in times)
-        fixed_ns = round(sum(t.launch_ns for t in times))
-        if alone_ns <= 0:
-            return OpCost(fixed_ns, None)
         hbm_bytes = sum(work.hbm_bytes for work in works)
-        return OpCost(fixed_ns, Flow(alone_ns, (("compute", alone_ns), ("hbm", float(hbm_bytes)))))
+        amounts = (("compute", alone_ns), ("hbm", float(hbm_bytes)))
+        return _op_cost(sum(t.launch_ns for t in times), alone_ns, amounts)
 
     def _copy_cost(self, queue: str, size_bytes: int) -> OpCost:
         direction = "d2h" if queue.startswith("d2h") else "h2d"
@@ -99,13 +97,18 @@ class MachineCosts:
             )
             size = float(size_bytes)
             amounts = ((direction, size), ("pcie", size), ("hbm", size), ("host_dram", size))
-            self._copies[key] = OpCost(round(latency_ns), Flow(alone_ns - latency_ns, amounts))
+            self._copies[key] = _op_cost(latency_ns, alone_ns - latency_ns, amounts)
         return self._copies[key]
 
     def _host_cost(self, size_bytes: int) -> OpCost:
         alone_ns = size_bytes / self.capacity["host_dram"]
-        fixed_ns = round(self._machine.number("launch_latency_ns"))
-        return OpCost(fixed_ns, Flow(alone_ns, (("host_dram", float(size_bytes)),)))
+        launch_ns = self._machine.number("launch_latency_ns")
+        return _op_cost(launch_ns, alone_ns, (("host_dram", float(size_bytes)),))
+
+
+def _op_cost(latency_ns: float, alone_ns: float, amounts: tuple[tuple[str, float], ...]) -> OpCost:
+    """No flow where nothing takes time: all its resources are unconstrained."""
+    return OpCost(round(latency_ns), Flow(alone_ns, amounts) if alone_ns > 0 else None)
 
 
 def _copied_bytes(schedule: Schedule) -> Callable[[Copy | Feed | Fetch], int]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import simpy
 
+_MAX_SWEEPS = 1000  # random flows over six resources took at most 83, those of machines take 3
+
 
 @dataclass(frozen=True, slots=True)
 class Flow:
@@ -22,32 +24,50 @@ class Flow:
 def fair_rates(flows: Sequence[Flow], capacity: Mapping[str, float]) -> list[float]:
     """Progress per ns of each flow: at most 1 / alone_ns, max-min fair on shared resources.
 
-    Water filling: every resource offers its flows equal shares of what is left. Flows that need
-    no more than their shares run at full speed; when there is none, the flows held back most are
-    fixed at the share of the resource that holds them, and the rest is shared anew.
+    A flow below full speed is held by a resource without anything left, of which no other flow
+    draws more. What a flow does not draw because it is held elsewhere goes to the others. Levels
+    (the most that a flow may draw of a resource) are found by filling one resource after the
+    other, given the levels of the rest, until none changes.
     """
     full = [1.0 / flow.alone_ns for flow in flows]
     if _uncontended(flows, full, capacity):
         return full
-    rates = [0.0] * len(flows)
-    left = dict(capacity)
-    active = list(range(len(flows)))
-    while active:
-        limits = _limits(flows, active, left)
-        fixed = [i for i in active if limits[i][0] >= full[i]]
-        if fixed:
-            for i in fixed:
-                rates[i] = full[i]
-        else:
-            worst = min(active, key=lambda i: (limits[i][0] / full[i], i))
-            fixed = [i for i in active if limits[i][1] == limits[worst][1]]
-            for i in fixed:
-                rates[i] = limits[i][0]
-        for i in fixed:
-            active.remove(i)
-            for resource, amount in flows[i].amounts:
-                left[resource] = max(0.0, left[resource] - amount * rates[i])
+    amounts = [{name: amount for name, amount in flow.amounts if amount} for flow in flows]
+    resources = [name for name in capacity if any(name in used for used in amounts)]
+    levels = dict.fromkeys(resources, math.inf)
+    rates = full
+    for _ in range(_MAX_SWEEPS):
+        for name in resources:
+            levels[name] = math.inf
+            drawn = [
+                used[name] * _rate(speed, used, levels)
+                for speed, used in zip(full, amounts, strict=True)
+                if name in used
+            ]
+            levels[name] = _level(drawn, capacity[name])
+        before = rates
+        rates = [_rate(speed, used, levels) for speed, used in zip(full, amounts, strict=True)]
+        if all(abs(new - old) <= 1e-12 * old for new, old in zip(rates, before, strict=True)):
+            break
     return rates
+
+
+def _rate(full: float, amounts: Mapping[str, float], levels: Mapping[str, float]) -> float:
+    return min(full, min((levels[name] / used for name, used in amounts.items()), default=full))
+
+
+def _level(wanted: Sequence[float], capacity: float) -> float:
+    """What each flow may draw so that all together draw the capacity; inf if they want less."""
+    if sum(wanted) <= capacity:
+        return math.inf
+    left = capacity
+    share = capacity / len(wanted)
+    for number, amount in enumerate(sorted(wanted)):
+        share = left / (len(wanted) - number)
+        if amount >= share:
+            break
+        left -= amount
+    return share
 
 
 def _uncontended(
@@ -60,23 +80,6 @@ def _uncontended(
         for resource, amount in flow.amounts:
             used[resource] = used.get(resource, 0.0) + amount * rate
     return all(total <= capacity[resource] for resource, total in used.items())
-
-
-def _limits(
-    flows: Sequence[Flow], active: Sequence[int], left: Mapping[str, float]
-) -> dict[int, tuple[float, str]]:
-    """Each flow's rate at its equal shares, and the resource that sets it."""
-    sharers: dict[str, int] = {}
-    for i in active:
-        for resource, _ in flows[i].amounts:
-            sharers[resource] = sharers.get(resource, 0) + 1
-    return {
-        i: min(
-            ((left[r] / sharers[r] / amount, r) for r, amount in flows[i].amounts if amount),
-            default=(math.inf, ""),
-        )
-        for i in active
-    }
 
 
 class FluidPool:
@@ -94,6 +97,7 @@ class FluidPool:
         self._done: list[simpy.Event] = []
         self._since_ns = 0
         self._generation = 0
+        self._known_rates: dict[tuple[int, ...], tuple[list[Flow], list[float]]] = {}
 
     def run(self, flow: Flow) -> simpy.Event:
         """Start a flow; the event fires when it is through."""
@@ -113,14 +117,24 @@ class FluidPool:
         self._since_ns = now_ns
 
     def _share(self) -> None:
-        self._rates = fair_rates(self._flows, self._capacity)
         self._generation += 1
         if not self._flows:
+            self._rates = []
             return
+        self._rates = self._rates_now()
         next_ns = min(left / rate for left, rate in zip(self._left, self._rates, strict=True))
         timer = self._env.timeout(max(0, math.ceil(next_ns - 1e-6)), self._generation)
         assert timer.callbacks is not None
         timer.callbacks.append(self._wake)
+
+    def _rates_now(self) -> list[float]:
+        """Fair rates of the flows in flight; the same few sets of flows come again and again."""
+        key = tuple(map(id, self._flows))
+        known = self._known_rates.get(key)
+        if known is None:
+            flows = list(self._flows)  # kept, so that their ids stay theirs
+            known = self._known_rates[key] = (flows, fair_rates(flows, self._capacity))
+        return known[1].copy()
 
     def _wake(self, timer: simpy.Event) -> None:
         if timer.value != self._generation:

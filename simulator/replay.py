@@ -1,12 +1,13 @@
 """Replay a schedule in virtual time: one SimPy process per stream."""
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 
 import simpy
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Op
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.periodic import MAX_PASSES, PassBoundaries, StepTime
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
@@ -57,81 +58,105 @@ def replay_passes(schedule: Schedule, costs: CostModel, num_passes: int) -> list
     return [run.next_pass() for _ in range(num_passes)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An op as its stream's process sees it; `waited_for` if another op waits for it."""
+
+    position: int
+    cost: OpCost
+    waits: tuple[int, ...]
+    waits_previous: tuple[int, ...]
+    waited_for: bool
+
+
+class _Pass:
+    """Spans of one pass as they come, events of ops that others wait for, and one for the end."""
+
+    def __init__(self, env: simpy.Environment, steps: Sequence[_Step]) -> None:
+        self.starts = [0] * len(steps)
+        self.ends = [0] * len(steps)
+        self.done = {step.position: env.event() for step in steps if step.waited_for}
+        self.ended = env.event()
+        self._left = len(steps)
+
+    def end(self, step: _Step, now_ns: int) -> None:
+        self.ends[step.position] = now_ns
+        if step.waited_for:
+            self.done[step.position].succeed()
+        self._left -= 1
+        if not self._left:
+            self.ended.succeed()
+
+
 class _Run:
     """A SimPy environment with all streams of a schedule running `num_passes` passes."""
 
     def __init__(self, schedule: Schedule, costs: CostModel, num_passes: int) -> None:
         self._env = simpy.Environment()
-        self._num_ops = len(schedule.ops)
-        self._starts: list[list[int]] = [[0] * self._num_ops for _ in range(num_passes)]
-        self._ends: list[list[int]] = [[0] * self._num_ops for _ in range(num_passes)]
-        self._done = [[self._env.event() for _ in schedule.ops] for _ in range(num_passes)]
-        self._passed = 0
-        position = {op.op_id: i for i, op in enumerate(schedule.ops)}
+        self._steps = _steps(schedule, costs)
+        self._passes: list[_Pass] = []
+        self._num_passes = num_passes
+        self._ended = 0
         pool = FluidPool(self._env, costs.capacity)
-        streams: dict[str, list[tuple[int, Op]]] = {}
-        for i, op in enumerate(schedule.ops):
-            streams.setdefault(str(op.stream), []).append((i, op))
-        for ops in streams.values():
-            steps = [
-                _Step(
-                    i,
-                    costs.cost(op),
-                    [position[wait] for wait in op.waits],
-                    [position[wait] for wait in op.waits_previous],
-                )
-                for i, op in ops
-            ]
+        streams: dict[str, list[_Step]] = {}
+        for op, step in zip(schedule.ops, self._steps, strict=True):
+            streams.setdefault(str(op.stream), []).append(step)
+        for steps in streams.values():
             self._env.process(self._stream(steps, pool, costs.wait_ns))
 
     def next_pass(self) -> PassSpans:
         """Run until the next pass is through; fails if some op never ends."""
-        done = self._done[self._passed]
-        self._env.run(self._env.all_of(done))
-        self._passed += 1
-        return self.spans(self._passed - 1)
+        self._env.run(self._pass(self._ended).ended)
+        self._ended += 1
+        return self.spans(self._ended - 1)
 
     def spans(self, number: int) -> PassSpans:
-        return PassSpans(start_ns=tuple(self._starts[number]), end_ns=tuple(self._ends[number]))
+        found = self._passes[number]
+        return PassSpans(start_ns=tuple(found.starts), end_ns=tuple(found.ends))
+
+    def _pass(self, number: int) -> _Pass:
+        while len(self._passes) <= number:
+            self._passes.append(_Pass(self._env, self._steps))
+        return self._passes[number]
 
     def _stream(
-        self, steps: "Sequence[_Step]", pool: FluidPool, wait_ns: int
+        self, steps: Sequence[_Step], pool: FluidPool, wait_ns: int
     ) -> Generator[simpy.Event, object, None]:
         """SimPy process: one stream, in order, with event waits across streams."""
         env = self._env
-        for number, done in enumerate(self._done):
-            starts, ends = self._starts[number], self._ends[number]
-            before = self._done[number - 1] if number else None
+        for number in range(self._num_passes):
+            this = self._pass(number)
+            before = self._pass(number - 1) if number else None
             for step in steps:
-                waits = [done[i] for i in step.waits]
+                waits = [this.done[i] for i in step.waits]
                 if before is not None:
-                    waits += [before[i] for i in step.waits_previous]
-                pending = [event for event in waits if not event.processed]
-                if pending:
-                    yield env.all_of(pending)
+                    waits += [before.done[i] for i in step.waits_previous]
+                for event in waits:
+                    if not event.processed:
+                        yield event
                 if waits and wait_ns:
                     yield env.timeout(wait_ns)
-                starts[step.position] = int(env.now)
+                this.starts[step.position] = int(env.now)
                 if step.cost.fixed_ns:
                     yield env.timeout(step.cost.fixed_ns)
                 if step.cost.flow is not None:
                     yield pool.run(step.cost.flow)
-                ends[step.position] = int(env.now)
-                done[step.position].succeed()
+                this.end(step, int(env.now))
 
 
-class _Step:
-    """An op as its stream's process sees it."""
-
-    __slots__ = ("cost", "position", "waits", "waits_previous")
-
-    def __init__(
-        self, position: int, cost: OpCost, waits: list[int], waits_previous: list[int]
-    ) -> None:
-        self.position = position
-        self.cost = cost
-        self.waits = waits
-        self.waits_previous = waits_previous
+def _steps(schedule: Schedule, costs: CostModel) -> list[_Step]:
+    position = {op.op_id: i for i, op in enumerate(schedule.ops)}
+    waited_for = {wait for op in schedule.ops for wait in (*op.waits, *op.waits_previous)}
+    return [
+        _Step(
+            i,
+            costs.cost(op),
+            tuple(position[wait] for wait in op.waits),
+            tuple(position[wait] for wait in op.waits_previous),
+            op.op_id in waited_for,
+        )
+        for i, op in enumerate(schedule.ops)
+    ]
 
 
 def _anchor_ns(schedule: Schedule, spans: PassSpans) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +20,29 @@ from twinstream.planner.chunking import TrainingStep, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.sizes import parse_bytes
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Fetch
+from twinstream.schedule.sizes import gib, parse_bytes
+from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate as replay
 from twinstream.text import TextBatches, byte_tokens, check_vocabulary, default_text
 
 if TYPE_CHECKING:
-    import torch
+    from twinstream.executor.host_work import HostWork
+    from twinstream.executor.state import State
+    from twinstream.executor.training import TokenSource
 
 DEFAULT_POLICY = "streaming"
+
+
+class NoTorchError(TwinstreamError):
+    """Running and probing need torch, and it is not installed."""
+
+
+class HostTooSmall(TwinstreamError):
+    """This machine's memory does not hold what a run needs."""
 
 
 def plan(
@@ -64,7 +79,13 @@ def plan(
     failed: InfeasiblePlan | None = None
     for workload in chunkings(spec, step):
         try:
-            return plan_chain(lower(spec, workload, step.recipe), profile, caps, policy)
+            return plan_chain(
+                lower(spec, workload, step.recipe),
+                profile,
+                caps,
+                policy,
+                judge=lambda schedule: replay(schedule, profile),
+            )
         except InfeasiblePlan as error:
             failed = error
     assert failed is not None, "there is always at least one chunking"
@@ -82,18 +103,22 @@ class Run:
 
     timeline: Timeline
     losses: tuple[float, ...]
-    state: Mapping[str, torch.Tensor]
+    state: State
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How to run a schedule; `backend` "auto" is CUDA where there is one, else the CPU."""
+    """How to run a schedule; `backend` "auto" is CUDA where there is one, else the CPU.
+
+    `on_loss` is called with the loss of every step as soon as it is there, in a thread of the run.
+    """
 
     backend: str = "auto"
     num_steps: int = 4
     learning_rate: float = 1e-3
     seed: int = 0
     poison: bool = False
+    on_loss: Callable[[float], None] | None = None
 
 
 def execute(
@@ -101,7 +126,7 @@ def execute(
     settings: RunSettings | None = None,
     *,
     tokens: NDArray[np.int32] | None = None,
-    state: Mapping[str, torch.Tensor] | None = None,
+    state: State | None = None,
 ) -> Run:
     """Train by a schedule, verbatim; the first step is cold, the others are timed.
 
@@ -112,9 +137,10 @@ def execute(
         state: flat parameters and optimizer state to start from; by default fresh ones.
 
     Raises:
-        TwinstreamError: the schedule is unsafe, there is no CUDA, memory is short, or the text
-            does not suit the model.
+        TwinstreamError: the schedule is unsafe, there is no torch or no CUDA, memory is short, or
+            the text does not suit the model.
     """
+    require_torch()
     from twinstream.executor.execute import RunOptions, choose_backend
     from twinstream.executor.execute import execute as run
     from twinstream.executor.state import initial_state
@@ -128,12 +154,76 @@ def execute(
     batches = TextBatches(stream, schedule.workload)
     training = Training(_torch_source(batches), settings.learning_rate, settings.seed)
     options = RunOptions(backend=backend, num_passes=settings.num_steps, poison=settings.poison)
+    _check_memory(schedule, backend)
     start = state if state is not None else initial_state(spec, settings.seed)
-    execution = run(schedule, start, training.host_work(schedule), options)
+    host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
+    execution = run(schedule, start, host_work, options)
     return Run(execution.timeline, tuple(training.losses), execution.state)
 
 
-def _torch_source(batches: TextBatches) -> Callable[[int, int], torch.Tensor]:
+def _told(
+    host_work: HostWork, losses: Sequence[float], on_loss: Callable[[float], None] | None
+) -> HostWork:
+    """The host's work, with `on_loss` told of every loss it takes out."""
+    import torch
+
+    from twinstream.executor.host_work import HostWork
+
+    if on_loss is None:
+        return host_work
+
+    def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+        host_work.fetch(op, pass_index, taken)
+        on_loss(losses[-1])
+
+    return HostWork(host_work.feed, fetch)
+
+
+def _check_memory(schedule: Schedule, backend: str) -> None:
+    """Refuse what this host cannot hold before the state is made, which may take minutes."""
+    from twinstream.executor.pinned import host_limits
+
+    tiers = (HOST, DEVICE) if backend == "cpu" else (HOST,)
+    arenas = sum(arena_bytes(schedule, tier) for tier in tiers)
+    state = sum(
+        tensor.size_bytes
+        for tensor in schedule.tensors
+        if tensor.parent is None and tensor.role in ("parameter", "optimizer_state")
+    )
+    limits = host_limits()
+    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
+    needed = arenas + 2 * state
+    if known and needed > min(known):
+        raise HostTooSmall(
+            f"a run of this schedule on the {backend} backend takes {gib(needed)} of host memory "
+            f"({gib(arenas)} of arenas, {gib(2 * state)} of weights and optimizer state before and "
+            f"after), and {gib(min(known))} are free here. Run a smaller model, or where there is "
+            "more memory; planning and simulating need none of it."
+        )
+
+
+def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
+    """Measure this machine's CPU as the device of the `cpu` backend; takes some seconds.
+
+    Raises:
+        NoTorchError: torch is not installed.
+    """
+    require_torch()
+    from twinstream.executor.probe.cpu import probe_cpu
+
+    return probe_cpu(dtypes=dtypes)
+
+
+def require_torch() -> None:
+    """Raise NoTorchError where running and probing are impossible."""
+    if importlib.util.find_spec("torch") is None:
+        raise NoTorchError(
+            "running and probing need torch, which is not installed: "
+            "pip install 'twinstream[executor]'; planning, simulating and comparing do without"
+        )
+
+
+def _torch_source(batches: TextBatches) -> TokenSource:
     import torch
 
     def chunk(step: int, index: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit, host_bytes
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.judge import Judge
 from twinstream.planner.packing import live_peak, pack
 from twinstream.planner.residency import resident_stays, stay_intervals
 from twinstream.planner.sequence import with_recomputes
@@ -11,7 +12,9 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
 
-def plan_resident(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_resident(
+    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None = None
+) -> Schedule:
     """Parameters, gradients, optimizer state and saved activations never leave the device.
 
     Only inputs and the loss pass through host memory. All blocks share one recompute level, the
@@ -40,10 +43,11 @@ def plan_resident(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
     assert caps.device_bytes is not None
     needed = extent + caps.device_reserve_bytes
     at = live_peak(stay_intervals(units, placement.stays))[1]
+    host_fits = caps.host_bytes is None or host_bytes(placement) <= caps.host_bytes
     raise InfeasiblePlan(
         Shortage(
             "resident", "device", caps.device_bytes, needed, placement.tasks[at].task_id,
-            needed, None,
+            needed if host_fits else None, None,
         )
     )  # fmt: skip
 

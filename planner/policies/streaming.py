@@ -8,6 +8,7 @@ from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit, host_bytes, host_overflow_task
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.judge import Judge
 from twinstream.planner.levels import LevelChoice, saved_blocks
 from twinstream.planner.packing import live_peak, pack
 from twinstream.planner.residency import Margins, TaskClock, stay_intervals, streaming_stays
@@ -37,12 +38,17 @@ class _Windows:
 
 @dataclass(frozen=True)
 class _Candidate:
+    """`device_bytes` is the packed extent; the live peak where that alone exceeds the cap and the
+    windows are not bare (then it is not packed)."""
+
     placement: Placement
     device_bytes: int
     host_bytes: int
 
 
-def plan_streaming(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_streaming(
+    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None = None
+) -> Schedule:
     """Stream parameters, gradients, optimizer state and saved activations through the device.
 
     Every unit of state has its home in host memory. It is fetched ahead of its use in order of
@@ -77,7 +83,7 @@ class _StreamingPlanner:
         self.block_ns = max((block.forward_ns for block in self.blocks), default=0.0)
 
     def candidate(self, windows: _Windows) -> _Candidate:
-        choice = LevelChoice(self.blocks, self.units)
+        choice = LevelChoice(self.blocks)
         choice.keep(lambda block: block.gap_ns <= windows.activation_gap_ns)
         if windows.bare:
             return self._placed(choice, windows)
@@ -116,7 +122,9 @@ class _StreamingPlanner:
         Raises:
             InfeasiblePlan: no gap lets both caps hold.
         """
-        needed = self._first(lambda gap_ns: self._fits_host(self.bare(gap_ns)))
+        needed: float | None = self.gaps_ns[0]
+        if not self._fits_host(self.bare(self.gaps_ns[0])):
+            needed = self._first(lambda gap_ns: self._fits_host(self.bare(gap_ns)))
         if needed is not None and self._fits_device(self.bare(needed)):
             return needed
         raise self._infeasible(needed)
@@ -162,17 +170,24 @@ class _StreamingPlanner:
 
         margins = Margins(lead_ns=windows.margin_ns, drain_ns=windows.margin_ns)
         stays = streaming_stays(uses_by_unit(tasks, self.units), self.units, clock, keep, margins)
-        offsets, extent = pack(stay_intervals(self.units, stays))
+        intervals = stay_intervals(self.units, stays)
+        extent, _ = live_peak(intervals)
+        offsets = [0] * len(stays)
+        if windows.bare or not self._exceeds_device(extent):
+            offsets, extent = pack(intervals)
         placement = Placement(self.chain, tasks, self.units, stays, offsets)
         return _Candidate(placement, extent, host_bytes(placement))
+
+    def _exceeds_device(self, arena_bytes: int) -> bool:
+        cap = self.caps.arena_bytes("device")
+        return cap is not None and arena_bytes > cap
 
     def _peak(self, candidate: _Candidate) -> int:
         """Position of the task at which most device bytes are alive."""
         return live_peak(stay_intervals(self.units, candidate.placement.stays))[1]
 
     def _fits_device(self, candidate: _Candidate) -> bool:
-        cap = self.caps.arena_bytes("device")
-        return cap is None or candidate.device_bytes <= cap
+        return not self._exceeds_device(candidate.device_bytes)
 
     def _fits_host(self, candidate: _Candidate) -> bool:
         cap = self.caps.host_bytes

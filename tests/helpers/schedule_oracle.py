@@ -80,24 +80,24 @@ class Arena:
         self.uses = [uses_of(op) for op in schedule.ops]
         self.carried = [Use(c.tensor, c.slot, None, 0, "write") for c in schedule.carried]
         self._every_byte = every_byte
+        distinct = {*self.carried, *(use for uses in self.uses for use in uses)}
         edges: dict[str, set[int]] = {}
-        for use in {*self.carried, *(use for uses in self.uses for use in uses)}:
+        for use in distinct:
             for start, end, _ in [self._span(use), *self._leaf_spans(use)]:
                 edges.setdefault(self._tiers[use.slot], set()).update((start, end))
         self._cuts = {tier: sorted(found) for tier, found in edges.items()}
 
-    def written(self, use: Use) -> set[Byte]:
+        self.written = {use: self._bytes(use, *self._span(use)[:2]) for use in distinct}
         """Every byte of the operand, padding between its parts included."""
-        start, end, _ = self._span(use)
-        return self._bytes(use, start, end)
-
-    def contents(self, use: Use, version: int) -> dict[Byte, Content]:
-        """What each byte holds when the operand is valid; padding holds nothing."""
-        return {
-            byte: (leaf, byte[1] - start, version)
-            for start, end, leaf in self._leaf_spans(use)
-            for byte in self._bytes(use, start, end)
+        self.held = {
+            use: {
+                byte: (leaf, byte[1] - start)
+                for start, end, leaf in self._leaf_spans(use)
+                for byte in self._bytes(use, start, end)
+            }
+            for use in distinct
         }
+        """Leaf and byte of the leaf for every byte of the operand; padding holds nothing."""
 
     def leaves(self, use: Use) -> list[str]:
         return [leaf.tensor_id for leaf in leaves_of(self.tensors, use.tensor, use.num_parts)]
@@ -157,7 +157,12 @@ def layout_problems(schedule: Schedule) -> set[str]:
         cap = caps.get(slot.tier.kind)
         if cap is not None and slot.offset_bytes + slot.size_bytes > cap:
             found.add("ArenaExceedsCap")
-    return found | _fit_problems(schedule, tensors) | _wait_problems(schedule)
+    return (
+        found
+        | _fit_problems(schedule, tensors)
+        | _carried_problems(schedule, tensors)
+        | _wait_problems(schedule)
+    )
 
 
 def _fit_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
@@ -170,6 +175,19 @@ def _fit_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
         low, high = span_of(tensors, use.tensor, use.num_parts)
         if low < slot.origin_bytes or high > slot.origin_bytes + slot.size_bytes:
             return {"TensorOutsideSlot"}
+    return set()
+
+
+def _carried_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
+    """All carried pairs are filled before the first pass, so no two may share a byte."""
+    slots = {s.slot_id: s for s in schedule.slots}
+    taken: list[tuple[str, int, int]] = []
+    for item in schedule.carried:
+        slot, (low, high) = slots[item.slot], span_of(tensors, item.tensor, None)
+        base = slot.offset_bytes - slot.origin_bytes
+        taken.append((str(slot.tier), base + low, base + high))
+    if any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a, b in combinations(taken, 2)):
+        return {"CarriedNotValid"}
     return set()
 
 
@@ -219,8 +237,7 @@ def conflicts(arena: Arena, num_passes: int) -> tuple[bool, set[tuple[int, int]]
             node = number * len(arena.uses) + position
             for use in uses:
                 reads = use.mode == "read"
-                touched = arena.contents(use, 0).keys() if reads else arena.written(use)
-                for byte in touched:
+                for byte in arena.held[use] if reads else arena.written[use]:
                     history.setdefault(byte, []).append((node, not reads))
     found: set[tuple[int, int]] = set()
     for accesses in set(map(tuple, history.values())):
@@ -233,12 +250,9 @@ def conflicts(arena: Arena, num_passes: int) -> tuple[bool, set[tuple[int, int]]
 def content_problems(schedule: Schedule, arena: Arena, num_passes: int) -> set[str]:
     """Interpret the passes in issue order, believing what each op declares to make."""
     found: set[str] = set()
-    filled = [byte for use in arena.carried for byte in arena.written(use)]
-    if len(filled) != len(set(filled)):
-        found.add("CarriedNotValid")
     memory: dict[Byte, Content] = {}
     for use in arena.carried:
-        memory |= arena.contents(use, 0)
+        memory |= _content(arena, use, 0)
     for _ in range(num_passes):
         latest = dict.fromkeys(arena.tensors, 0)
         for uses in arena.uses:
@@ -246,7 +260,7 @@ def content_problems(schedule: Schedule, arena: Arena, num_passes: int) -> set[s
                 found |= _interpret(arena, use, memory, latest)
         kept: dict[Byte, Content] = {}
         for use in arena.carried:
-            for byte, (leaf, index, _) in arena.contents(use, 0).items():
+            for byte, (leaf, index) in arena.held[use].items():
                 if memory.get(byte) != (leaf, index, latest[leaf]):
                     found.add("CarriedNotValid")
                 else:
@@ -255,21 +269,25 @@ def content_problems(schedule: Schedule, arena: Arena, num_passes: int) -> set[s
     return found
 
 
+def _content(arena: Arena, use: Use, version: int) -> dict[Byte, Content]:
+    return {byte: (leaf, index, version) for byte, (leaf, index) in arena.held[use].items()}
+
+
 def _interpret(
     arena: Arena, use: Use, memory: dict[Byte, Content], latest: dict[str, int]
 ) -> set[str]:
     found: set[str] = set()
-    wanted = arena.contents(use, use.version)
-    if use.mode in ("read", "update") and any(memory.get(b) != c for b, c in wanted.items()):
+    wanted = _content(arena, use, use.version)
+    if use.mode in ("read", "update") and not wanted.items() <= memory.items():
         found.add("WrongContent")
     if use.mode == "read":
         return found
-    for byte in arena.written(use):
+    for byte in arena.written[use]:
         memory.pop(byte, None)
     if use.mode == "scratch":
         return found
     made = use.version + (use.mode == "update")
-    memory |= arena.contents(use, made)
+    memory |= _content(arena, use, made)
     for leaf in arena.leaves(use) if use.mode != "copy" else []:
         exists = use.version == latest[leaf]
         newer = made > latest[leaf]

@@ -241,9 +241,7 @@ def change_copy(schedule: Schedule, rng: Random) -> Schedule | None:
     return _change(schedule, index, **update)
 
 
-def _change_slot(
-    schedule: Schedule, rng: Random, field: str, steps: list[int]
-) -> Schedule | None:
+def _change_slot(schedule: Schedule, rng: Random, field: str, steps: list[int]) -> Schedule | None:
     used = {use.slot for op in schedule.ops if isinstance(op, Compute) for use in op.operands}
     index = _pick(rng, [i for i, s in enumerate(schedule.slots) if s.slot_id in used])
     if index is None:

@@ -1,14 +1,15 @@
 """What each op touches: byte ranges of tiers, by leaf tensor."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from twinstream.schedule.memory_cells import GARBAGE
-from twinstream.schedule.ops import Compute, Copy, Feed, Mode, Op
+from twinstream.schedule.ops import Mode, Op
 from twinstream.schedule.tensors import Slot, Tensor
 
+Range = tuple[int, int, int]
 
-@dataclass(frozen=True, slots=True)
-class Access:
+
+class Access(NamedTuple):
     """One op's use of one leaf (a tensor without parts) in one slot.
 
     `leaf` is GARBAGE for bytes that lie between a parent's parts and are written along.
@@ -45,9 +46,7 @@ class AccessMap:
             parts.sort(key=lambda part: part.offset_bytes)
         self.leaves = [t.tensor_id for t in tensors if t.tensor_id not in self._parts]
         self._leaf_index = {name: i for i, name in enumerate(self.leaves)}
-        self._ranges: dict[
-            tuple[str, str, int | None], tuple[int, tuple[tuple[int, int, int], ...]]
-        ] = {}
+        self._ranges: dict[tuple[str, str, int | None], tuple[int, tuple[Range, ...]]] = {}
 
     def parts_of(self, tensor: str) -> list[Tensor]:
         return self._parts.get(tensor, [])
@@ -83,45 +82,37 @@ class AccessMap:
 
     def ranges(
         self, tensor: str, slot: str, num_parts: int | None
-    ) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    ) -> tuple[int, tuple[Range, ...]]:
         """(tier, ((start, end, leaf), ...)), gaps between parts included as GARBAGE."""
         key = (tensor, slot, num_parts)
-        if key not in self._ranges:
-            self._ranges[key] = self._resolve(tensor, slot, num_parts)
-        return self._ranges[key]
+        found = self._ranges.get(key)
+        if found is None:
+            found = self._ranges[key] = self._resolve(tensor, slot, num_parts)
+        return found
 
     def of(self, op: Op) -> list[Access]:
         """Reads first, so that a write over an op's own operand shows."""
-        if isinstance(op, Compute):
-            uses = [(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
-        elif isinstance(op, Copy):
-            uses = [
-                (op.tensor, op.source, op.num_parts, op.version, "read"),
-                (op.tensor, op.destination, op.num_parts, op.version, "write"),
-            ]
-        else:
-            mode: Mode = "write" if isinstance(op, Feed) else "read"
-            uses = [(op.tensor, op.slot, None, op.version, mode)]
-        found: list[Access] = []
-        for tensor, slot, num_parts, version, access_mode in uses:
+        reads: list[Access] = []
+        others: list[Access] = []
+        for tensor, slot, num_parts, version, mode in _uses(op):
             tier, ranges = self.ranges(tensor, slot, num_parts)
+            found = reads if mode == "read" else others
             for start, end, leaf in ranges:
-                if leaf == GARBAGE and access_mode == "read":
-                    continue
-                mode = "scratch" if leaf == GARBAGE else access_mode
-                found.append(Access(tier, start, end, leaf, version, mode, tensor, slot))
-        found.sort(key=_reads_first)
-        return found
+                if leaf != GARBAGE:
+                    found.append(Access(tier, start, end, leaf, version, mode, tensor, slot))
+                elif mode != "read":
+                    found.append(Access(tier, start, end, leaf, version, "scratch", tensor, slot))
+        return reads + others
 
     def _resolve(
         self, tensor: str, slot: str, num_parts: int | None
-    ) -> tuple[int, tuple[tuple[int, int, int], ...]]:
+    ) -> tuple[int, tuple[Range, ...]]:
         tier = self._tier_index[self.slots[slot].tier]
         start, end = self.address(tensor, slot, num_parts)
         parts = self.parts_of(tensor)[:num_parts]
         if not parts:
             return tier, ((start, end, self._leaf_index[tensor]),)
-        found: list[tuple[int, int, int]] = []
+        found: list[Range] = []
         position = start
         for part in parts:
             low = start + part.offset_bytes
@@ -134,5 +125,12 @@ class AccessMap:
         return tier, tuple(found)
 
 
-def _reads_first(access: Access) -> bool:
-    return access.mode != "read"
+def _uses(op: Op) -> list[tuple[str, str, int | None, int, Mode]]:
+    if op.kind == "compute":
+        return [(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
+    if op.kind == "copy":
+        return [
+            (op.tensor, op.source, op.num_parts, op.version, "read"),
+            (op.tensor, op.destination, op.num_parts, op.version, "write"),
+        ]
+    return [(op.tensor, op.slot, None, op.version, "write" if op.kind == "feed" else "read")]

@@ -1,8 +1,10 @@
 """Prove that a schedule computes exactly what a chain says: nothing dropped, nothing changed."""
 
-from twinstream.schedule.chain import Chain, Recompute, Task
+from collections import Counter
+
+from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Feed, Fetch, TaskOperand
+from twinstream.schedule.ops import Compute, TaskOperand
 from twinstream.schedule.violations import (
     CallDiffers,
     InputsDiffer,
@@ -57,45 +59,35 @@ def _tensor_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
 
 def _task_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
     found: list[Violation] = []
-    recomputes: dict[str, Recompute] = {r.task.task_id: r for r in chain.recomputes}
     number = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    recomputes = {r.task.task_id: r for r in chain.recomputes}
     groups: set[str] = set()
     upcoming = 0
-    for op in (op for op in schedule.ops if isinstance(op, Compute)):
-        if op.task in number:
-            at = number[op.task]
-            if at < upcoming:
-                found.append(
-                    TaskUnexpected(
-                        f"op '{op.op_id}' carries out task '{op.task}' again or after a later one",
-                        (op.op_id,),
-                    )
-                )
-                continue
-            found += [_missing(chain.tasks[i], op) for i in range(upcoming, at)]
+    for op in (op for op in schedule.ops if op.kind == "compute"):
+        at, recompute = number.get(op.task), recomputes.get(op.task)
+        if at is not None and at >= upcoming:
+            found += [_missing(task, op) for task in chain.tasks[upcoming:at]]
             upcoming = at + 1
             found += _operand_violations(op, chain.tasks[at])
-        elif op.task in recomputes:
-            recompute = recomputes[op.task]
-            follows = chain.tasks[upcoming].task_id if upcoming < len(chain.tasks) else None
-            if recompute.group in groups or recompute.before != follows:
-                found.append(
-                    TaskUnexpected(
-                        f"op '{op.op_id}' recomputes '{op.task}' twice, beside another level, or "
-                        f"not right before task '{recompute.before}'",
-                        (op.op_id,),
-                    )
-                )
+        elif at is not None:
+            found.append(_unexpected(op, f"task '{op.task}' again or after a later one"))
+        elif recompute is not None:
+            next_task = chain.tasks[upcoming].task_id if upcoming < len(chain.tasks) else None
+            if recompute.before != next_task:
+                why = f"recompute '{op.task}', but not right before task '{recompute.before}'"
+                found.append(_unexpected(op, why))
+            elif recompute.group in groups:
+                why = f"recompute '{op.task}', though one of group '{recompute.group}' has run"
+                found.append(_unexpected(op, why))
             groups.add(recompute.group)
             found += _operand_violations(op, recompute.task)
         else:
-            found.append(
-                TaskUnexpected(
-                    f"op '{op.op_id}' carries out '{op.task}', which is no task of the chain",
-                    (op.op_id,),
-                )
-            )
+            found.append(_unexpected(op, f"'{op.task}', which is no task of the chain"))
     return found + [_missing(task, None) for task in chain.tasks[upcoming:]]
+
+
+def _unexpected(op: Compute, what: str) -> Violation:
+    return TaskUnexpected(f"op '{op.op_id}' carries out {what}", (op.op_id,))
 
 
 def _missing(task: Task, op: Compute | None) -> Violation:
@@ -114,47 +106,68 @@ def _operand_violations(op: Compute, task: Task) -> list[Violation]:
                 (op.op_id,),
             )
         )
-    given = tuple(
-        TaskOperand(
-            name=o.name, tensor=o.tensor, version=o.version, mode=o.mode, num_parts=o.num_parts
-        )
-        for o in op.operands
-    )
-    if given != task.operands:
-        wrong = next(
-            (g for g, t in zip(given, task.operands, strict=False) if g != t),
-            given[-1] if given else None,
-        )
+    for given, wanted in zip(op.operands, task.operands, strict=False):
+        if _what(given) != _what(wanted):
+            found.append(
+                OperandsDiffer(
+                    f"op '{op.op_id}' has operand {_text(given)} in slot '{given.slot}', where "
+                    f"task '{task.task_id}' has {_text(wanted)}",
+                    (op.op_id,),
+                    given.tensor,
+                    given.slot,
+                )
+            )
+    if len(op.operands) != len(task.operands):
         found.append(
             OperandsDiffer(
-                f"op '{op.op_id}' does not have the operands of task '{task.task_id}'"
-                + (f", first at '{wrong.name}' ('{wrong.tensor}')" if wrong else ""),
+                f"op '{op.op_id}' has {len(op.operands)} operands, task '{task.task_id}' has "
+                f"{len(task.operands)}",
                 (op.op_id,),
-                wrong.tensor if wrong else None,
             )
         )
     return found
 
 
+def _what(operand: TaskOperand) -> tuple[str, str, int, str, int | None]:
+    return operand.name, operand.tensor, operand.version, operand.mode, operand.num_parts
+
+
+def _text(operand: TaskOperand) -> str:
+    parts = "" if operand.num_parts is None else f"the first {operand.num_parts} parts of "
+    return (
+        f"'{operand.name}' ({operand.mode} version {operand.version} of {parts}'{operand.tensor}')"
+    )
+
+
 def _host_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
-    feeds = [
-        (op.tensor, op.version, op.source, op.index) for op in schedule.ops if isinstance(op, Feed)
-    ]
-    fetches = [(op.tensor, op.version, op.sink) for op in schedule.ops if isinstance(op, Fetch)]
-    wanted_feeds = [(i.tensor, i.version, i.source, i.index) for i in chain.inputs]
-    wanted_fetches = [(o.tensor, o.version, o.sink) for o in chain.outputs]
+    left = Counter(
+        [(i.tensor, i.version, f"fed item {i.index} of '{i.source}'") for i in chain.inputs]
+        + [(o.tensor, o.version, f"fetched as '{o.sink}'") for o in chain.outputs]
+    )
     found: list[Violation] = []
-    for what, given, wanted in (
-        ("fed", sorted(map(str, feeds)), sorted(map(str, wanted_feeds))),
-        ("fetched", sorted(map(str, fetches)), sorted(map(str, wanted_fetches))),
-    ):
-        if given != wanted:
-            different = sorted(set(given) ^ set(wanted)) or [
-                item for item in given if given.count(item) > 1
-            ]
-            found.append(
-                InputsDiffer(f"what is {what} differs from the chain, first at {different[0]}")
+    for op in schedule.ops:
+        if op.kind == "feed":
+            key = (op.tensor, op.version, f"fed item {op.index} of '{op.source}'")
+        elif op.kind == "fetch":
+            key = (op.tensor, op.version, f"fetched as '{op.sink}'")
+        else:
+            continue
+        if left[key]:
+            left[key] -= 1
+            continue
+        found.append(
+            InputsDiffer(
+                f"op '{op.op_id}': version {op.version} of '{op.tensor}' in slot '{op.slot}' is "
+                f"{key[2]}, which is not in the chain or done twice",
+                (op.op_id,),
+                op.tensor,
+                op.slot,
             )
+        )
+    for (tensor, version, how), count in left.items():
+        if count:
+            missing = f"version {version} of '{tensor}' is never {how}"
+            found.append(InputsDiffer(missing, tensor=tensor))
     return found
 
 

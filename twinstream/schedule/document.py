@@ -28,6 +28,20 @@ class Caps(Node):
         return self.host_bytes if tier_kind == "host" else None
 
 
+class StepBound(Node):
+    """What no schedule of the same chain, machine and caps can beat, and what it hangs on.
+
+    Prices are the seconds per step that one more unit saves: a GiB of a memory, a GB/s of a rate.
+    `limits` name the resources without which the bound would be lower.
+    """
+
+    step_s: float
+    device_s_per_gib: float
+    host_s_per_gib: float
+    link_s_per_gb_per_s: dict[str, float]
+    limits: tuple[str, ...]
+
+
 class Schedule(Node):
     """Where every tensor of a training step lives, when it moves, and what is recomputed.
 
@@ -49,6 +63,7 @@ class Schedule(Node):
     model_flops: PositiveInt
     machine: MachineRef
     policy: str
+    bound: StepBound | None = None
 
     @model_validator(mode="after")
     def _ids_are_unique_and_known(self) -> Self:

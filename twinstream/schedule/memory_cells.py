@@ -30,12 +30,10 @@ class MemoryCells:
         self._by_start: dict[int, Cell] = {}
         self._starts: list[int] = []
 
-    def find(self, start: int, end: int, leaf: int, version: int) -> Cell | None:
-        """The cell of exactly these bytes and this content, if it is intact."""
+    def exactly(self, start: int, end: int) -> Cell | None:
+        """The cell of exactly these bytes, if nothing else has cut or covered it."""
         cell = self._by_start.get(start)
-        if cell is None or cell.end != end or cell.leaf != leaf or cell.version != version:
-            return None
-        return cell
+        return cell if cell is not None and cell.end == end else None
 
     def overlapping(self, start: int, end: int) -> list[Cell]:
         """Every cell that shares a byte with [start, end)."""
@@ -50,8 +48,7 @@ class MemoryCells:
     def replace(self, new: Cell) -> None:
         """Put a new history over its bytes; cells it cuts keep theirs as garbage."""
         start, end = new.start, new.end
-        old = self._by_start.get(start)
-        if old is not None and old.end == end:
+        if self.exactly(start, end) is not None:
             self._by_start[start] = new
             return
         for cell in self.overlapping(start, end):
@@ -61,6 +58,12 @@ class MemoryCells:
             if cell.end > end:
                 self._insert(_fragment(cell, end, cell.end))
         self._insert(new)
+
+    def carve(self, start: int, end: int) -> Cell:
+        """One new cell of exactly these bytes, to be filled in by the caller."""
+        new = Cell(start, end, GARBAGE, 0, 0, -1)
+        self.replace(new)
+        return new
 
     def cells(self) -> list[Cell]:
         return list(self._by_start.values())

@@ -2,11 +2,11 @@
 
 from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.tensors import Tier
 from twinstream.schedule.violations import (
     ArenaExceedsCap,
     BadPart,
+    CarriedNotValid,
     SlotMisaligned,
     TensorOutsideSlot,
     Violation,
@@ -24,6 +24,7 @@ def layout_violations(schedule: Schedule, access_map: AccessMap) -> list[Violati
         *_part_violations(access_map),
         *_slot_violations(schedule, access_map),
         *_fit_violations(schedule, access_map),
+        *_carried_violations(schedule, access_map),
     ]
 
 
@@ -34,7 +35,8 @@ def _part_violations(access_map: AccessMap) -> list[Violation]:
         if tensor.parent is None and tensor.offset_bytes:
             found.append(
                 BadPart(
-                    f"'{tensor.tensor_id}' has no parent, yet an offset of {tensor.offset_bytes} bytes",
+                    f"'{tensor.tensor_id}' has no parent, yet lies {tensor.offset_bytes} bytes into "
+                    "one",
                     tensor=tensor.tensor_id,
                 )
             )
@@ -86,26 +88,46 @@ def _slot_violations(schedule: Schedule, access_map: AccessMap) -> list[Violatio
 
 
 def _fit_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
-    found: list[Violation] = []
-    checked: set[tuple[str, str, int | None]] = set()
-
-    def check(op_id: str, tensor: str, slot: str, num_parts: int | None) -> None:
-        key = (tensor, slot, num_parts)
-        if key in checked:
-            return
-        checked.add(key)
-        if why := access_map.fit_error(tensor, slot, num_parts):
-            found.append(TensorOutsideSlot(f"in op '{op_id}' {why}", (op_id,), tensor, slot))
-
-    for item in schedule.carried:
-        check("(carried)", item.tensor, item.slot, None)
+    used_by: dict[tuple[str, str, int | None], str] = {}
     for op in schedule.ops:
-        if isinstance(op, Compute):
+        if op.kind == "compute":
             for operand in op.operands:
-                check(op.op_id, operand.tensor, operand.slot, operand.num_parts)
-        elif isinstance(op, Copy):
-            check(op.op_id, op.tensor, op.source, op.num_parts)
-            check(op.op_id, op.tensor, op.destination, op.num_parts)
+                used_by.setdefault((operand.tensor, operand.slot, operand.num_parts), op.op_id)
+        elif op.kind == "copy":
+            used_by.setdefault((op.tensor, op.source, op.num_parts), op.op_id)
+            used_by.setdefault((op.tensor, op.destination, op.num_parts), op.op_id)
         else:
-            check(op.op_id, op.tensor, op.slot, None)
+            used_by.setdefault((op.tensor, op.slot, None), op.op_id)
+    for item in schedule.carried:
+        used_by.setdefault((item.tensor, item.slot, None), "")
+    found: list[Violation] = []
+    for (tensor, slot, num_parts), op_id in used_by.items():
+        if why := access_map.fit_error(tensor, slot, num_parts):
+            where, ops = (f"in op '{op_id}'", (op_id,)) if op_id else ("among what is carried", ())
+            found.append(TensorOutsideSlot(f"{where} {why}", ops, tensor, slot))
+    return found
+
+
+def _carried_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
+    """Carried pairs are filled before the first pass, padding included: none may share a byte."""
+    spans = []
+    for item in schedule.carried:
+        start, end = access_map.address(item.tensor, item.slot, None)
+        spans.append((str(access_map.slots[item.slot].tier), start, end, item.tensor, item.slot))
+    found: list[Violation] = []
+    last = ("", 0, 0, "", "")
+    for span in sorted(spans):
+        tier, start, end, tensor, slot = span
+        if tier == last[0] and start < last[2]:
+            found.append(
+                CarriedNotValid(
+                    f"carried tensors '{last[3]}' in slot '{last[4]}' and '{tensor}' in slot "
+                    f"'{slot}' share bytes {start} to {min(end, last[2])} of {tier}",
+                    (),
+                    tensor,
+                    slot,
+                )
+            )
+        if tier != last[0] or end > last[2]:
+            last = span
     return found

@@ -95,6 +95,7 @@ class LossAndGradients:
         assert self.gradients.keys() == reference.gradients.keys()
         errors = {"loss": abs(self.loss - reference.loss) / abs(reference.loss)}
         for name, expected in reference.gradients.items():
+            assert self.gradients[name].isfinite().all(), name
             difference = (self.gradients[name].float() - expected.float()).abs().max()
             errors[name] = float(difference / expected.float().abs().max())
         return errors

@@ -57,12 +57,11 @@ def test_content_of_written_operands_and_scratch_does_not_matter(family, dtype, 
     assert_same_bits(poisoned, clean)
 
 
-@DTYPE
-def test_two_runs_with_two_threads_give_the_same_bits(dtype):
+def test_two_runs_with_two_threads_give_the_same_bits():
     torch.set_num_threads(2)
-    spec = tiny_spec("qwen3", dtype)
+    spec = tiny_spec("qwen3", "bfloat16")
     tokens = random_tokens(spec)
-    first, second = (all_bits(kernel_step(spec, tokens, SEQ_LEN // 3)) for _ in range(2))
+    first, second = (all_bits(kernel_step(spec, tokens, 2 * SEQ_LEN)) for _ in range(2))
     assert_same_bits(first, second)
 
 

@@ -1,0 +1,189 @@
+"""A proven lower bound on the step time of every schedule of a chain; docs/bound.md has the proof.
+
+The program decides, for every tensor and every gap between two of its uses (cyclically, across the
+boundary too), which fractions stay on the device, stay valid on the host, are loaded, and are
+recomputed; and for every task how long its slot is and what is copied meanwhile.
+"""
+
+from dataclasses import dataclass
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound_gaps import GIB, GapProgram, occupancy
+from twinstream.planner.bound_program import Program, Solution
+from twinstream.planner.bound_rounds import RoundClasses
+from twinstream.planner.bound_slots import Resource, SlotProgram
+from twinstream.planner.gaps import Element, Gap
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
+
+_COPY_COST_MS_PER_GIB = 0.4  # step time that a plan may lose to save copying a GiB
+_SOLVER_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the program does with one gap: fractions kept on the device, loaded, on the host.
+
+    `between_middles`: the gap stands for those between two middle rounds, of more than three.
+    """
+
+    element: Element
+    gap: Gap
+    between_middles: bool
+    kept: float
+    loaded: float
+    on_host: float
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """Seconds per step that no schedule of the chain can beat, and what it hangs on.
+
+    Prices are the seconds that one more unit saves: a GiB of device or host memory, a GB/s of a
+    link direction. `limits` are the resources without which the bound would be lower.
+    `choices`, `recomputed` (by recompute task) and `slot_ms` (by task) are the optimum found.
+    """
+
+    step_s: float
+    device_s_per_gib: float
+    host_s_per_gib: float
+    link_s_per_gb_per_s: dict[str, float]
+    limits: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    recomputed: dict[str, float]
+    slot_ms: tuple[float, ...]
+
+
+def lower_bound(
+    chain: Chain, machine: Machine, caps: Caps, *, num_rounds: int | None = None
+) -> LowerBound | None:
+    """Solve the program for a chain; None when no schedule can satisfy the caps.
+
+    Args:
+        chain: one step. Of more than three rounds, only the first three are to be lowered, the
+            middle one standing for all: `num_rounds` says how many there really are.
+        machine: its rates.
+        caps: of the arenas.
+        num_rounds: rounds of the step; by default those of the chain.
+
+    Raises:
+        MissingNumberError: the profile lacks a rate.
+    """
+    return _Bound(chain, machine, caps, num_rounds, tied=False).solve(copy_cost=0.0)
+
+
+def fewest_copies(
+    chain: Chain, machine: Machine, caps: Caps, *, num_rounds: int | None = None
+) -> LowerBound | None:
+    """Decisions near the optimum that move little: copies cost a little, too.
+
+    What comes back is a guide for a plan; its `step_s` is not a bound.
+    """
+    guide = _Bound(chain, machine, caps, num_rounds, tied=True)
+    return guide.solve(copy_cost=_COPY_COST_MS_PER_GIB)
+
+
+class _Bound:
+    def __init__(
+        self,
+        chain: Chain,
+        machine: Machine,
+        caps: Caps,
+        num_rounds: int | None,
+        *,
+        tied: bool,
+    ) -> None:
+        self.chain, self.machine, self.caps = chain, machine, caps
+        rounds = RoundClasses.of(chain, num_rounds)
+        self.program = Program()
+        self.gaps = GapProgram(self.program, chain, rounds, tied=tied)
+        self.slots = SlotProgram(self.program, chain, machine, rounds)
+
+    def solve(self, copy_cost: float) -> LowerBound | None:
+        compute = self.slots.add_compute(self.gaps.recompute)
+        resources = self.slots.add_resources()
+        self.slots.add_loads(self.gaps)
+        self.slots.add_stores(self.gaps)
+        device, host = self._device_rows(), self._host_rows()
+        costs = dict(self.slots.step_ms())
+        for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
+            if copy_cost:
+                costs[column] = costs.get(column, 0.0) + copy_cost * gib
+        solution = self.program.minimise(costs)
+        if solution is None:
+            return None
+        return self._result(solution, device, host, [*resources, Resource("compute", compute, 0)])
+
+    def _device_rows(self) -> list[int]:
+        """At every task: its operands, what is kept, early loads, and unfinished offloads."""
+        cap = self.caps.arena_bytes("device")
+        if cap is None:
+            return []
+        tasks = len(self.chain.tasks)
+        kept = occupancy(self.program, self.gaps.kept_at, tasks, cap / GIB)
+        return [
+            self.program.at_most(
+                [(kept[i], 1.0), (slot.ahead, 1.0), (slot.behind, 1.0)], cap / GIB - used
+            )
+            for i, (slot, used) in enumerate(zip(self.slots.slots, self._used_gib(), strict=True))
+        ]
+
+    def _host_rows(self) -> list[int]:
+        cap = self.caps.arena_bytes("host")
+        if cap is None:
+            return []
+        tasks = len(self.chain.tasks)
+        held = occupancy(self.program, self.gaps.host_at, tasks, self._all_gib())
+        return [self.program.at_most([(column, 1.0)], cap / GIB) for column in held]
+
+    def _all_gib(self) -> float:
+        return 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
+
+    def _used_gib(self) -> list[float]:
+        """GiB that each task itself must have on the device."""
+        parts: dict[str, list[str]] = {}
+        sizes = {t.tensor_id: t.size_bytes for t in self.chain.tensors}
+        for tensor in self.chain.tensors:
+            if tensor.parent is not None:
+                parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
+        found = []
+        for task in self.chain.tasks:
+            leaves = {
+                leaf
+                for o in task.operands
+                for leaf in parts.get(o.tensor, [o.tensor])[: o.num_parts]
+            }
+            found.append(sum(sizes[leaf] for leaf in leaves) / GIB)
+        return found
+
+    def _result(
+        self, solution: Solution, device: list[int], host: list[int], resources: list[Resource]
+    ) -> LowerBound:
+        values, prices = solution.values, solution.row_prices
+        spans_ms = values[[slot.span_ms for slot in self.slots.slots]]
+        step_ms = max(0.0, solution.dual_objective * (1.0 - _SOLVER_TOLERANCE))
+        pressed = {r.name: float(-prices[r.rows].sum()) for r in resources}
+        return LowerBound(
+            step_s=step_ms / 1e3,
+            device_s_per_gib=float(-prices[device].sum()) / 1e3,
+            host_s_per_gib=float(-prices[host].sum()) / 1e3,
+            link_s_per_gb_per_s={
+                r.name: float(-prices[r.rows] @ spans_ms) * 1e9 / GIB / 1e6
+                for r in resources
+                if r.name != "compute"
+            },
+            limits=tuple(name for name, pressure in pressed.items() if pressure > 1e-6),
+            choices=tuple(
+                Choice(
+                    self.gaps.elements[number],
+                    self.gaps.elements[number].gaps[index],
+                    extra,
+                    float(values[columns.kept]),
+                    float(values[columns.loaded]),
+                    float(values[columns.host]),
+                )
+                for (number, index, extra), columns in self.gaps.columns.items()
+            ),
+            recomputed={name: float(values[c]) for name, c in self.gaps.recompute.items()},
+            slot_ms=tuple(float(span) for span in spans_ms),
+        )

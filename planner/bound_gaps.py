@@ -1,0 +1,237 @@
+"""Columns and rows of the lower bound's program for what happens in gaps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from twinstream.planner.bound_program import Program
+from twinstream.planner.bound_rounds import RoundClasses
+from twinstream.planner.gaps import Element, Gap, elements
+from twinstream.schedule.chain import Chain
+
+GIB = 2.0**30
+Terms = list[tuple[int, float]]
+Side = Literal["leaving", "entering", "inside"]
+Key = tuple[int, int, bool]
+
+
+@dataclass(frozen=True)
+class GapColumns:
+    """Fractions of a gap's content: kept on the device, loaded, valid on the host, written there.
+
+    Where a version has one gap only, the last two are `loaded`: what is loaded is written, once.
+    """
+
+    kept: int
+    loaded: int
+    host: int
+    written: int
+    weight: float
+
+    @property
+    def alone(self) -> bool:
+        return self.host == self.loaded
+
+
+class GapProgram:
+    """All gaps of a chain. A key is (element, gap, whether it is the one between two middles)."""
+
+    def __init__(self, program: Program, chain: Chain, rounds: RoundClasses, *, tied: bool) -> None:
+        """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
+        self.program, self.rounds, self.tied = program, rounds, tied
+        self.elements = elements(chain)
+        self.recompute = {r.task.task_id: program.column() for r in chain.recomputes}
+        self.columns: dict[Key, GapColumns] = {}
+        self.kept_at: list[tuple[int, int, Terms]] = []
+        self.host_at: list[tuple[int, int, Terms]] = []
+        self._remakes = _remaking_columns(chain, self.recompute)
+        self._chain = chain
+        for number, element in enumerate(self.elements):
+            self._add_columns(number, element)
+        for number, element in enumerate(self.elements):
+            for index, gap in enumerate(element.gaps):
+                self._add_rows(number, index, gap)
+                self._add_occupancy(number, index, gap)
+        self._one_level_per_group()
+
+    def loads(self) -> list[tuple[int, Terms]]:
+        """(task by whose start it must be there, GiB loaded) of every gap."""
+        return [
+            (gap.end, self._gib(n, i, gap, "entering", "loaded"))
+            for n, element in enumerate(self.elements)
+            for i, gap in enumerate(element.gaps)
+        ]
+
+    def evictions(self) -> list[tuple[int, Terms]]:
+        """(task that makes it, GiB) of content that leaves the device in its only gap."""
+        return [
+            (gap.begin, self._gib(n, i, gap, "leaving", "written"))
+            for n, element in enumerate(self.elements)
+            for i, gap in enumerate(element.gaps)
+            if self.columns[n, i, False].alone
+        ]
+
+    def written_gib(self) -> Terms:
+        """All GiB written to the host in a step."""
+        return [
+            (columns.written, columns.weight * self._size_gib(number))
+            for (number, _, _), columns in self.columns.items()
+        ]
+
+    def loaded_gib(self) -> Terms:
+        return [
+            (columns.loaded, columns.weight * self._size_gib(number))
+            for (number, _, _), columns in self.columns.items()
+        ]
+
+    def _size_gib(self, number: int) -> float:
+        return self.elements[number].size_bytes / GIB
+
+    def _gib(
+        self, number: int, index: int, gap: Gap, side: Side, which: Literal["loaded", "written"]
+    ) -> Terms:
+        size = self._size_gib(number)
+        return [
+            (getattr(self.columns[key], which), share * size)
+            for key, share in self._side(number, index, gap, side)
+        ]
+
+    def _add_columns(self, number: int, element: Element) -> None:
+        followed = {gap.after for gap in element.gaps if gap.after is not None}
+        for index, gap in enumerate(element.gaps):
+            alone = gap.fresh and index not in followed
+            if self.tied and self.rounds.crosses(gap):
+                self._tie(number, index, gap, alone)
+                continue
+            self.columns[number, index, False] = self._new(alone, self.rounds.weight_of_gap(gap))
+            if self.rounds.crosses(gap) and self.rounds.of_position(gap.begin) == 0:
+                between = float(self.rounds.num_middles - 1)
+                self.columns[number, index, True] = self._new(alone, between)
+
+    def _tie(self, number: int, index: int, gap: Gap, alone: bool) -> None:
+        """One set of columns for a crossing from the first round and all that follow it."""
+        first = self._partner(number, gap)
+        if first is None:
+            self.columns[number, index, False] = self._new(alone, self.rounds.num_rounds - 1.0)
+        else:
+            like = self.columns[number, first, False]
+            self.columns[number, index, False] = replace(like, weight=0.0)
+
+    def _new(self, alone: bool, weight: float) -> GapColumns:
+        kept, loaded = self.program.column(), self.program.column()
+        if alone:
+            return GapColumns(kept, loaded, loaded, loaded, weight)
+        return GapColumns(kept, loaded, self.program.column(), self.program.column(), weight)
+
+    def _add_rows(self, number: int, index: int, gap: Gap) -> None:
+        leaf = self.elements[number].leaves[0]
+        remade = [(column, -1.0) for column in self._remakes.get((leaf, gap.end), ())]
+        for extra in (False, True):
+            columns = self.columns.get((number, index, extra))
+            if columns is None:
+                continue
+            self.program.at_most([(columns.kept, -1.0), (columns.loaded, -1.0), *remade], -1.0)
+            if not columns.alone:
+                self.program.at_most([(columns.loaded, 1.0), (columns.host, -1.0)], 0.0)
+        if not self.columns[number, index, False].alone:
+            self._add_host_row(number, index, gap)
+
+    def _add_host_row(self, number: int, index: int, gap: Gap) -> None:
+        """What is on the host was there in the gap before, or is written in this one."""
+        terms: Terms = []
+        for key, share in self._side(number, index, gap, "leaving"):
+            terms.append((self.columns[key].host, share))
+            terms.append((self.columns[key].written, -share))
+        if gap.after is not None:
+            before = self.elements[number].gaps[gap.after]
+            for key, share in self._side(number, gap.after, before, "entering"):
+                terms.append((self.columns[key].host, -share))
+        self.program.at_most(terms, 0.0)
+
+    def _side(self, number: int, index: int, gap: Gap, side: Side) -> list[tuple[Key, float]]:
+        """Instances of a gap as the round that it leaves or enters sees them, with their shares.
+
+        The middle class is an average: into it lead the crossing from the first round and those
+        between middle rounds; out of it those and the one into the last.
+        """
+        mine = (number, index, False)
+        if side == "inside" or self.tied or not self.rounds.crosses(gap):
+            return [(mine, 1.0)]
+        if self.rounds.of_position(gap.begin if side == "leaving" else gap.end) != 1:
+            return [(mine, 1.0)]
+        first = index if side == "entering" else self._partner(number, gap)
+        middles = float(self.rounds.num_middles)
+        shares = [(mine, 1.0 / middles)]
+        if first is not None:
+            shares.append(((number, first, True), (middles - 1.0) / middles))
+        return shares
+
+    def _partner(self, number: int, gap: Gap) -> int | None:
+        """The crossing from the first round that corresponds to one into the last."""
+        shift = self.rounds.starts[1] - self.rounds.starts[0]
+        for index, other in enumerate(self.elements[number].gaps):
+            if other.begin == gap.begin - shift and self.rounds.crosses(other):
+                return index
+        return None
+
+    def _add_occupancy(self, number: int, index: int, gap: Gap) -> None:
+        """Bytes that a gap keeps at the tasks strictly inside it."""
+        size = self._size_gib(number)
+        for low, high, side in self._segments(gap):
+            if low >= high:
+                continue
+            shares = self._side(number, index, gap, side)
+            kept = [(self.columns[key].kept, share * size) for key, share in shares]
+            self.kept_at.append((low, high, kept))
+            held = [(self.columns[key].host, share * size) for key, share in shares]
+            self.host_at.append((low, high, held))
+
+    def _segments(self, gap: Gap) -> list[tuple[int, int, Side]]:
+        inside = gap.begin + 1
+        if gap.end <= gap.begin:
+            return [(inside, self.rounds.num_tasks, "inside"), (0, gap.end, "inside")]
+        if not self.rounds.crosses(gap):
+            return [(inside, gap.end, "inside")]
+        boundary = max(inside, self.rounds.starts[self.rounds.of_position(gap.end)])
+        return [(inside, boundary, "leaving"), (boundary, gap.end, "entering")]
+
+    def _one_level_per_group(self) -> None:
+        groups: dict[str, Terms] = {}
+        for recompute in self._chain.recomputes:
+            column = self.recompute[recompute.task.task_id]
+            groups.setdefault(recompute.group, []).append((column, 1.0))
+        for terms in groups.values():
+            self.program.at_most(terms, 1.0)
+
+
+def occupancy(
+    program: Program, segments: Sequence[tuple[int, int, Terms]], num_tasks: int, upper: float
+) -> list[int]:
+    """A column per task for what is there at it: a recurrence, so that rows stay short."""
+    change: list[dict[int, float]] = [{} for _ in range(num_tasks + 1)]
+    for low, high, terms in segments:
+        for column, coefficient in terms:
+            change[low][column] = change[low].get(column, 0.0) + coefficient
+            change[high][column] = change[high].get(column, 0.0) - coefficient
+    columns: list[int] = []
+    for task in range(num_tasks):
+        columns.append(program.column(upper=upper))
+        terms = [(columns[-1], 1.0), *((c, -value) for c, value in change[task].items())]
+        if task:
+            terms.append((columns[-2], -1.0))
+        program.equal(terms, 0.0)
+    return columns
+
+
+def _remaking_columns(
+    chain: Chain, recompute_columns: dict[str, int]
+) -> dict[tuple[str, int], list[int]]:
+    """Recompute columns that make a leaf again right before a task, by (leaf, position)."""
+    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    found: dict[tuple[str, int], list[int]] = {}
+    for recompute in chain.recomputes:
+        for operand in recompute.task.operands:
+            if operand.mode == "write":
+                key = (operand.tensor, position[recompute.before])
+                found.setdefault(key, []).append(recompute_columns[recompute.task.task_id])
+    return found

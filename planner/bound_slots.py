@@ -1,0 +1,173 @@
+"""Time in the lower bound's program: a slot per task, in which copies go on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinstream.hardware_profiles.cost import work_time
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound_gaps import GIB, GapProgram, Terms
+from twinstream.planner.bound_program import Program
+from twinstream.planner.bound_rounds import RoundClasses
+from twinstream.schedule.chain import Chain
+
+_MS_PER_S = 1e3
+
+
+@dataclass(frozen=True)
+class Slot:
+    """From the start of a task (with its recompute) to the start of the next.
+
+    `span_ms` long; meanwhile `loaded` and `stored` GiB are copied. At its start `ahead` GiB lie on
+    the device for later tasks, and `behind` GiB wait there for their copy to the host.
+    """
+
+    span_ms: int
+    loaded: int
+    stored: int
+    ahead: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A resource's rows, one a slot, and its rate in GiB/ms."""
+
+    name: str
+    rows: list[int]
+    gib_per_ms: float
+
+
+class SlotProgram:
+    """Slots of all tasks, and the rows that tie them to the machine and to each other."""
+
+    def __init__(
+        self, program: Program, chain: Chain, machine: Machine, rounds: RoundClasses
+    ) -> None:
+        self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
+        self.calls = {name: _alone(call.cost, machine) for name, call in chain.calls.items()}
+        total_gib = 1.0 + 4.0 * sum(t.size_bytes for t in chain.tensors) / GIB
+        self._total_gib = total_gib
+        longest_ms = self._longest_ms(total_gib)
+        self.slots = [
+            Slot(
+                program.column(upper=longest_ms),
+                *(program.column(upper=total_gib) for _ in range(4)),
+            )
+            for _ in chain.tasks
+        ]
+
+    def step_ms(self) -> Terms:
+        """The step: the sum of all slots, middle rounds counted as often as there are."""
+        return [(slot.span_ms, self._weight(i)) for i, slot in enumerate(self.slots)]
+
+    def add_compute(self, recompute_columns: dict[str, int]) -> list[int]:
+        """A slot lasts as long as its task alone, and the recompute before it."""
+        again: dict[str, Terms] = {}
+        for recompute in self.chain.recomputes:
+            term = (
+                recompute_columns[recompute.task.task_id],
+                self.calls[recompute.task.call][0],
+            )
+            again.setdefault(recompute.before, []).append(term)
+        return [
+            self.program.at_most(
+                [(slot.span_ms, -1.0), *again.get(task.task_id, ())], -self.calls[task.call][0]
+            )
+            for task, slot in zip(self.chain.tasks, self.slots, strict=True)
+        ]
+
+    def add_resources(self) -> list[Resource]:
+        """In every slot, what is copied (and computed on HBM) takes its time."""
+        found = []
+        for name, field, load, store in (
+            ("h2d", "pcie_h2d_bytes_per_s", 1.0, 0.0),
+            ("d2h", "pcie_d2h_bytes_per_s", 0.0, 1.0),
+            ("pcie", "pcie_duplex_bytes_per_s", 1.0, 1.0),
+            ("hbm", "hbm_bytes_per_s", 1.0, 1.0),
+            ("host_dram", "host_dram_bytes_per_s", 1.0, 1.0),
+        ):
+            gib_per_ms = self.machine.rate(field) / GIB / _MS_PER_S
+            if gib_per_ms == float("inf"):
+                continue
+            rows = []
+            for task, slot in zip(self.chain.tasks, self.slots, strict=True):
+                computed = self.calls[task.call][1] if name == "hbm" else 0.0
+                terms = [(slot.span_ms, -gib_per_ms), (slot.loaded, load), (slot.stored, store)]
+                rows.append(self.program.at_most(terms, -computed))
+            found.append(Resource(name, rows, gib_per_ms))
+        return found
+
+    def add_loads(self, gaps: GapProgram) -> None:
+        """What a task needs has been copied before it starts; what is early lies there."""
+        due: list[Terms] = [[] for _ in self.slots]
+        for task, terms in gaps.loads():
+            due[task] += terms
+        arriving = self._boundaries([(s.ahead, s.loaded) for s in self.slots], [[] for _ in due])
+        for i, slot in enumerate(self.slots):
+            self.program.equal([(slot.ahead, 1.0), *due[i], *_negative(arriving[i])], 0.0)
+
+    def add_stores(self, gaps: GapProgram) -> None:
+        """What leaves the device stays until it is copied; in a step everything is."""
+        made: list[Terms] = [[] for _ in self.slots]
+        for task, terms in gaps.evictions():
+            made[task] += terms
+        waiting = self._boundaries([(s.behind, -s.stored - 1) for s in self.slots], made)
+        for i, slot in enumerate(self.slots):
+            self.program.at_most([(slot.behind, -1.0), *waiting[i]], 0.0)
+        stored = [(s.stored, -self._weight(i)) for i, s in enumerate(self.slots)]
+        self.program.at_most([*gaps.written_gib(), *stored], 0.0)
+
+    def _boundaries(self, flows: Sequence[tuple[int, int]], made: Sequence[Terms]) -> list[Terms]:
+        """What reaches each slot from the one before: its state, what it adds and what it takes.
+
+        A flow is (state column, added column; -c - 1 for a column taken off). Into the middle
+        class lead the first round and the middle rounds themselves, out of it they and the last.
+        """
+
+        def after(i: int) -> Terms:
+            state, flow = flows[i]
+            moved = (flow, 1.0) if flow >= 0 else (-flow - 1, -1.0)
+            return [(state, 1.0), moved, *made[i]]
+
+        found = [after(i - 1) for i in range(len(self.slots))]
+        if not self.rounds.folded:
+            return found
+        first, last = self.rounds.starts[1], self.rounds.starts[2]
+        between, into_last = (self.program.column(upper=self._total_gib) for _ in range(2))
+        middles = float(self.rounds.num_middles)
+        mixed = [(between, (middles - 1.0) / middles)]
+        found[first] = [*((c, v / middles) for c, v in found[first]), *mixed]
+        leaving = [*_negative(found[last]), *mixed, (into_last, 1.0 / middles)]
+        if flows[0][1] >= 0:
+            self.program.equal(leaving, 0.0)
+        else:
+            self.program.at_most(_negative(leaving), 0.0)
+        found[last] = [(into_last, 1.0)]
+        return found
+
+    def _weight(self, task: int) -> float:
+        return self.rounds.weight(self.rounds.of_position(task))
+
+    def _longest_ms(self, total_gib: float) -> float:
+        """No slot of an optimum is longer: everything recomputed and moved in it."""
+        busy = sum(self.calls[task.call][0] for task in self.chain.tasks)
+        busy += sum(self.calls[r.task.call][0] for r in self.chain.recomputes)
+        moved = total_gib + sum(self.calls[task.call][1] for task in self.chain.tasks)
+        slowest = min(
+            self.machine.rate(name)
+            for name in (
+                "pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s",
+                "hbm_bytes_per_s", "host_dram_bytes_per_s",
+            )
+        )  # fmt: skip
+        return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
+
+
+def _alone(cost: "Sequence", machine: Machine) -> tuple[float, float]:  # type: ignore[type-arg]
+    """(ms alone, GiB of HBM traffic) of a call."""
+    alone_ns = sum(work_time(work, machine).alone_ns for work in cost)
+    return alone_ns / 1e6, sum(work.hbm_bytes for work in cost) / GIB
+
+
+def _negative(terms: Terms) -> Terms:
+    return [(column, -value) for column, value in terms]

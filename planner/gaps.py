@@ -1,0 +1,111 @@
+"""What must happen between two uses of a tensor: the elements that the lower bound decides on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.chain import Chain
+
+_FREE_ROLES = ("input", "loss", "scratch")
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A task's use of a leaf: where, whether it reads what is there, whether it makes content."""
+
+    position: int
+    reads: bool
+    makes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Content that is needed again: from the task at `begin` to the one at `end`.
+
+    `end` is less than or equal to `begin` where the gap goes over the boundary between passes.
+    `fresh`: the task at `begin` made the content, so no host copy of it exists before the gap;
+    otherwise `after` is the index, in the same element, of the gap before.
+    """
+
+    begin: int
+    end: int
+    fresh: bool
+    after: int | None
+
+
+@dataclass(frozen=True)
+class Element:
+    """Leaves with the same uses, taken together: their names, bytes, uses and gaps."""
+
+    leaves: tuple[str, ...]
+    size_bytes: int
+    touches: tuple[Touch, ...]
+    gaps: tuple[Gap, ...]
+
+
+def elements(chain: Chain) -> list[Element]:
+    """All content of a chain that can be kept, moved or made again.
+
+    Inputs, losses and scratch are left out; their bytes count only where tasks use them.
+    """
+    units = UnitMap(chain)
+    touches = _touches(chain, units)
+    sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    roles = {t.tensor_id: t.role for t in chain.tensors}
+    persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
+    remade = {
+        leaf: recompute.group
+        for recompute in chain.recomputes
+        for operand in recompute.task.operands
+        if operand.mode == "write"
+        for leaf in units.leaves(operand.tensor, operand.num_parts)
+    }
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for leaf, found in touches.items():
+        if roles[leaf] not in _FREE_ROLES:
+            alone = leaf if leaf in remade else ""
+            alike.setdefault((tuple(found), leaf in persistent, alone), []).append(leaf)
+    return [
+        Element(
+            tuple(leaves),
+            sum(sizes[leaf] for leaf in leaves),
+            tuple(touches[leaves[0]]),
+            tuple(_gaps(touches[leaves[0]], cyclic=leaves[0] in persistent)),
+        )
+        for leaves in alike.values()
+    ]
+
+
+def _touches(chain: Chain, units: UnitMap) -> dict[str, list[Touch]]:
+    found: dict[str, list[Touch]] = {}
+    for position, task in enumerate(chain.tasks):
+        for leaves in units.touched(task).values():
+            for use in leaves:
+                touch = Touch(position, use.reads is not None, use.makes is not None)
+                mine = found.setdefault(use.leaf, [])
+                if mine and mine[-1].position == position:
+                    before = mine.pop()
+                    touch = Touch(
+                        position, before.reads or touch.reads, before.makes or touch.makes
+                    )
+                mine.append(touch)
+    return found
+
+
+def _gaps(touches: Sequence[Touch], *, cyclic: bool) -> list[Gap]:
+    """Gaps before every use that reads; one of the whole cycle for a tensor used once a pass."""
+    gaps: list[Gap] = []
+    pairs = list(zip(touches, touches[1:], strict=False))
+    if cyclic:
+        pairs.append((touches[-1], touches[0]))
+    before: int | None = None
+    for earlier, later in pairs:
+        if not later.reads:
+            before = None
+            continue
+        fresh = earlier.makes
+        gaps.append(Gap(earlier.position, later.position, fresh, None if fresh else before))
+        before = len(gaps) - 1
+    if cyclic and gaps and not gaps[0].fresh and gaps[0].after is None:
+        gaps[0] = Gap(gaps[0].begin, gaps[0].end, gaps[0].fresh, len(gaps) - 1)
+    return gaps

@@ -1,0 +1,150 @@
+"""How a step is cut into rounds and chunks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinstream.models.presets import load_preset
+from twinstream.planner.chunking import ChunkingError, TrainingStep, chunkings
+from twinstream.schedule.workload import Workload
+
+SPEC = load_preset("8b")
+
+
+def sizes(**step: int) -> list[int]:
+    return [found.chunk_tokens for found in chunkings(SPEC, TrainingStep(**step))]
+
+
+def first(**step: int) -> Workload:
+    return chunkings(SPEC, TrainingStep(**step))[0]
+
+
+# --- preferred sizes, then ever smaller ones
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "expected"),
+    [
+        (512, [512 * n for n in range(16, 0, -1)]),  # whole sequences up to 8,192 tokens
+        (1024, [1024 * n for n in range(8, 0, -1)]),
+        (3000, [6000, 3000, 1500]),  # two whole ones; half of one is still 1,024 or more
+        (4096, [8192, 4096, 2048, 1024]),
+        (8192, [8192, 4096, 2048, 1024]),
+        (16384, [8192, 4096, 2048, 1024]),  # slices only
+        (9000, [9000, 4500, 3000, 2250, 1800, 1500, 1125]),  # no slice of about 8,192
+        (1_048_576, [8192, 4096, 2048, 1024]),
+    ],
+)
+def test_chunks_of_about_8192_tokens_come_first_and_smaller_ones_follow(seq_len, expected):
+    assert sizes(seq_len=seq_len) == expected
+
+
+def test_packed_chunks_divide_the_step():
+    assert sizes(seq_len=1024, tokens_per_step=1024 * 6) == [6144, 3072, 2048, 1024]
+
+
+def test_without_tokens_per_step_a_step_is_one_round():
+    for found in chunkings(SPEC, TrainingStep(seq_len=2048)):
+        assert found.rounds_per_step == 1
+        assert found.tokens_per_step >= 2048
+
+
+def test_a_round_has_as_many_chunks_as_make_saved_activations_about_as_large_as_the_parameters():
+    # 8B: 218,112,000 parameters of 2 bytes a layer; 94,344 bytes per token: 4,624 tokens
+    layer_bytes, token_bytes = 218_112_000 * 2, 94_344
+    for chunk_tokens in (512, 1024, 2048, 4096, 8192):
+        found = first(seq_len=512, chunk_tokens=chunk_tokens)
+        assert found.chunks_per_round == max(1, round(layer_bytes / token_bytes / chunk_tokens))
+
+
+def test_rounds_are_what_is_left_of_the_step():
+    found = first(seq_len=512, tokens_per_step=512 * 24, chunk_tokens=512)
+    # 9 chunks would be about right; the largest divisor of 24 that is no more is 8
+    assert (found.chunks_per_round, found.rounds_per_step) == (8, 3)
+
+
+def test_a_round_of_slices_holds_whole_sequences():
+    found = first(seq_len=16384, tokens_per_step=3 * 16384, chunk_tokens=4096)
+    assert (found.chunks_per_round, found.rounds_per_step) == (4, 3)
+
+
+# --- what the user fixes
+
+
+def test_fixed_numbers_are_kept():
+    step = TrainingStep(
+        seq_len=1024, tokens_per_step=16384, chunk_tokens=2048, chunks_per_round=4
+    )  # fmt: skip
+    (found,) = chunkings(SPEC, step)
+    assert found == Workload(seq_len=1024, chunk_tokens=2048, chunks_per_round=4, rounds_per_step=2)
+
+
+def test_sizes_that_do_not_suit_the_fixed_chunks_per_round_are_left_out():
+    # one chunk a round: slices of a sequence would split it
+    assert sizes(seq_len=8192, chunks_per_round=1) == [8192]
+    # 8 sequences in rounds of two chunks: chunks of 1, 2 or 4 sequences, not of 8
+    found = chunkings(SPEC, TrainingStep(seq_len=512, tokens_per_step=4096, chunks_per_round=2))
+    assert [(w.chunk_tokens, w.rounds_per_step) for w in found] == [(2048, 1), (1024, 2), (512, 4)]
+
+
+@given(
+    st.integers(1, 40).map(lambda n: 256 * n),
+    st.integers(1, 24),
+    st.sampled_from([None, 1, 2, 3, 4, 8]),
+)
+def test_every_chunking_is_of_the_very_step_that_was_asked_for(seq_len, sequences, chunks):
+    step = TrainingStep(
+        seq_len=seq_len, tokens_per_step=sequences * seq_len, chunks_per_round=chunks
+    )  # fmt: skip
+    try:
+        found = chunkings(SPEC, step)
+    except ChunkingError:
+        assert chunks is not None
+        return
+    for workload in found:
+        assert workload.seq_len == seq_len
+        assert workload.sequences_per_step == sequences
+        assert chunks in (None, workload.chunks_per_round)
+    chunk_sizes = [workload.chunk_tokens for workload in found]
+    assert chunk_sizes == sorted(set(chunk_sizes), reverse=True)
+
+
+# --- numbers that contradict each other
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            TrainingStep(seq_len=512, tokens_per_step=1000),
+            "1000 tokens .* not whole sequences of 512 tokens; the nearest are 512 and 1024",
+        ),
+        (
+            TrainingStep(seq_len=512, tokens_per_step=100),
+            "100 tokens per step are not whole sequences of 512 tokens; the nearest are 512",
+        ),
+        (
+            TrainingStep(seq_len=512, chunk_tokens=768),
+            "chunks of 768 tokens neither pack nor slice sequences of 512 tokens",
+        ),
+        (
+            TrainingStep(seq_len=512, tokens_per_step=512 * 5, chunk_tokens=1024),
+            "2560 tokens .* not whole chunks of 1024 tokens; the nearest are 2048 and 3072",
+        ),
+        (
+            TrainingStep(seq_len=512, tokens_per_step=2048, chunk_tokens=512, chunks_per_round=3),
+            "3 chunks .* a sequence is 1 chunk.s. of 512 tokens and a step has 4",
+        ),
+        (
+            TrainingStep(seq_len=2048, chunk_tokens=1024, chunks_per_round=3),
+            "3 chunks per round do not fit: a sequence is 2 chunk.s. of 1024 tokens",
+        ),
+        (
+            TrainingStep(seq_len=512, tokens_per_step=512, chunks_per_round=2),
+            "2 chunks .* a sequence is 1 chunk.s. of 512 tokens and a step has 1",
+        ),
+    ],
+)
+def test_contradictions_are_explained(step, message):
+    with pytest.raises(ChunkingError, match=message):
+        chunkings(SPEC, step)

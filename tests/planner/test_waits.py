@@ -1,0 +1,74 @@
+"""Derived waits: enough for `verify`, and not one too many."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+
+from tests.helpers.plans import MACHINE, tiny_plans
+from tests.helpers.schedules import schedules
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.planner.plan import plan_chain
+from twinstream.planner.waits import derive_waits
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.verify import verify
+
+CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
+
+
+def with_waits(schedule: Schedule) -> Schedule:
+    ops = derive_waits(schedule.ops, schedule.tensors, schedule.slots)
+    return schedule.model_copy(update={"ops": ops})
+
+
+def without_each_wait(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+    """(the wait that is gone, the schedule without it)."""
+    for position, op in enumerate(schedule.ops):
+        for field in ("waits", "waits_previous"):
+            waits: tuple[str, ...] = getattr(op, field)
+            for wait in waits:
+                fewer = op.model_copy(update={field: tuple(w for w in waits if w != wait)})
+                ops = (*schedule.ops[:position], fewer, *schedule.ops[position + 1 :])
+                yield f"{op.op_id} {field} {wait}", schedule.model_copy(update={"ops": ops})
+
+
+@given(schedules())
+@settings(max_examples=150)
+def test_waits_of_random_schedules_are_enough_and_each_is_needed(pair):
+    schedule = with_waits(pair[1])
+    assert verify(schedule) == []
+    for what, damaged in without_each_wait(schedule):
+        assert verify(damaged), f"{what} is not needed"
+
+
+@given(schedules())
+def test_deriving_waits_changes_nothing_else_and_forgets_the_old_ones(pair):
+    schedule = pair[1]
+    nothing = {"waits": (), "waits_previous": ()}
+    bare = tuple(op.model_copy(update=nothing) for op in schedule.ops)
+    derived = derive_waits(schedule.ops, schedule.tensors, schedule.slots)
+    assert tuple(op.model_copy(update=nothing) for op in derived) == bare
+    assert derived == derive_waits(bare, schedule.tensors, schedule.slots)
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+@pytest.mark.parametrize(("workload", "preset"), CASES)
+def test_every_plan_at_every_cap_has_no_wait_to_spare(workload, preset, policy):
+    rng = Random(workload)
+    plans = tiny_plans(workload, preset, policy)
+    for _, schedule in plans:
+        assert verify(schedule) == []
+        damaged = list(without_each_wait(schedule))
+        for what, found in rng.sample(damaged, min(len(damaged), 30)):
+            assert verify(found), f"{what} is not needed"
+    assert len(plans) > 1
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+def test_not_one_of_the_waits_of_a_plan_can_go(policy):
+    schedule = plan_chain(tiny_chain("sliced in pairs"), MACHINE, Caps(), policy)
+    damaged = list(without_each_wait(schedule))
+    assert len(damaged) > 10
+    for what, found in damaged:
+        assert verify(found), f"{what} is not needed"

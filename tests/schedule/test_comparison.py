@@ -1,0 +1,95 @@
+"""Predicted and measured timelines joined by op."""
+
+import pytest
+
+from tests.helpers.sketches import feed, op, sketch
+from twinstream.schedule.comparison import Pair, TimelineMismatch, compare
+from twinstream.schedule.ops import Label, Op
+from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+
+SIMULATED = Provenance(kind="simulated", where="by hand")
+
+
+def timeline(ops, *passes, step_ns=100.0) -> Timeline:
+    """Passes as lists of durations; every op starts at its position times 1000."""
+    found = tuple(
+        PassSpans(
+            start_ns=tuple(1000 * i for i in range(len(durations))),
+            end_ns=tuple(1000 * i + ns for i, ns in enumerate(durations)),
+        )
+        for durations in passes
+    )
+    return Timeline(
+        op_ids=tuple(o.op_id for o in ops), passes=found, cold=found[0], step_ns=step_ns,
+        provenance=SIMULATED,
+    )  # fmt: skip
+
+
+def labelled(name: str, kind: str, level: str | None = None) -> Op:
+    return op(name, "compute").model_copy(update={"label": Label(kind=kind, level=level)})
+
+
+OPS = [
+    labelled("f0", "block_forward"),
+    labelled("f1", "block_forward"),
+    labelled("r", "block_recompute", "INPUT"),
+    op("load", "h2d"),
+    feed("fill"),
+]
+PREDICTED = timeline(OPS, [10, 20, 30, 40, 50], step_ns=120.0)
+MEASURED = timeline(OPS, [10, 30, 30, 90, 51], [14, 30, 30, 50, 51], step_ns=100.0)
+
+
+def test_step_and_cold_times_are_set_side_by_side():
+    found = compare(sketch(OPS), PREDICTED, MEASURED)
+    assert found.step_ns == Pair(predicted=120, measured=100)
+    assert found.step_ns.error == pytest.approx(0.2)
+    # the cold pass is the first: from the first start to the last end
+    assert found.cold_ns == Pair(predicted=4050, measured=4051)
+
+
+def test_busy_time_is_summed_by_kind_with_recomputes_told_by_level():
+    found = {group.name: group for group in compare(sketch(OPS), PREDICTED, MEASURED).kinds}
+    assert {name: (g.num_ops, g.busy_ns.predicted) for name, g in found.items()} == {
+        "block_forward": (2, 30),
+        "block_recompute INPUT": (1, 30),
+        "copy h2d": (1, 40),
+        "feed host": (1, 50),
+    }
+    # means over the measured passes: 12 + 30, 30, 70, 51
+    assert [g.busy_ns.measured for g in found.values()] == [42, 30, 70, 51]
+
+
+def test_busy_time_is_summed_by_stream():
+    found = compare(sketch(OPS), PREDICTED, MEASURED).streams
+    assert [(g.name, g.num_ops) for g in found] == [("0:compute", 3), ("0:h2d", 1), ("0:host", 1)]
+    assert found[0].busy_ns == Pair(predicted=60, measured=72)
+
+
+def test_the_ops_that_differ_most_come_first():
+    found = compare(sketch(OPS), PREDICTED, MEASURED).worst_ops
+    assert [(o.op_id, o.stream) for o in found] == [
+        ("load", "0:h2d"), ("f1", "0:compute"), ("f0", "0:compute"), ("fill", "0:host"),
+        ("r", "0:compute"),
+    ]  # fmt: skip
+    assert found[0].duration_ns == Pair(predicted=40, measured=70)
+
+
+def test_no_more_than_ten_ops_are_listed():
+    ops = [op(f"op{i}", "compute") for i in range(12)]
+    found = compare(sketch(ops), timeline(ops, list(range(12))), timeline(ops, [0] * 12))
+    assert [o.op_id for o in found.worst_ops] == [f"op{i}" for i in range(11, 1, -1)]
+
+
+def test_an_op_that_took_no_time_has_no_relative_error():
+    assert Pair(predicted=3, measured=0).error == 0
+
+
+@pytest.mark.parametrize("which", ["predicted", "measured"])
+def test_a_timeline_of_another_schedule_is_refused(which):
+    other = timeline(OPS[:-1], [1] * 4)
+    timelines = {"predicted": PREDICTED, "measured": MEASURED, which: other}
+    with pytest.raises(
+        TimelineMismatch, match=rf"the {which} timeline has 4 ops .* 5 in its order"
+    ):
+        compare(sketch(OPS), **timelines)

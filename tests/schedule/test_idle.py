@@ -1,0 +1,122 @@
+"""Gaps of the compute stream on hand-drawn timelines, and what they are put down to."""
+
+from tests.helpers.sketches import feed, fetch, op, sketch
+from twinstream.schedule.idle import IdleInterval, idle_by_cause, idle_intervals
+from twinstream.schedule.ops import Compute, Operand, Stream
+from twinstream.schedule.tensors import DEVICE, Slot, Tensor
+from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+
+Spans = list[tuple[int, int]]
+
+
+def timeline(ops, *passes: Spans) -> Timeline:
+    found = tuple(
+        PassSpans(start_ns=tuple(s for s, _ in spans), end_ns=tuple(e for _, e in spans))
+        for spans in passes
+    )
+    return Timeline(
+        op_ids=tuple(o.op_id for o in ops), passes=found, cold=found[0], step_ns=1.0,
+        provenance=Provenance(kind="simulated", where="by hand"),
+    )  # fmt: skip
+
+
+def gaps(ops, *passes: Spans, **fields) -> list[IdleInterval]:
+    return idle_intervals(sketch(ops, **fields), timeline(ops, *passes))
+
+
+def gap(start_ns, end_ns, before, waited_for, tensor, resource) -> IdleInterval:
+    return IdleInterval(
+        start_ns=start_ns, end_ns=end_ns, before=before, waited_for=waited_for, tensor=tensor,
+        resource=resource,
+    )  # fmt: skip
+
+
+def test_a_gap_is_put_down_to_the_last_of_the_waits_to_end():
+    ops = [
+        op("early", "d2h"),
+        op("a", "compute"),
+        op("load", "h2d"),
+        op("b", "compute", ("early", "load")),
+    ]
+    found = gaps(ops, [(0, 3), (0, 10), (5, 25), (26, 30)])
+    assert found == [gap(10, 26, "b", "load", "x", "h2d")]
+
+
+def test_a_gap_after_waits_that_were_over_is_latency():
+    ops = [op("load", "h2d"), op("a", "compute"), op("b", "compute", ("load",))]
+    found = gaps(ops, [(0, 10), (0, 10), (13, 20)])
+    assert found == [gap(10, 13, "b", None, None, None)]
+
+
+def test_ops_that_follow_at_once_leave_no_gap():
+    ops = [op("load", "h2d"), op("a", "compute"), op("b", "compute", ("load",))]
+    assert gaps(ops, [(0, 9), (0, 10), (10, 20)]) == []
+
+
+def test_the_gap_between_passes_counts_once_there_are_two():
+    ops = [op("a", "compute", (), ("store",)), op("store", "d2h", ("a",))]
+    first, second = [(0, 10), (10, 50)], [(51, 61), (61, 101)]
+    assert gaps(ops, first) == []
+    assert gaps(ops, first, second) == [gap(10, 51, "a", "store", "x", "d2h")]
+
+
+def test_waits_into_the_pass_before_and_within_the_pass_compete():
+    ops = [op("load", "h2d"), op("a", "compute", ("load",), ("store",)), op("store", "d2h", ("a",))]
+    first = [(0, 5), (5, 10), (10, 50)]
+    assert gaps(ops, first, [(5, 60), (60, 65), (65, 99)])[0].waited_for == "load"
+    assert gaps(ops, first, [(5, 40), (50, 55), (55, 99)])[0].waited_for == "store"
+
+
+def test_of_a_task_the_tensor_is_the_first_that_it_makes():
+    size = 256
+    names = ["weights", "input", "output", "more"]
+    tensors = tuple(
+        Tensor(tensor_id=n, size_bytes=size, role="activation", dtype="uint8", shape=(size,))
+        for n in names
+    )
+    slots = tuple(
+        Slot(slot_id=n, tier=DEVICE, offset_bytes=size * i, size_bytes=size)
+        for i, n in enumerate(names)
+    )
+    other = op("other", "compute2")
+    assert isinstance(other, Compute)
+    modes = ("read", "read", "update", "write")
+    operands = tuple(
+        Operand(name=n, tensor=n, version=1, mode=mode, slot=n)
+        for n, mode in zip(names, modes, strict=True)
+    )
+    other = other.model_copy(update={"operands": operands})
+    ops = [other, op("a", "compute"), op("b", "compute", ("other",))]
+    spans = [(0, 9), (0, 1), (9, 10)]
+    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
+    found = gaps(ops, spans, tensors=(x, *tensors), slots=slots)
+    assert found == [gap(1, 9, "b", "other", "output", "compute2")]
+    only_reads = other.model_copy(update={"operands": operands[:2]})
+    assert gaps([only_reads, *ops[1:]], spans, tensors=tensors, slots=slots)[0].tensor == "weights"
+    nothing = other.model_copy(update={"operands": ()})
+    assert gaps([nothing, *ops[1:]], spans) == [gap(1, 9, "b", "other", None, "compute2")]
+
+
+def test_the_host_is_a_resource_too():
+    ops = [feed("fill"), op("a", "compute"), op("b", "compute", ("fill",)), fetch("take", ("b",))]
+    found = gaps(ops, [(0, 30), (0, 1), (30, 31), (31, 40)])
+    assert found == [gap(1, 30, "b", "fill", "x", "host")]
+
+
+def test_any_stream_can_be_asked_for():
+    ops = [op("a", "compute"), op("load", "h2d"), op("next", "h2d", ("a",))]
+    found = idle_intervals(
+        sketch(ops), timeline(ops, [(0, 50), (0, 10), (50, 60)]), Stream(queue="h2d")
+    )
+    assert found == [gap(10, 50, "next", "a", None, "compute")]
+    assert idle_intervals(sketch(ops), timeline(ops, [(0, 5)] * 3), Stream(queue="d2h")) == []
+
+
+def test_idle_time_adds_up_by_resource_and_the_rest_is_latency():
+    found = [
+        gap(0, 5, "a", "load", "x", "h2d"),
+        gap(10, 12, "b", None, None, None),
+        gap(20, 27, "c", "other", "x", "h2d"),
+        gap(30, 31, "d", "store", "x", "d2h"),
+    ]
+    assert idle_by_cause(found) == {"h2d": 5 + 7, "latency": 2, "d2h": 1}

@@ -1,0 +1,109 @@
+"""One schedule, two worlds: the executor on a virtual clock and the simulator agree to the ns."""
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.schedules import schedules
+from tests.helpers.sketches import feed, fetch, op, sketch
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.executor.backends.virtual import VirtualBackend
+from twinstream.executor.dispatch import run_passes
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.planner.plan import plan_chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Stream
+from twinstream.schedule.timeline import PassSpans
+from twinstream.simulator.costs import FixedCosts
+from twinstream.simulator.replay import replay_passes
+
+QUEUES = ["compute", "compute2", "h2d", "d2h", "host", "network"]
+
+
+@st.composite
+def random_bodies(draw) -> Schedule:
+    """Any ops with any waits, within the pass and into the pass before; memory does not matter."""
+    rng = Random(draw(st.integers(0, 2**32)))
+    ops = []
+    for number in range(rng.randint(1, draw(st.integers(1, 16)))):
+        name, queue = f"op{number}", rng.choice(QUEUES)
+        make = rng.choice([feed, fetch]) if queue == "host" else (lambda *a, q=queue: op(a[0], q))
+        made = make(name)
+        if rng.random() < 0.2:
+            made = made.model_copy(update={"stream": Stream(device=1, queue=queue)})
+        ops.append(made)
+    waiting = []
+    for number, found in enumerate(ops):
+        others = [o.op_id for o in ops[:number] if o.stream != found.stream]
+        waits = rng.sample(others, min(len(others), rng.choice([0, 0, 1, 2, 3])))
+        previous = rng.sample([o.op_id for o in ops], min(len(ops), rng.choice([0, 0, 1, 2])))
+        update = {"waits": tuple(waits), "waits_previous": tuple(previous)}
+        waiting.append(found.model_copy(update=update))
+    return sketch(waiting)
+
+
+def durations_ns(schedule: Schedule, seed: int) -> dict[str, int]:
+    """Many are zero and many alike, so that ops tie."""
+    rng = Random(seed)
+    return {o.op_id: rng.choice([0, 0, 1, 1, 2, 5, 1000]) for o in schedule.ops}
+
+
+def in_both_worlds(
+    schedule: Schedule, durations: Mapping[str, int], wait_ns: int, num_passes: int
+) -> tuple[list[PassSpans], list[PassSpans]]:
+    """(executed, simulated)."""
+    clock = VirtualBackend(lambda o: durations[o.op_id], wait_ns)
+    costs = FixedCosts(lambda o: durations[o.op_id], wait_ns)
+    executed = run_passes(schedule, clock, num_passes)
+    return executed, replay_passes(schedule, costs, num_passes)
+
+
+SEEDS = st.integers(0, 2**32)
+WAITS_NS = st.sampled_from([0, 1, 7])
+PASSES = st.integers(1, 5)
+
+
+@given(random_bodies(), SEEDS, WAITS_NS, PASSES)
+@settings(max_examples=300)
+def test_random_bodies_run_the_same_in_both_worlds(schedule, seed, wait_ns, num_passes):
+    durations = durations_ns(schedule, seed)
+    executed, simulated = in_both_worlds(schedule, durations, wait_ns, num_passes)
+    assert executed == simulated
+
+
+@given(schedules(), SEEDS, WAITS_NS, PASSES)
+def test_safe_schedules_run_the_same_in_both_worlds(pair, seed, wait_ns, num_passes):
+    durations = durations_ns(pair[1], seed)
+    executed, simulated = in_both_worlds(pair[1], durations, wait_ns, num_passes)
+    assert executed == simulated
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+def test_planned_schedules_run_the_same_in_both_worlds(policy):
+    schedule = plan_chain(tiny_chain("sliced"), load_machine("cpu"), Caps(), policy)
+    durations = durations_ns(schedule, seed=1)
+    executed, simulated = in_both_worlds(schedule, durations, 3, 4)
+    assert executed == simulated
+    assert executed[-1].start_ns != executed[0].start_ns
+
+
+@given(random_bodies(), SEEDS, WAITS_NS, PASSES)
+def test_ops_start_when_predecessor_and_waits_have_completed(schedule, seed, wait_ns, num_passes):
+    """Both worlds against the sentence of the design page, op by op."""
+    durations = durations_ns(schedule, seed)
+    _, simulated = in_both_worlds(schedule, durations, wait_ns, num_passes)
+    position = {o.op_id: i for i, o in enumerate(schedule.ops)}
+    free: dict[str, int] = {}
+    for number, spans in enumerate(simulated):
+        for i, found in enumerate(schedule.ops):
+            waits = [spans.end_ns[position[w]] for w in found.waits]
+            if number:
+                before = simulated[number - 1]
+                waits += [before.end_ns[position[w]] for w in found.waits_previous]
+            start = max([free.get(str(found.stream), 0), *waits]) + (wait_ns if waits else 0)
+            assert spans.start_ns[i] == start
+            assert spans.end_ns[i] == start + durations[found.op_id]
+            free[str(found.stream)] = spans.end_ns[i]

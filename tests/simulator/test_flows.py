@@ -1,0 +1,188 @@
+"""Closed forms of resource sharing, and what makes an allocation max-min fair."""
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinstream.simulator.flows import Flow, FluidPool, fair_rates
+
+MACHINE = {"compute": 1, "hbm": 1000, "h2d": 50, "d2h": 50, "pcie": 90, "host_dram": 200}
+
+
+def copied(direction: str, size_bytes: int) -> Flow:
+    amounts = tuple((name, float(size_bytes)) for name in (direction, "pcie", "hbm", "host_dram"))
+    return Flow(size_bytes / 50, amounts)
+
+
+def kernel(alone_ns: float, hbm_bytes: float) -> Flow:
+    return Flow(alone_ns, (("compute", alone_ns), ("hbm", hbm_bytes)))
+
+
+def drawn(flows: Sequence[Flow], capacity: Mapping[str, float], resource: str) -> list[float]:
+    """What each flow draws of a resource, per ns."""
+    rates = fair_rates(flows, capacity)
+    return [
+        rate * sum(amount for name, amount in flow.amounts if name == resource)
+        for rate, flow in zip(rates, flows, strict=True)
+    ]
+
+
+def ends(starts: Sequence[tuple[int, Flow]], capacity: Mapping[str, float]) -> list[int]:
+    """When each flow is through, of flows started at given times."""
+    env = simpy.Environment()
+    pool = FluidPool(env, capacity)
+    found = [0] * len(starts)
+
+    def run(index, start_ns, flow):
+        yield env.timeout(start_ns)
+        yield pool.run(flow)
+        found[index] = env.now
+
+    for index, (start_ns, flow) in enumerate(starts):
+        env.process(run(index, start_ns, flow))
+    env.run()
+    assert all(isinstance(end, int) for end in found)
+    return found
+
+
+# --- rates
+
+
+def test_two_flows_on_one_link_get_half_of_it_each_whatever_their_sizes():
+    flows = [copied("h2d", 1000), copied("h2d", 3000)]
+    assert drawn(flows, MACHINE, "h2d") == pytest.approx([25, 25])
+
+
+def test_two_directions_share_the_duplex_limit():
+    flows = [copied("h2d", 1000), copied("d2h", 3000)]
+    assert drawn(flows, MACHINE, "pcie") == pytest.approx([45, 45])
+
+
+def test_a_direction_slower_than_half_the_duplex_limit_leaves_the_rest_to_the_other():
+    slow = Flow(1000 / 20, (("d2h", 1000.0), ("pcie", 1000.0)))
+    assert drawn([copied("h2d", 1000), slow], MACHINE | {"pcie": 65}, "pcie") == [45, 20]
+
+
+def test_a_copy_takes_what_it_needs_of_hbm_from_a_memory_bound_kernel():
+    assert drawn([kernel(100, 100_000), copied("h2d", 1000)], MACHINE, "hbm") == [950, 50]
+
+
+def test_two_copies_that_hold_each_other_back_leave_the_rest_of_hbm_to_the_kernel():
+    flows = [kernel(100, 100_000), copied("h2d", 1000), copied("d2h", 1000)]
+    assert drawn(flows, MACHINE, "hbm") == pytest.approx([1000 - 2 * 45, 45, 45])
+
+
+def test_a_copy_does_not_slow_a_compute_bound_kernel():
+    rates = fair_rates([kernel(100, 90_000), copied("h2d", 1000)], MACHINE)
+    assert rates == [1 / 100, 1 / 20]
+
+
+def test_three_flows_share_equally_what_the_small_one_leaves():
+    flows = [Flow(10, (("hbm", wanted * 10.0),)) for wanted in (600, 300, 500)]
+    assert drawn(flows, MACHINE, "hbm") == pytest.approx([350, 300, 350])
+
+
+def test_two_kernels_take_turns_on_compute_even_when_one_of_them_wants_all_of_hbm():
+    # half of compute each; then they draw 500 and 50 of hbm, so that hbm holds nobody back
+    flows = [kernel(100, 100_000), kernel(100, 10_000), copied("h2d", 1000)]
+    assert fair_rates(flows, MACHINE) == pytest.approx([1 / 200, 1 / 200, 1 / 20])
+
+
+def test_unconstrained_resources_hold_nobody_back():
+    flows = [copied("h2d", 1000), copied("h2d", 1000)]
+    assert fair_rates(flows, dict.fromkeys(MACHINE, math.inf)) == [1 / 20, 1 / 20]
+
+
+@st.composite
+def contended(draw):
+    names = ["a", "b", "c", "d"]
+    capacity = {name: draw(st.sampled_from([0.5, 1.0, 3.0, 10.0])) for name in names}
+    amounts = st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0])
+    flow = st.builds(
+        lambda alone, used: Flow(alone, tuple(used.items())),
+        st.sampled_from([0.25, 1.0, 1.5, 8.0]),
+        st.dictionaries(st.sampled_from(names), amounts, min_size=1),
+    )
+    return draw(st.lists(flow, min_size=1, max_size=6)), capacity
+
+
+@given(contended())
+def test_a_flow_below_full_speed_draws_most_of_a_resource_that_is_used_up(case):
+    flows, capacity = case
+    rates = fair_rates(flows, capacity)
+    use = {name: drawn(flows, capacity, name) for name in capacity}
+    for index, (flow, rate) in enumerate(zip(flows, rates, strict=True)):
+        alone = len(flows) == 1
+        held = [
+            name for name, _ in flow.amounts
+            if sum(use[name]) >= capacity[name] * (1 - 1e-9)
+            and use[name][index] >= max(use[name]) * (1 - 1e-9)
+        ]  # fmt: skip
+        assert rate * flow.alone_ns == pytest.approx(1) or held, (flow, rate)
+        assert 0 < rate * flow.alone_ns <= 1 + 1e-9
+        assert alone or all(
+            sum(use[name]) <= capacity[name] * (1 + 1e-9) for name, _ in flow.amounts
+        )
+
+
+# --- time
+
+
+def test_a_flow_that_is_alone_takes_its_own_time_rounded_up_to_whole_ns():
+    assert ends([(3, Flow(10.0, (("hbm", 1.0),)))], MACHINE) == [13]
+    assert ends([(3, Flow(10.2, (("hbm", 1.0),)))], MACHINE) == [14]
+    assert ends([(3, Flow(1e9 + 0.01, (("hbm", 1.0),)))], MACHINE) == [1_000_000_004]
+
+
+def test_rates_are_solved_again_when_a_flow_ends():
+    # 45 bytes per ns each until the first has its 900; then 50 for the other's last 900
+    assert ends([(0, copied("h2d", 900)), (0, copied("d2h", 1800))], MACHINE) == [20, 38]
+
+
+def test_rates_are_solved_again_when_a_flow_starts():
+    # alone for 10 ns: 500 of 1000 bytes; then half of the link: 500 / 25 = 20 ns;
+    # by then the other has 500 of its 1500, and goes on alone at 50
+    assert ends([(0, copied("h2d", 1000)), (10, copied("h2d", 1500))], MACHINE) == [30, 50]
+
+
+def test_a_memory_bound_kernel_runs_slower_only_while_a_copy_is_under_way():
+    # the copy takes 200 ns; meanwhile the kernel moves 950 bytes per ns instead of 1000
+    starts = [(0, kernel(1000, 1_000_000)), (100, copied("h2d", 10_000))]
+    assert ends(starts, MACHINE) == [100 + 200 + (1_000_000 - 100_000 - 200 * 950) // 1000, 300]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 400)), min_size=1, max_size=6),
+    st.integers(1, 9),
+)
+def test_flows_on_one_link_end_when_exact_arithmetic_says(jobs, per_ns):
+    starts = [(start, Flow(size / per_ns, (("link", float(size)),))) for start, size in jobs]
+    assert ends(starts, {"link": float(per_ns)}) == exact_ends(jobs, per_ns)
+
+
+def exact_ends(jobs: Sequence[tuple[int, int]], per_ns: int) -> list[int]:
+    """Equal shares in rational numbers; a flow gives its share back at a whole ns."""
+    found = [0] * len(jobs)
+    left = {index: Fraction(size) for index, (_, size) in enumerate(jobs)}
+    now = 0
+    while left:
+        active = [index for index in left if jobs[index][0] <= now]
+        coming = [jobs[index][0] for index in left if jobs[index][0] > now]
+        if not active:
+            now = min(coming)
+            continue
+        share = Fraction(per_ns, len(active))
+        until = min(now + math.ceil(left[index] / share) for index in active)
+        step = min([until, *coming]) - now
+        now += step
+        for index in active:
+            left[index] -= share * step
+            if left[index] <= 0:
+                found[index] = now
+                del left[index]
+    return found

@@ -1,0 +1,149 @@
+"""When ops start, and how many passes it takes to know the step time."""
+
+import pytest
+
+from tests.helpers.sketches import op, sketch
+from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
+from twinstream.schedule.timeline import Provenance, Timeline
+from twinstream.simulator.costs import FixedCosts
+from twinstream.simulator.replay import replay, replay_passes
+
+PROVENANCE = Provenance(kind="simulated", where="a clock")
+
+
+def spans(ops, durations, num_passes=1, wait_ns=0):
+    """Per pass, (start, end) of every op."""
+    costs = FixedCosts(lambda o: durations[o.op_id], wait_ns)
+    return [
+        list(zip(found.start_ns, found.end_ns, strict=True))
+        for found in replay_passes(sketch(ops), costs, num_passes)
+    ]
+
+
+def timeline(ops, durations, wait_ns=0) -> Timeline:
+    costs = FixedCosts(lambda o: durations[o.op_id], wait_ns)
+    return replay(sketch(ops), costs, PROVENANCE)
+
+
+# --- one pass
+
+
+def test_ops_of_one_stream_run_one_after_the_other_and_streams_side_by_side():
+    ops = [op("a", "compute"), op("b", "h2d"), op("c", "compute")]
+    assert spans(ops, {"a": 3, "b": 10, "c": 4}) == [[(0, 3), (0, 10), (3, 7)]]
+
+
+def test_an_op_starts_when_its_predecessor_and_all_its_waits_have_ended():
+    ops = [
+        op("a", "h2d"),
+        op("b", "d2h"),
+        op("c", "compute", ("a", "b")),
+        op("d", "h2d", ("c",)),
+        op("e", "compute2", ("a",)),
+    ]
+    durations = {"a": 5, "b": 9, "c": 2, "d": 1, "e": 1}
+    assert spans(ops, durations) == [[(0, 5), (0, 9), (9, 11), (11, 12), (5, 6)]]
+
+
+def test_waiting_costs_its_latency_once_however_many_waits_and_even_if_they_are_over():
+    ops = [op("a", "h2d"), op("b", "d2h"), op("c", "compute"), op("d", "compute", ("a", "b"))]
+    durations = {"a": 1, "b": 2, "c": 10, "d": 1}
+    assert spans(ops, durations, wait_ns=3)[0][3] == (10 + 3, 10 + 3 + 1)
+
+
+# --- several passes
+
+
+def test_passes_follow_one_another_without_a_barrier():
+    ops = [op("a", "compute"), op("b", "d2h", ("a",))]
+    assert spans(ops, {"a": 2, "b": 5}, 3) == [
+        [(0, 2), (2, 7)],
+        [(2, 4), (7, 12)],
+        [(4, 6), (12, 17)],
+    ]
+
+
+def test_an_op_waits_for_ops_of_the_pass_before_but_not_in_the_first_pass():
+    ops = [op("a", "compute", (), ("b",)), op("b", "d2h", ("a",))]
+    assert spans(ops, {"a": 2, "b": 5}, 2, wait_ns=1) == [
+        [(0, 2), (3, 8)],
+        [(9, 11), (12, 17)],
+    ]
+
+
+def test_an_op_may_wait_for_itself_in_the_pass_before():
+    assert spans([op("a", "compute", (), ("a",))], {"a": 2}, 3, wait_ns=1) == [
+        [(0, 2)], [(3, 5)], [(6, 8)],
+    ]  # fmt: skip
+
+
+# --- the periodic rule
+
+
+def test_a_step_that_repeats_at_once_has_a_period_of_one_pass():
+    ops = [op("load", "h2d", (), ("use",)), op("use", "compute", ("load",))]
+    found = timeline(ops, {"load": 30, "use": 12})
+    assert (found.step_ns, found.spread_ns, found.period_passes) == (42, 0, 1)
+    # the second pass shows it
+    assert [p.end_ns for p in found.passes] == [(30, 42), (72, 84)]
+
+
+# Rings that cross from pass to pass. By hand, c ends at 30, 45, 70, 85, 110, ...: a starts when a
+# and d of the pass before have ended (0, 15, 40, 55, 80), b when b and c have (0, 30, 45, 70, 85).
+CROSSED = [
+    op("a", "compute", (), ("d",)),
+    op("c", "compute2", ("a",)),
+    op("b", "h2d", (), ("c",)),
+    op("d", "d2h", ("b",)),
+]
+CROSSED_NS = {"a": 15, "c": 15, "b": 5, "d": 5}
+
+
+def test_a_step_that_repeats_every_other_pass_has_a_period_of_two():
+    assert [found[1][1] for found in spans(CROSSED, CROSSED_NS, 5)] == [30, 45, 70, 85, 110]
+    found = timeline(CROSSED, CROSSED_NS)
+    assert (found.step_ns, found.spread_ns, found.period_passes) == ((15 + 25) / 2, 0, 2)
+
+
+def test_streams_that_drift_apart_give_mean_and_spread_of_the_last_16_of_32_passes():
+    found = timeline([*CROSSED, op("drift", "h2d2")], CROSSED_NS | {"drift": 7})
+    steps = [15, 25] * 8
+    spread = (sum((step - 20) ** 2 for step in steps) / 16) ** 0.5
+    assert (found.step_ns, found.spread_ns, found.period_passes) == (20, spread, None)
+    assert found.passes[-1].end_ns[-1] == 32 * 7
+    assert (MAX_PASSES, LAST_PASSES) == (32, 16)
+
+
+def test_only_the_last_passes_count_when_nothing_repeats():
+    # what holds `use` back reaches it three passes late: 12 (n - 2) exceeds 10 n from pass 12 on
+    ops = [
+        op("use", "compute", (), ("x1",)),
+        op("x1", "h2d", (), ("x2",)),
+        op("x2", "h2d2", (), ("slow",)),
+        op("slow", "h2d3"),
+        op("drift", "d2h"),
+    ]
+    durations = {"use": 10, "x1": 0, "x2": 0, "slow": 12, "drift": 1}
+    ends = [found[0][1] for found in spans(ops, durations, 32)]
+    assert (ends[11] - ends[0], ends[31] - ends[15]) == (11 * 10, 16 * 12)
+    found = timeline(ops, durations)
+    assert (found.step_ns, found.spread_ns, found.period_passes) == (12, 0, None)
+
+
+def test_the_cold_pass_starts_with_empty_streams_and_ends_when_all_have_drained():
+    ops = [op("load", "h2d"), op("use", "compute", ("load",)), op("store", "d2h", ("use",))]
+    found = timeline(ops, {"load": 10, "use": 20, "store": 30})
+    assert found.cold.start_ns == (0, 10, 30)
+    assert found.cold_ns == 60
+    assert found.step_ns == 20  # anchored at compute, which the copies of other passes hide behind
+
+
+def test_without_compute_the_last_op_of_a_pass_is_its_anchor():
+    found = timeline([op("load", "h2d"), op("store", "d2h", ("load",))], {"load": 4, "store": 4})
+    assert found.step_ns == 4
+
+
+@pytest.mark.parametrize("num_ops", [0, 1])
+def test_a_schedule_that_takes_no_time_has_a_step_of_none(num_ops):
+    found = timeline([op("a", "compute")][:num_ops] or [op("b", "h2d")], {"a": 0, "b": 0})
+    assert (found.step_ns, found.period_passes) == (0, 1)

@@ -1,0 +1,58 @@
+"""`compare`: how far a prediction was off."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinstream.commands import options
+from twinstream.commands.inputs import checked_schedule, machine_of, predicted_and_measured
+from twinstream.commands.output import print_json, print_report
+from twinstream.commands.planning import describe
+from twinstream.metrics import Summary, summarize
+from twinstream.schedule.comparison import Comparison, Pair
+from twinstream.schedule.comparison import compare as join
+from twinstream.tables import comparison_tables
+
+_HEADLINES = ("step_time_s", "cold_step_time_s", "tokens_per_s", "mfu", "hfu")
+
+
+def compare(
+    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
+    predicted: Annotated[Path, typer.Argument(metavar="PREDICTED", help="From `simulate -o`.")],
+    measured: Annotated[Path, typer.Argument(metavar="MEASURED", help="From `run -o`.")],
+    machine: options.MachineIfKnown = None,
+    as_json: options.Json = False,
+) -> None:
+    """Compare a predicted with a measured timeline of a schedule; MFU is of the machine's peak."""
+    document = checked_schedule(schedule)
+    before, after = predicted_and_measured(predicted, measured)
+    profile = machine_of(document, machine)
+    comparison = join(document, before, after)
+    summaries = summarize(document, before, profile), summarize(document, after, profile)
+    if as_json:
+        print_json(describe(document) | comparison_json(comparison, *summaries))
+    else:
+        print_report(*comparison_tables(comparison, *summaries, profile.name))
+
+
+def comparison_json(
+    comparison: Comparison, predicted: Summary, measured: Summary
+) -> dict[str, object]:
+    """Both summaries, the relative error of their headlines, and the join op by op."""
+    pairs = {
+        name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name))
+        for name in _HEADLINES
+    }
+    return {
+        "predicted": predicted,
+        "measured": measured,
+        "error": {name: pair.error for name, pair in pairs.items()},
+        "kinds": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.kinds],
+        "streams": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.streams],
+        "worst_ops": [_with_error(op.model_dump(), op.duration_ns) for op in comparison.worst_ops],
+    }
+
+
+def _with_error(document: dict[str, object], pair: Pair) -> dict[str, object]:
+    return document | {"error": pair.error}

@@ -1,0 +1,43 @@
+"""What commands print: tables or JSON on stdout, progress on stderr."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pydantic_core import to_json
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+_MAX_COLUMNS = 100
+
+Advance = Callable[[], None]
+
+
+def print_json(document: object) -> None:
+    """One JSON document; what is not a finite number is null."""
+    text = to_json(document, indent=2, inf_nan_mode="null").decode()
+    sys.stdout.write(text + "\n")
+
+
+def print_report(*parts: RenderableType) -> None:
+    """Tables and lines, as wide as the terminal but at most 100 columns."""
+    console = Console(highlight=False, markup=False)
+    console.width = min(console.width, _MAX_COLUMNS) if console.is_terminal else _MAX_COLUMNS
+    for part in parts:
+        console.print(part)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Advance]:
+    """A bar on stderr while the block runs; nothing if quiet or stderr is no terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda: None
+        return
+    columns = [TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()]
+    if total is not None:
+        columns.insert(2, MofNCompleteColumn())
+    # Drawing takes time from what is measured meanwhile, so it is seldom done.
+    with Progress(*columns, console=console, transient=True, refresh_per_second=3) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

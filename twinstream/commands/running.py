@@ -1,0 +1,112 @@
+"""`run`: train by a schedule, here."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinstream import api
+from twinstream.commands import options
+from twinstream.commands.backends import (
+    UNKNOWN_PEAK,
+    backend_named,
+    peak_machine,
+    planning_machine,
+)
+from twinstream.commands.inputs import checked_schedule
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.planning import describe, planned
+from twinstream.commands.tokens import token_stream
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import summarize
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import write_document
+from twinstream.tables import losses_line, summary_table
+
+
+class RunOptionsError(TwinstreamError):
+    """The options do not say what to run, or say it twice."""
+
+
+def run(  # noqa: PLR0913
+    schedule: Annotated[
+        Path | None, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")
+    ] = None,
+    model: options.ModelIfPlanned = None,
+    machine: options.MachineIfKnown = None,
+    seq_len: options.SeqLenIfPlanned = None,
+    tokens_per_step: options.TokensPerStep = None,
+    chunk_tokens: options.ChunkTokens = None,
+    chunks_per_round: options.ChunksPerRound = None,
+    device_mem: options.DeviceMem = None,
+    host_mem: options.HostMem = None,
+    policy: options.Policy = None,
+    steps: options.Steps = 4,
+    backend: options.Backend = "auto",
+    text: options.Text = None,
+    tokenizer: options.Tokenizer = None,
+    learning_rate: options.LearningRate = 1e-3,
+    seed: options.Seed = 0,
+    poison: options.Poison = False,
+    output: Annotated[Path | None, options.output("Write the measured timeline here.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
+    wanted = options.PlanOptions(
+        model, machine, seq_len, tokens_per_step, chunk_tokens, chunks_per_round,
+        device_mem, host_mem, policy,
+    )  # fmt: skip
+    settings = api.RunSettings(backend_named(backend), steps, learning_rate, seed, poison)
+    document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
+    tokens = token_stream(text, tokenizer)
+    with progress(f"training {document.model.name}", steps, quiet=as_json) as advance:
+        settings = replace(settings, on_loss=lambda loss: advance())
+        result = api.execute(document, settings, tokens=tokens)
+    if output is not None:
+        write_document(result.timeline, output)
+    peak = peak_machine(document, wanted.machine, settings.backend)
+    _report(_Outcome(document, result, peak, plan_seconds), as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    schedule: Schedule
+    run: api.Run
+    peak: Machine | None
+    plan_seconds: float | None
+
+
+def _schedule(
+    path: Path | None, wanted: options.PlanOptions, backend: str, *, quiet: bool
+) -> tuple[Schedule, float | None]:
+    """The schedule in the file, or one planned now and how long that took."""
+    if path is not None:
+        if wanted.given():
+            raise RunOptionsError(
+                f"{path} is planned already, {', '.join(wanted.given())} cannot change it; "
+                "give either a SCHEDULE or what to plan"
+            )
+        return checked_schedule(path), None
+    if wanted.model is None or wanted.seq_len is None:
+        raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
+    machine = planning_machine(wanted.machine, backend)
+    return planned(replace(wanted, machine=machine), quiet=quiet)
+
+
+def _report(outcome: _Outcome, *, as_json: bool) -> None:
+    schedule, timeline, peak = outcome.schedule, outcome.run.timeline, outcome.peak
+    summary = summarize(schedule, timeline, peak or UNKNOWN_PEAK, outcome.plan_seconds)
+    if as_json:
+        unknown = {} if peak else {"mfu": None, "hfu": None}
+        run = {"measured_on": timeline.provenance.where, "losses": outcome.run.losses}
+        print_json(summary.model_dump() | unknown | describe(schedule) | run)
+        return
+    print_report(
+        summary_table(summary, schedule, peak.name if peak else None),
+        losses_line(outcome.run.losses),
+        f"Measured on {timeline.provenance.where}, {timeline.provenance.detail}.",
+    )
+    if peak is None:
+        print_report("For MFU give the profile of the machine this ran on: --machine NAME|FILE.")

@@ -1,0 +1,212 @@
+"""The whole path in a minute: probe this machine, plan, predict, run, compare."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstream import api
+from twinstream.hardware_profiles.loader import load_machine, save_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary, copied_bytes, executed_flops, summarize
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.schedule.comparison import Comparison, compare
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import write_document
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.verify_layout import arena_bytes
+
+# What a phase does and how many steps it has -> a block that shows it, and counts the steps.
+Progress = Callable[[str, int | None], AbstractContextManager[Callable[[], None]]]
+
+_DEVICE_SHARE = 8  # of what lies between the least that would do and everything resident
+_HOST_SHARES = (2, 4, 8)
+_HEAD_DIM = 32
+
+
+class DemoError(TwinstreamError):
+    """The demo cannot run as asked."""
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Where the demo runs and how large its model is; without `machine` the CPU is probed.
+
+    A sequence is two chunks, a round two sequences, a step two rounds.
+    """
+
+    out: Path = Path("out/demo")
+    backend: str = "cpu"
+    machine: str | None = None
+    num_steps: int = 6
+    num_layers: int = 6
+    d_model: int = 256
+    seq_len: int = 256
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(
+            name="demo", num_layers=self.num_layers, d_model=self.d_model,
+            num_heads=self.d_model // _HEAD_DIM, num_kv_heads=self.d_model // (2 * _HEAD_DIM),
+            head_dim=_HEAD_DIM, d_ff=3 * self.d_model, vocab_size=256, dtype="float32",
+        )  # fmt: skip
+
+    @property
+    def step(self) -> TrainingStep:
+        return TrainingStep(
+            seq_len=self.seq_len,
+            tokens_per_step=4 * self.seq_len,
+            chunk_tokens=self.seq_len // 2,
+            chunks_per_round=4,
+        )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A schedule as predicted and as run."""
+
+    schedule: Schedule
+    predicted: Timeline
+    run: api.Run
+    predicted_summary: Summary
+    measured_summary: Summary
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The same training twice: all on the device, and within caps that force everything."""
+
+    machine: Machine
+    resident: Trial
+    capped: Trial
+    comparison: Comparison
+    same_losses: bool
+    same_state: bool
+    files: tuple[Path, ...]
+
+
+def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
+    """Run the demo and write the capped schedule and its two timelines into `settings.out`.
+
+    Raises:
+        DemoError: CUDA without a machine, or a folder that cannot be written.
+        TwinstreamError: as `api.plan` and `api.execute`.
+    """
+    _make_folder(settings.out)
+    machine = _machine(settings, progress)
+    with progress("planning", None):
+        resident = api.plan(settings.spec, machine, step=settings.step, policy="resident")
+        capped = plan_within_tight_caps(settings, machine, resident)
+    free = _trial(settings, machine, resident, progress)
+    tight = _trial(settings, machine, capped, progress)
+    return Demo(
+        machine=machine,
+        resident=free,
+        capped=tight,
+        comparison=compare(capped, tight.predicted, tight.run.timeline),
+        same_losses=free.run.losses == tight.run.losses,
+        same_state=_same_state(free.run, tight.run),
+        files=_write(settings.out, machine, tight),
+    )
+
+
+def plan_within_tight_caps(
+    settings: DemoSettings, machine: Machine, resident: Schedule
+) -> Schedule:
+    """A schedule within caps so small that it offloads and recomputes.
+
+    The device cap lies an eighth of the way from the least that would do to all that `resident`
+    takes; the host cap so near the least that would do then that something is recomputed.
+    """
+
+    def planned(device_bytes: int, host_bytes: int | None = None) -> Schedule:
+        return api.plan(
+            settings.spec, machine, step=settings.step, device_mem=device_bytes, host_mem=host_bytes
+        )
+
+    least = _shortage(lambda: planned(0)).smallest_device_bytes
+    assert least is not None, "without a host cap some device cap does"
+    most = arena_bytes(resident, DEVICE) + resident.caps.device_reserve_bytes
+    device_bytes = least + (most - least) // _DEVICE_SHARE
+    most_host = arena_bytes(planned(device_bytes), HOST)
+    least_host = _shortage(lambda: planned(device_bytes, 0)).smallest_host_bytes
+    assert least_host is not None, "without a host cap this device cap does"
+    host_caps = [least_host + (most_host - least_host) // share for share in _HOST_SHARES]
+    for host_bytes in (*host_caps, least_host):
+        schedule = planned(device_bytes, host_bytes)
+        if executed_flops(schedule)[1] and copied_bytes(schedule).get("h2d"):
+            return schedule
+    raise DemoError(
+        "no caps make the planner both offload and recompute this model; make it larger"
+    )
+
+
+def _shortage(plan: Callable[[], Schedule]) -> Shortage:
+    """What would do where these caps do not."""
+    try:
+        plan()
+    except InfeasiblePlan as error:
+        return error.shortage
+    raise AssertionError("a plan in no memory at all")
+
+
+def _machine(settings: DemoSettings, progress: Progress) -> Machine:
+    if settings.machine is not None:
+        return load_machine(settings.machine)
+    if settings.backend != "cpu":
+        raise DemoError(
+            f"only the CPU is probed; with --backend {settings.backend} give the device's "
+            "profile too: --machine NAME|FILE"
+        )
+    with progress("measuring this machine", None):
+        return api.probe()
+
+
+def _trial(
+    settings: DemoSettings, machine: Machine, schedule: Schedule, progress: Progress
+) -> Trial:
+    predicted = api.simulate(schedule, machine)
+    with progress(f"training, policy {schedule.policy}", settings.num_steps) as advance:
+        run = api.execute(
+            schedule,
+            api.RunSettings(settings.backend, settings.num_steps, on_loss=lambda loss: advance()),
+        )
+    return Trial(
+        schedule,
+        predicted,
+        run,
+        summarize(schedule, predicted, machine),
+        summarize(schedule, run.timeline, machine),
+    )
+
+
+def _same_state(one: api.Run, other: api.Run) -> bool:
+    """Whether all parameters and optimizer states are equal bit by bit."""
+    import torch
+
+    if one.state.keys() != other.state.keys():
+        return False
+    return all(torch.equal(flat, other.state[name]) for name, flat in one.state.items())
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DemoError(f"cannot make the folder {folder}: {error.strerror or error}") from None
+
+
+def _write(folder: Path, machine: Machine, trial: Trial) -> tuple[Path, ...]:
+    documents = {
+        "schedule.json": trial.schedule,
+        "predicted.json": trial.predicted,
+        "measured.json": trial.run.timeline,
+    }
+    for name, document in documents.items():
+        write_document(document, folder / name)
+    save_machine(machine, folder / "machine.toml")
+    return tuple(folder / name for name in (*documents, "machine.toml"))

@@ -1,0 +1,238 @@
+"""Tables and lines of the command line; none is wider than 100 columns.
+
+A title is a line of its own: rich would wrap it at the width of its table.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
+from twinstream.metrics import Summary
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import Workload
+
+_MAX_LOSSES = 20
+
+
+def models_table(models: Sequence[ModelSpec]) -> Group:
+    columns = "layers,d_model,heads,KV heads,d_ff,vocabulary,parameters"
+    table = _table(["name"], [*columns.split(","), "dtype"])
+    for spec in models:
+        sizes = (spec.num_layers, spec.d_model, spec.num_heads, spec.num_kv_heads, spec.d_ff)
+        shown = [f"{size:,}" for size in (*sizes, spec.vocab_size)]
+        table.add_row(spec.name, *shown, _count(spec.num_parameters), spec.dtype)
+    return Group("Models", table)
+
+
+def machines_table(machines: Sequence[Machine]) -> Group:
+    columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB"
+    table = _table(["name", "device"], columns.split(","))
+    for machine in machines:
+        table.add_row(
+            machine.name,
+            machine.device,
+            _shown(machine.peak_bf16_flop_per_s, 1e12),
+            _shown(machine.hbm_bytes_per_s, 1e9),
+            _shown(machine.pcie_h2d_bytes_per_s, 1e9),
+            _shown(machine.pcie_d2h_bytes_per_s, 1e9),
+            _shown(machine.pcie_duplex_bytes_per_s, 1e9),
+            _shown(machine.device_memory_bytes, 2**30),
+            _shown(machine.host_memory_bytes, 2**30),
+        )
+    return Group("Machines", table)
+
+
+def probed_table(machine: Machine) -> Group:
+    """Numbers and efficiency curves of one machine, with their sources."""
+    table = _table(["number"], ["value"])
+    table.add_column("source", overflow="fold")
+    for field in NUMBER_FIELDS:
+        number: Number | None = getattr(machine, field)
+        if number is not None:
+            table.add_row(field, _shown(number, 1), f"{number.kind}: {number.source}")
+    for key, curve in machine.efficiency.items():
+        reached = f"{curve.max:.1%}, half at {curve.half:.3g} {curve.of}"
+        table.add_row(f"efficiency of {key}", reached, f"{curve.kind}: {curve.source}")
+    return Group(f"{machine.name}: {machine.description}", table)
+
+
+def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> Group:
+    """Headline figures; MFU only where the machine whose peak counts is known."""
+    caps = schedule.caps
+    rows = {
+        "step time": f"{seconds(summary.step_time_s)} "
+        f"({seconds(summary.cold_step_time_s)} from a cold start)",
+        "throughput": f"{summary.tokens_per_s:,.0f} tokens/s",
+        "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
+        f"{schedule.model.spec['dtype']} peak of {peak_of}",
+        "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
+        "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
+        "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
+        "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
+    }
+    if peak_of is None:
+        del rows["MFU, HFU"]
+    if summary.plan_seconds is not None:
+        rows["planned in"] = seconds(summary.plan_seconds)
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
+    return Group(f"{what}: {workload_line(schedule.workload)}", table)
+
+
+def workload_line(workload: Workload) -> str:
+    """
+    >>> workload_line(Workload(
+    ...     seq_len=512, chunk_tokens=256, chunks_per_round=4, rounds_per_step=1))
+    '1 round of 4 chunks of 256 tokens, sequences of 512'
+    """
+    return (
+        f"{_counted(workload.rounds_per_step, 'round')} of "
+        f"{_counted(workload.chunks_per_round, 'chunk')} of {workload.chunk_tokens:,} tokens, "
+        f"sequences of {workload.seq_len:,}"
+    )
+
+
+def utilization_table(timeline: Timeline) -> Group:
+    table = _table(["resource"], ["used"])
+    for resource, share in sorted(timeline.utilization.items(), key=lambda item: -item[1]):
+        table.add_row(resource, f"{share:.1%}")
+    return Group("Utilization of the machine's resources", table)
+
+
+def losses_line(losses: Sequence[float]) -> str:
+    """Losses of the steps, the middle ones left out where there are many."""
+    shown = [f"{loss:.4f}" for loss in losses]
+    if len(shown) > _MAX_LOSSES:
+        half = _MAX_LOSSES // 2
+        shown = [*shown[:half], "...", *shown[-half:]]
+    return f"loss of {_counted(len(losses), 'step')}: {' '.join(shown)}"
+
+
+def comparison_tables(
+    comparison: Comparison, predicted: Summary, measured: Summary, peak_of: str
+) -> tuple[Group, ...]:
+    """Predicted against measured: headline figures, task kinds, streams, the ten worst ops."""
+    headlines = _headline_table(comparison, predicted, measured)
+    worst = _comparison_table(["op", "stream"])
+    for op in comparison.worst_ops:
+        worst.add_row(op.op_id, op.stream, *_pair_ns(op.duration_ns))
+    return (
+        Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
+        _groups_table("Busy time by kind of op", comparison.kinds),
+        _groups_table("Busy time by stream", comparison.streams),
+        Group("Ops that differ most (mean of the passes)", worst),
+    )
+
+
+def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:
+    """Memory, traffic, recompute and step times of several (schedule, predicted, measured)."""
+    table = _table([""], list(trials))
+    rows: dict[str, list[str]] = {}
+    for schedule, predicted, measured in trials.values():
+        pair = Pair(predicted=predicted.step_time_s, measured=measured.step_time_s)
+        for name, value in (
+            ("device memory", gib(predicted.device_peak_bytes)),
+            ("device cap", _cap(schedule.caps.device_bytes)),
+            ("host memory", gib(predicted.host_peak_bytes)),
+            ("host cap", _cap(schedule.caps.host_bytes)),
+            ("H2D per step", gib(predicted.h2d_bytes)),
+            ("D2H per step", gib(predicted.d2h_bytes)),
+            ("recomputed", f"{predicted.recompute_fraction:.1%} of the FLOPs"),
+            ("step, predicted", seconds(pair.predicted)),
+            ("step, measured", seconds(pair.measured)),
+            ("error", _error(pair)),
+        ):
+            rows.setdefault(name, []).append(value)
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    return table
+
+
+def _headline_table(comparison: Comparison, predicted: Summary, measured: Summary) -> Table:
+    table = _comparison_table(["figure"])
+    table.add_row("step time", *_pair_ns(comparison.step_ns))
+    table.add_row("cold step", *_pair_ns(comparison.cold_ns))
+    for name, field, form in (
+        ("tokens/s", "tokens_per_s", ",.0f"),
+        ("MFU", "mfu", ".1%"),
+        ("HFU", "hfu", ".1%"),
+    ):
+        pair = Pair(predicted=getattr(predicted, field), measured=getattr(measured, field))
+        table.add_row(name, format(pair.predicted, form), format(pair.measured, form), _error(pair))
+    for name, bytes_before, bytes_after in (
+        ("device memory", predicted.device_peak_bytes, measured.device_peak_bytes),
+        ("host memory", predicted.host_peak_bytes, measured.host_peak_bytes),
+    ):
+        pair = Pair(predicted=bytes_before, measured=bytes_after)
+        table.add_row(name, gib(bytes_before), gib(bytes_after), _error(pair))
+    return table
+
+
+def _groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
+    table = _comparison_table(["", "ops"])
+    for group in groups:
+        table.add_row(group.name, f"{group.num_ops:,}", *_pair_ns(group.busy_ns))
+    return Group(title, table)
+
+
+def _comparison_table(left: list[str]) -> Table:
+    return _table(left, ["predicted", "measured", "error"])
+
+
+def _table(left: list[str], right: list[str]) -> Table:
+    """Columns of text on the left, of numbers on the right."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _pair_ns(pair: Pair) -> tuple[str, str, str]:
+    return seconds(pair.predicted / 1e9), seconds(pair.measured / 1e9), _error(pair)
+
+
+def _error(pair: Pair) -> str:
+    return f"{pair.error:+.1%}" if pair.measured else "-"
+
+
+def seconds(duration_s: float) -> str:
+    """
+    >>> seconds(12.3), seconds(0.0456), seconds(7.8e-6)
+    ('12.300 s', '45.60 ms', '7.80 us')
+    """
+    if duration_s >= 1.0:
+        return f"{duration_s:,.3f} s"
+    return f"{duration_s * 1e3:.2f} ms" if duration_s >= 1e-3 else f"{duration_s * 1e6:.2f} us"
+
+
+def _of_cap(used_bytes: int, cap_bytes: int | None) -> str:
+    return f"{gib(used_bytes)}, cap {_cap(cap_bytes)}"
+
+
+def _cap(cap_bytes: int | None) -> str:
+    return "none" if cap_bytes is None else gib(cap_bytes)
+
+
+def _shown(number: Number | None, unit: float) -> str:
+    if number is None:
+        return "-"
+    return "no limit" if number.value is None else f"{number.value / unit:,.4g}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f}e9" if number >= 1e9 else f"{number / 1e6:.2f}e6"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
