@@ -73,7 +73,8 @@ class Program:
             cost[column] = value
         rows, equal = self._at_most.matrix(num_columns), self._equal.matrix(num_columns)
         upper = np.asarray(self._upper)
-        found = linprog(
+        # scipy takes sparse rows; its stubs do not say so.
+        found = linprog(  # type: ignore[call-overload]
             cost,
             A_ub=rows,
             b_ub=self._at_most.right,

@@ -81,9 +81,8 @@ def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
     if taken > cap_bytes:
         return tasks[0].task_id
     seen: set[str] = set()
-    for position, stores in sorted(
-        traffic_of(placement.chain, placement.units, placement.stays).stores.items()
-    ):
+    traffic = traffic_of(placement.chain, placement.units, placement.stays)
+    for position, stores in sorted(traffic.stores.items()):
         for index in stores:
             unit = units[placement.stays[index].unit]
             if not unit.persistent and unit.unit_id not in seen:

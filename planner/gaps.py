@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 
 _FREE_ROLES = ("input", "loss", "scratch")
+_CHUNKS_IN_FULL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,13 @@ class Element:
 def elements(chain: Chain) -> list[Element]:
     """All content of a chain that can be kept, moved or made again.
 
-    Inputs, losses and scratch are left out; their bytes count only where tasks use them.
+    Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
+    with no task inside are left out, too: staying costs nothing there. With more than two chunks
+    a round, so are gaps of no more tasks than chunks: content may stay over them at no cost,
+    which relaxes the program and keeps it small.
     """
+    chunks = chain.workload.chunks_per_round
+    shortest = chunks if chunks > _CHUNKS_IN_FULL else 0
     units = UnitMap(chain)
     touches = _touches(chain, units)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
@@ -70,7 +77,13 @@ def elements(chain: Chain) -> list[Element]:
             tuple(leaves),
             sum(sizes[leaf] for leaf in leaves),
             tuple(touches[leaves[0]]),
-            tuple(_gaps(touches[leaves[0]], cyclic=leaves[0] in persistent)),
+            tuple(
+                _gaps(
+                    touches[leaves[0]],
+                    cycle=len(chain.tasks) if leaves[0] in persistent else None,
+                    shortest=shortest,
+                )
+            ),
         )
         for leaves in alike.values()
     ]
@@ -92,20 +105,30 @@ def _touches(chain: Chain, units: UnitMap) -> dict[str, list[Touch]]:
     return found
 
 
-def _gaps(touches: Sequence[Touch], *, cyclic: bool) -> list[Gap]:
-    """Gaps before every use that reads; one of the whole cycle for a tensor used once a pass."""
+def _gaps(touches: Sequence[Touch], *, cycle: int | None, shortest: int) -> list[Gap]:
+    """Gaps before every use that reads; with a cycle of so many tasks, over the boundary too.
+
+    Gaps of at most `shortest` tasks are passed over: what is on the host after one was there
+    before it, or is written in the gap after it.
+    """
     gaps: list[Gap] = []
-    pairs = list(zip(touches, touches[1:], strict=False))
-    if cyclic:
+    pairs = list(pairwise(touches))
+    if cycle is not None:
         pairs.append((touches[-1], touches[0]))
     before: int | None = None
+    fresh = False
     for earlier, later in pairs:
+        fresh = fresh or earlier.makes
         if not later.reads:
-            before = None
+            before, fresh = None, False
             continue
-        fresh = earlier.makes
+        inside = later.position - earlier.position - 1
+        if inside < 0 or (later is touches[0] and earlier is touches[-1]):
+            inside += cycle or 0
+        if inside <= shortest:
+            continue
         gaps.append(Gap(earlier.position, later.position, fresh, None if fresh else before))
-        before = len(gaps) - 1
-    if cyclic and gaps and not gaps[0].fresh and gaps[0].after is None:
-        gaps[0] = Gap(gaps[0].begin, gaps[0].end, gaps[0].fresh, len(gaps) - 1)
+        before, fresh = len(gaps) - 1, False
+    if cycle is not None and gaps and not gaps[0].fresh and gaps[0].after is None:
+        gaps[0] = Gap(gaps[0].begin, gaps[0].end, touches[0].makes, len(gaps) - 1)
     return gaps

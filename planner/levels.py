@@ -165,18 +165,20 @@ class LevelChoice:
                     self._option[index] = option
                     break
 
-    def lower_by(self, excess_bytes: int) -> None:
+    def lower_by(self, excess_bytes: int) -> bool:
         """Save less on the host, from the longest-saved block on, until so much is gone.
 
         One level at a time over all blocks, so that nothing goes to the lowest level while
-        another could still give.
+        another could still give. Returns whether anything could be lowered at all.
         """
+        before = list(self._option)
         most = max((len(block.options) for block in self._blocks), default=0)
         for target in range(1, most):
             for index, block in enumerate(self._blocks):
                 chosen = self._option[index]
                 if excess_bytes <= 0:
-                    return
+                    return self._option != before
                 if chosen is not None and chosen < target < len(block.options):
                     excess_bytes -= block.saved_bytes(chosen) - block.saved_bytes(target)
                     self._option[index] = target
+        return self._option != before

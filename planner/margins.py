@@ -86,10 +86,8 @@ def _joined(stays: Sequence[Stay]) -> list[Stay]:
             )
             continue
         if last is not None and stay.begin < last.end:
-            first_use = stay.uses[0].position
-            joined[-1] = replace(
-                last, end=max(last.uses[-1].position + 1, min(last.end, first_use))
-            )
+            cut = max(last.uses[-1].position + 1, min(last.end, stay.uses[0].position))
+            joined[-1] = replace(last, end=cut)
             stay = replace(stay, begin=max(stay.begin, joined[-1].end))
         joined.append(stay)
     return joined

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 ALIGNMENT_BYTES = 256
 _TRIES = 24
 _GOOD_ENOUGH = 1.01
+_TOLERABLE = 1.03
 
 
 def align_up(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
@@ -33,13 +34,14 @@ def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
 
 
 def pack_items(
-    items: Sequence[tuple[tuple[tuple[int, int], ...], int]],
+    items: Sequence[tuple[tuple[tuple[int, int], ...], int]], *, enough: int | None = None
 ) -> tuple[list[int], int]:
     """Offsets for items alive in disjoint intervals ((begin, end), ...), size_bytes; the extent.
 
     Greedy, each item at the lowest offset where nothing alive at the same time lies, in order of
     bytes x time alive, the most first; then better orders are looked for by moving the items that
-    stick out ahead, until the extent is within 1 % of the live peak or tries run out.
+    stick out ahead, until the extent is within 1 % of the live peak, or within 3 % and at most
+    `enough`, or tries run out. Where the live peak alone exceeds `enough` one try is made.
     """
     sizes = np.asarray([align_up(size) for _, size in items], dtype=np.int64)
     if not len(sizes):
@@ -50,14 +52,17 @@ def pack_items(
     order = sorted(range(len(items)), key=lambda i: (-alive[i] * int(sizes[i]), items[i][0][0], i))
     best, best_extent = _placed(order, meets, sizes)
     offsets = best
-    for _ in range(_TRIES):
-        extent = int((offsets + sizes).max())
-        if best_extent <= peak * _GOOD_ENOUGH:
+    allowed = peak * (_TOLERABLE if enough is not None and best_extent <= enough else _GOOD_ENOUGH)
+    for _ in range(0 if enough is not None and peak > enough else _TRIES):
+        if best_extent <= allowed:
             break
+        extent = int((offsets + sizes).max())
         order = _moved_ahead(order, offsets + sizes >= extent)
         offsets, extent = _placed(order, meets, sizes)
         if extent < best_extent:
             best, best_extent = offsets, extent
+            if enough is not None and best_extent <= enough:
+                allowed = peak * _TOLERABLE
     return [int(offset) for offset in best], best_extent
 
 
@@ -101,9 +106,10 @@ def _first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> 
     """The lowest offset of `size` free bytes among taken ranges."""
     if not len(lows):
         return 0
-    order = np.argsort(lows, kind="stable")
-    low = lows[order]
-    covered = np.maximum.accumulate(highs[order])
-    before = np.concatenate((np.zeros(1, dtype=np.int64), covered))
-    room = np.concatenate((low, np.full(1, np.iinfo(np.int64).max))) - before
-    return int(before[int(np.argmax(room >= size))])
+    order = lows.argsort(kind="stable")
+    low, covered = lows[order], np.maximum.accumulate(highs[order])
+    if low[0] >= size:
+        return 0
+    fits = low[1:] - covered[:-1] >= size
+    place = int(fits.argmax()) if len(fits) else 0
+    return int(covered[place] if len(fits) and fits[place] else covered[-1])

@@ -59,7 +59,8 @@ class Decisions:
             before = (0, before[1])
         if unit.tensor.role in _ALWAYS_KEPT:
             return True
-        return self.kept.get((unit.unit_id, before, after, crosses), 0.0) >= 0.5
+        share = self.kept.get((unit.unit_id, before, after, crosses))
+        return share is None or share >= 0.5  # gaps too short for the program are not cut
 
 
 def _levels(solved: LowerBound, chain: Chain, folding: Folding) -> dict[Place, str]:

@@ -76,7 +76,9 @@ class Folding:
         return low
 
 
-def pack_folded(stays: Sequence[Stay], units: UnitMap, folding: Folding) -> tuple[list[int], int]:
+def pack_folded(
+    stays: Sequence[Stay], units: UnitMap, folding: Folding, *, enough: int | None = None
+) -> tuple[list[int], int]:
     """Offsets of stays and the extent; stays of a unit that fold onto each other share bytes.
 
     Steady rounds so use identical slots, and the cost does not grow with their number.
@@ -95,7 +97,8 @@ def pack_folded(stays: Sequence[Stay], units: UnitMap, folding: Folding) -> tupl
         by_unit[stay.unit] = [*apart, new]
     items = [(unit, item) for unit, found in by_unit.items() for item in found]
     offsets, extent = pack_items(
-        [(item.merged(), units.units[unit].tensor.size_bytes) for unit, item in items]
+        [(item.merged(), units.units[unit].tensor.size_bytes) for unit, item in items],
+        enough=enough,
     )
     offset_of = [0] * len(stays)
     for (_, item), offset in zip(items, offsets, strict=True):

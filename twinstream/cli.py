@@ -1,11 +1,13 @@
 """The command line: parse, call one library function, print."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
@@ -18,14 +20,29 @@ from twinstream.commands.verifying import verify
 from twinstream.schedule.errors import TwinstreamError
 
 _USER_ERROR = 2
+_INTERRUPTED = 130
 _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "How fast would it train, what should I buy?": (models, machines, plan, verify, simulate),
     "Train it here": (probe, run, demo),
     "How far off was the prediction?": (compare,),
 }
 
+
+class _Commands(TyperGroup):
+    """The commands; Ctrl-C ends the process at once, quietly."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)  # an orderly exit would abort in the streams' threads
+
+
 app = typer.Typer(
     name="twinstream",
+    cls=_Commands,
     help="Plan, simulate and execute GPU training steps under memory limits, from one schedule.",
     no_args_is_help=True,
     add_completion=False,

@@ -120,29 +120,29 @@ def plan_within_tight_caps(
     """A schedule within caps so small that it offloads and recomputes.
 
     The device cap lies an eighth of the way from the least that would do to all that `resident`
-    takes; the host cap so near the least that would do then that something is recomputed.
+    takes; the host cap so near the least that would do then that something is recomputed. What
+    would do is asked of `streaming`, which answers fast.
     """
 
-    def planned(device_bytes: int, host_bytes: int | None = None) -> Schedule:
+    def planned(device_bytes: int, host_bytes: int | None, policy: str = "streaming") -> Schedule:
         return api.plan(
-            settings.spec, machine, step=settings.step, device_mem=device_bytes, host_mem=host_bytes
-        )
+            settings.spec, machine, step=settings.step, device_mem=device_bytes,
+            host_mem=host_bytes, policy=policy,
+        )  # fmt: skip
 
-    least = _shortage(lambda: planned(0)).smallest_device_bytes
+    least = _shortage(lambda: planned(0, None)).smallest_device_bytes
     assert least is not None, "without a host cap some device cap does"
     most = arena_bytes(resident, DEVICE) + resident.caps.device_reserve_bytes
     device_bytes = least + (most - least) // _DEVICE_SHARE
-    most_host = arena_bytes(planned(device_bytes), HOST)
+    most_host = arena_bytes(planned(device_bytes, None), HOST)
     least_host = _shortage(lambda: planned(device_bytes, 0)).smallest_host_bytes
     assert least_host is not None, "without a host cap this device cap does"
     host_caps = [least_host + (most_host - least_host) // share for share in _HOST_SHARES]
     for host_bytes in (*host_caps, least_host):
-        schedule = planned(device_bytes, host_bytes)
+        schedule = planned(device_bytes, host_bytes, api.DEFAULT_POLICY)
         if executed_flops(schedule)[1] and copied_bytes(schedule).get("h2d"):
             return schedule
-    raise DemoError(
-        "no caps make the planner both offload and recompute this model; make it larger"
-    )
+    raise DemoError("no caps make the planner offload and recompute this model; make it larger")
 
 
 def _shortage(plan: Callable[[], Schedule]) -> Shortage:

@@ -19,6 +19,8 @@ class Summary(Node):
     and attention FLOPs executed, recomputed ones too. Peaks are what the process takes: arenas,
     and on the device the reserve. `h2d_bytes` and `d2h_bytes` are per step.
     `recompute_fraction` is the share of executed FLOPs that recompute tasks redo.
+    `lower_bound_s` is that of the machine the schedule was planned for, `gap` how far above it
+    the step is; both are None on another machine.
     """
 
     step_time_s: float
@@ -31,6 +33,8 @@ class Summary(Node):
     h2d_bytes: NonNegativeInt
     d2h_bytes: NonNegativeInt
     recompute_fraction: float
+    lower_bound_s: float | None = None
+    gap: float | None = None
     plan_seconds: float | None = None
 
 
@@ -41,6 +45,7 @@ def summarize(
     executed, recomputed = executed_flops(schedule)
     peak = machine.number(PEAK_OF_DTYPE[str(schedule.model.spec["dtype"])])
     moved = copied_bytes(schedule)
+    bound = schedule.bound if schedule.machine.content_hash == machine.content_hash else None
     return Summary(
         step_time_s=step_s,
         cold_step_time_s=timeline.cold_ns / 1e9,
@@ -52,6 +57,8 @@ def summarize(
         h2d_bytes=moved.get("h2d", 0),
         d2h_bytes=moved.get("d2h", 0),
         recompute_fraction=recomputed / executed,
+        lower_bound_s=bound.step_s if bound else None,
+        gap=step_s / bound.step_s - 1.0 if bound else None,
         plan_seconds=plan_seconds,
     )
 

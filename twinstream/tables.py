@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.metrics import Summary
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
@@ -50,20 +50,25 @@ def machines_table(machines: Sequence[Machine]) -> Group:
 
 
 def probed_table(machine: Machine) -> Group:
-    """Numbers and efficiency curves of one machine, with their sources."""
+    """Numbers and efficiency curves of one machine; what their sources share is said once."""
+    numbers: dict[str, Number] = {
+        field: number for field in NUMBER_FIELDS if (number := getattr(machine, field)) is not None
+    }
+    shared = next(iter(numbers.values())).source
     table = _table(["number"], ["value"])
-    table.add_column("source", overflow="fold")
-    for field in NUMBER_FIELDS:
-        number: Number | None = getattr(machine, field)
-        if number is not None:
-            table.add_row(field, _shown(number, 1), f"{number.kind}: {number.source}")
+    table.add_column("", overflow="fold")
+    for field, number in numbers.items():
+        table.add_row(field, _shown(number, 1), number.source.removeprefix(shared).lstrip(", "))
     for key, curve in machine.efficiency.items():
         reached = f"{curve.max:.1%}, half at {curve.half:.3g} {curve.of}"
-        table.add_row(f"efficiency of {key}", reached, f"{curve.kind}: {curve.source}")
-    return Group(f"{machine.name}: {machine.description}", table)
+        note = curve.source.removeprefix(shared).lstrip(", ")
+        table.add_row(f"efficiency.{key}", reached, note)
+    return Group(f"{machine.name}: {machine.description}", f"Source: {shared}", table)
 
 
-def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> Group:
+def summary_table(
+    summary: Summary, schedule: Schedule, peak_of: str | None, bound: StepBound | None = None
+) -> Group:
     """Headline figures; MFU only where the machine whose peak counts is known."""
     caps = schedule.caps
     rows = {
@@ -79,6 +84,8 @@ def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> 
     }
     if peak_of is None:
         del rows["MFU, HFU"]
+    if bound is not None:
+        rows |= _bound_rows(summary, bound)
     if summary.plan_seconds is not None:
         rows["planned in"] = seconds(summary.plan_seconds)
     table = Table(box=box.SIMPLE, show_header=False)
@@ -86,6 +93,22 @@ def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> 
         table.add_row(name, value)
     what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
     return Group(f"{what}: {workload_line(schedule.workload)}", table)
+
+
+def _bound_rows(summary: Summary, bound: StepBound) -> dict[str, str]:
+    """How good the plan is, and what would help: seconds saved by one more unit of a thing."""
+    gap = summary.step_time_s / bound.step_s - 1.0
+    prices = {
+        "GiB of device memory": bound.device_s_per_gib,
+        "GiB of host memory": bound.host_s_per_gib,
+        **{f"GB/s of {link}": price for link, price in bound.link_s_per_gb_per_s.items()},
+    }
+    saved = [f"one more {what} saves {seconds(price)}" for what, price in prices.items() if price]
+    return {
+        "lower bound": f"{seconds(bound.step_s)}; this plan is {gap:.1%} above it",
+        "limited by": ", ".join(bound.limits) or "-",
+        "worth buying": "\n".join(saved) or "-",
+    }
 
 
 def workload_line(workload: Workload) -> str:
@@ -147,6 +170,7 @@ def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) 
             ("H2D per step", gib(predicted.h2d_bytes)),
             ("D2H per step", gib(predicted.d2h_bytes)),
             ("recomputed", f"{predicted.recompute_fraction:.1%} of the FLOPs"),
+            ("lower bound", seconds(schedule.bound.step_s) if schedule.bound else "-"),
             ("step, predicted", seconds(pair.predicted)),
             ("step, measured", seconds(pair.measured)),
             ("error", _error(pair)),

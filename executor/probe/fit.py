@@ -15,9 +15,12 @@ class Line:
     residual: float
 
     def efficiency(self, nominal_per_s: float) -> tuple[float, float]:
-        """(max, half) of the curve that gives the same times at this nominal rate."""
-        maximum = 1e9 / (nominal_per_s * self.ns_per_unit)
-        return min(maximum, 1.5), self.fixed_ns / self.ns_per_unit
+        """(max, half) of the curve that gives the same times at this nominal rate.
+
+        Where that takes a max over 1.5, which no curve may have, the fixed part still holds.
+        """
+        maximum = min(1e9 / (nominal_per_s * self.ns_per_unit), 1.5)
+        return maximum, self.fixed_ns * nominal_per_s * maximum / 1e9
 
 
 def fit_line(amounts: Sequence[float], times_ns: Sequence[float]) -> Line:
@@ -27,7 +30,8 @@ def fit_line(amounts: Sequence[float], times_ns: Sequence[float]) -> Line:
     fixed, slope = np.linalg.lstsq(design, np.ones_like(y), rcond=None)[0]
     if fixed < 0.0:
         fixed, slope = 0.0, float((x / y).sum() / ((x / y) ** 2).sum())
-    if slope <= 0.0:  # time does not grow with the amount: all of it is one fixed cost
-        fixed, slope = 0.0, float((y / x).max())
+    if slope <= 1e-3 * fixed / x.max():  # time does not grow with the amount: it is a fixed cost
+        fixed = float((1.0 / y).sum() / (1.0 / y**2).sum())
+        slope = 1e-3 * fixed / float(x.max())
     worst = float(np.abs((fixed + slope * x) / y - 1.0).max())
     return Line(float(fixed), float(slope), worst)

@@ -134,7 +134,9 @@ class _Search:
         stays = chosen_stays(uses_by_unit(tasks, units), units, keep, len(tasks))
         queues = QueueModel(chain, units, self.machine, candidate.longest_ns)
         stays = queues.widened(stays, clock)
-        offsets, extent = pack_folded(stays, units, Folding.of(chain, tasks))
+        offsets, extent = pack_folded(
+            stays, units, Folding.of(chain, tasks), enough=self.caps.arena_bytes("device")
+        )
         return Placement(chain, tasks, units, stays, offsets), extent
 
     def _durations_ns(

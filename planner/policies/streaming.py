@@ -90,8 +90,10 @@ class _StreamingPlanner:
         choice.offload_what_hides(lambda size: copy_alone_ns(size, "d2h", self.machine))
         candidate = self._placed(choice, windows)
         cap = self.caps.host_bytes
-        if cap is not None and candidate.host_bytes > cap:
-            choice.lower_by(candidate.host_bytes - cap)
+        # A recompute between two backwards sends to the host what they would have handed over.
+        while cap is not None and candidate.host_bytes > cap:
+            if not choice.lower_by(candidate.host_bytes - cap):
+                break
             candidate = self._placed(choice, windows)
         return candidate
 

@@ -9,6 +9,7 @@ then redundant ones are dropped at random.
 from random import Random
 
 from hypothesis import strategies as st
+from pydantic import JsonValue
 
 from tests.helpers.schedule_oracle import (
     Arena,
@@ -23,22 +24,62 @@ from tests.schedule.schedule_builder import Builder, DeadEndError, Pin
 from twinstream.schedule.chain import Chain, Output, Recompute, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.ops import (
-    KernelCall,
-    Label,
-    Mode,
-    TaskOperand,
-)
+from twinstream.schedule.ops import Attribute, KernelCall, Label, Mode, TaskOperand
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 WORKLOAD = Workload(seq_len=8, chunk_tokens=8, chunks_per_round=1, rounds_per_step=1)
 MODEL = ModelRef(name="random", content_hash="0", spec={"layers": 1, "note": None})
-RECIPE = {"optimizer": "adamw", "betas": [0.9, 0.95], "clip": None}
+RECIPE: dict[str, JsonValue] = {"optimizer": "adamw", "betas": [0.9, 0.95], "clip": None}
 LABEL = Label(kind="block_forward", layer=0, round=0)
 CALLS = ["call0", "call1", "call2"]
 MODES: list[Mode] = ["read", "read", "update", "write", "write", "scratch"]
 WORK = Work(unit="matmul", shape=(2, 3, 4), flops=48, hbm_bytes=52, launches=1)
+
+
+def schedules() -> st.SearchStrategy[tuple[Chain, Schedule]]:
+    """Safe, conforming (chain, schedule) pairs; smaller seeds do not mean smaller pairs."""
+    return st.integers(min_value=0, max_value=2**32).map(lambda seed: build(Random(seed)))
+
+
+def build(rng: Random) -> tuple[Chain, Schedule]:
+    """A random chain and a safe schedule that carries it out."""
+    builder = Builder(rng)
+    while True:
+        try:
+            _grow(builder)
+            break
+        except DeadEndError:
+            builder = Builder(rng)
+    chain = Chain(
+        tensors=tuple(builder.tensors.values()),
+        calls={name: _call(i) for i, name in enumerate(CALLS)},
+        tasks=tuple(builder.tasks),
+        recomputes=tuple(builder.recomputes),
+        inputs=tuple(builder.inputs),
+        outputs=tuple(builder.outputs),
+        persistent=tuple(builder.persistent),
+        round_starts=(0,),
+        workload=WORKLOAD,
+        model=MODEL,
+        recipe=RECIPE,
+        model_flops=48,
+    )
+    schedule = Schedule(
+        tensors=chain.tensors,
+        slots=tuple(builder.slots.values()),
+        calls=chain.calls,
+        ops=tuple(builder.ops),
+        carried=tuple(builder.carried),
+        caps=_caps(builder),
+        workload=WORKLOAD,
+        model=MODEL,
+        recipe=RECIPE,
+        model_flops=48,
+        machine=MachineRef(name="random", content_hash="0"),
+        policy="random",
+    )
+    return chain, _with_waits(_carry_less(schedule, chain, rng), rng)
 
 
 def _grow(builder: Builder) -> None:
@@ -90,48 +131,106 @@ def _one_task(builder: Builder, number: int) -> None:
                 builder.fetch(held.leaf, held.version, sink)
 
 
-def build(rng: Random) -> tuple[Chain, Schedule]:
-    """A random chain and a safe schedule that carries it out."""
-    builder = Builder(rng)
-    while True:
-        try:
-            _grow(builder)
-            break
-        except DeadEndError:
-            builder = Builder(rng)
-    chain = Chain(
-        tensors=tuple(builder.tensors.values()),
-        calls={name: _call(i) for i, name in enumerate(CALLS)},
-        tasks=tuple(builder.tasks),
-        recomputes=tuple(builder.recomputes),
-        inputs=tuple(builder.inputs),
-        outputs=tuple(builder.outputs),
-        persistent=tuple(builder.persistent),
-        round_starts=(0,),
-        workload=WORKLOAD,
-        model=MODEL,
-        recipe=RECIPE,
-        model_flops=48,
+def _invent_task(builder: Builder, number: int) -> Task:
+    operands: list[TaskOperand] = []
+    made: set[str] = set()
+    for i in range(builder.rng.randint(1, 4)):
+        mode = builder.rng.choice(MODES)
+        name = builder.rng.choice(list(builder.tensors))
+        parts = len(parts_of(builder.tensors, name))
+        num_parts = builder.rng.randint(1, parts) if parts and builder.chance(0.4) else None
+        leaves = builder.leaves(name, num_parts)
+        newest = max(builder.latest[leaf] for leaf in leaves)
+        there = sorted({h.version for h in builder.held if h.leaf == leaves[0]})
+        found = [v for v in there if builder.holders(name, num_parts, v)]
+        version = {
+            "read": builder.rng.choice((found if builder.chance(0.2) else found[-1:]) or [0]),
+            "update": newest,
+            "write": max(1, newest + builder.rng.choice([0, 1, 1, 1, 2])),
+            "scratch": 0,
+        }[mode]
+        if mode in ("read", "update") and version not in found:
+            continue
+        if mode == "update" and (
+            any(builder.latest[leaf] != newest for leaf in leaves)
+            or any((leaf, newest) in builder.unfetched for leaf in leaves)
+        ):
+            continue
+        if mode in ("update", "write"):
+            if made.intersection(leaves):
+                continue
+            made.update(leaves)
+        operands.append(
+            TaskOperand(name=f"x{i}", tensor=name, version=version, mode=mode, num_parts=num_parts)
+        )
+    return Task(
+        task_id=f"t{number}", call=builder.rng.choice(CALLS), operands=tuple(operands), label=LABEL
     )
-    schedule = Schedule(
-        tensors=chain.tensors,
-        slots=tuple(builder.slots.values()),
-        calls=chain.calls,
-        ops=tuple(builder.ops),
-        carried=tuple(builder.carried),
-        caps=_caps(builder),
-        workload=WORKLOAD,
-        model=MODEL,
-        recipe=RECIPE,
-        model_flops=48,
-        machine=MachineRef(name="random", content_hash="0"),
-        policy="random",
-    )
-    return chain, _with_waits(_carry_less(schedule, chain, rng), rng)
+
+
+def _recompute(builder: Builder, before: str) -> None:
+    """Run an earlier task again, if what it reads is there and what it makes is newest."""
+    for task in builder.rng.sample(builder.tasks, len(builder.tasks)):
+        if all(_repeatable(builder, operand) for operand in task.operands):
+            group = f"group{len(builder.recomputes)}"
+            for _ in range(builder.rng.randint(1, 2)):
+                name = f"{task.task_id}-again{len(builder.recomputes)}"
+                again = task.model_copy(update={"task_id": name})
+                builder.recomputes.append(Recompute(task=again, before=before, group=group))
+            if builder.chance(0.8):
+                builder.compute(again)
+            return
+
+
+def _repeatable(builder: Builder, operand: TaskOperand) -> bool:
+    name, num_parts = operand.tensor, operand.num_parts
+    match operand.mode:
+        case "read":
+            return bool(builder.holders(name, num_parts, operand.version))
+        case "write":
+            leaves = builder.leaves(name, num_parts)
+            return all(builder.latest[leaf] == operand.version for leaf in leaves)
+        case mode:
+            return mode == "scratch"
+
+
+def _carry(builder: Builder, name: str) -> None:
+    """Place a persistent tensor's version 0: in host memory, on the device, or both."""
+    tiers = builder.rng.choice([[HOST], [HOST], [DEVICE], [HOST, DEVICE], [HOST, HOST]])
+    for tier in tiers:
+        whole = builder.chance(0.7) or not parts_of(builder.tensors, name)
+        for item in [name] if whole else builder.leaves(name):
+            slot = builder.place(item, None, tier)
+            builder.pins.append(Pin(builder.span(item, slot), "write"))
+            builder.carried.append(Carried(tensor=item, slot=slot))
+            builder.put(item, slot, None, 0)
+
+
+def _write_back(builder: Builder, item: Carried) -> None:
+    """Bring a carried slot up to the newest version, as a whole or by part."""
+    stale = [leaf for leaf in builder.leaves(item.tensor) if not builder.is_newest(leaf, item.slot)]
+    versions = {builder.latest[leaf] for leaf in builder.leaves(item.tensor)}
+    whole = len(versions) == 1 and builder.holders(item.tensor, None, max(versions))
+    if stale and whole and builder.chance(0.6):
+        builder.copy(item.tensor, None, max(versions), item.slot)
+    else:
+        for leaf in stale:
+            builder.copy(leaf, None, builder.latest[leaf], item.slot)
+
+
+def _carry_more(builder: Builder) -> None:
+    """Also carry some of what is valid at the end and lies apart from the other pairs."""
+    for name in builder.tensors:
+        for slot in [s for s in builder.slots if builder.fits(name, s, None)]:
+            taken = [builder.span(c.tensor, c.slot) for c in builder.carried]
+            valid = all(builder.is_newest(leaf, slot) for leaf in builder.leaves(name))
+            apart = not any(span.overlaps(builder.span(name, slot)) for span in taken)
+            if valid and apart and builder.chance(0.5):
+                builder.carried.append(Carried(tensor=name, slot=slot))
 
 
 def _call(number: int) -> KernelCall:
-    attributes = {"causal": True, "number": number, "scale": 0.5, "implementation": "eager"}
+    attributes: dict[str, Attribute] = {"causal": True, "number": number, "scale": 2.0, "by": "me"}
     return KernelCall(kernel=f"kernel{number}/eager", attributes=attributes, cost=(WORK,))
 
 
@@ -196,106 +295,3 @@ def _waiting(schedule: Schedule, waits: set[Wait]) -> Schedule:
             )
         )
     return schedule.model_copy(update={"ops": tuple(ops)})
-
-
-def schedules() -> st.SearchStrategy[tuple[Chain, Schedule]]:
-    """Safe, conforming (chain, schedule) pairs; smaller seeds do not mean smaller pairs."""
-    return st.integers(min_value=0, max_value=2**32).map(lambda seed: build(Random(seed)))
-
-
-def _invent_task(builder: Builder, number: int) -> Task:
-    operands: list[TaskOperand] = []
-    made: set[str] = set()
-    for i in range(builder.rng.randint(1, 4)):
-        mode = builder.rng.choice(MODES)
-        name = builder.rng.choice(list(builder.tensors))
-        parts = len(parts_of(builder.tensors, name))
-        num_parts = builder.rng.randint(1, parts) if parts and builder.chance(0.4) else None
-        leaves = builder.leaves(name, num_parts)
-        newest = max(builder.latest[leaf] for leaf in leaves)
-        there = sorted({h.version for h in builder.held if h.leaf == leaves[0]})
-        found = [v for v in there if builder.holders(name, num_parts, v)]
-        version = {
-            "read": builder.rng.choice((found if builder.chance(0.2) else found[-1:]) or [0]),
-            "update": newest,
-            "write": max(1, newest + builder.rng.choice([0, 1, 1, 1, 2])),
-            "scratch": 0,
-        }[mode]
-        if mode in ("read", "update") and version not in found:
-            continue
-        if mode == "update" and (
-            any(builder.latest[leaf] != newest for leaf in leaves)
-            or any((leaf, newest) in builder.unfetched for leaf in leaves)
-        ):
-            continue
-        if mode in ("update", "write"):
-            if made.intersection(leaves):
-                continue
-            made.update(leaves)
-        operands.append(
-            TaskOperand(name=f"x{i}", tensor=name, version=version, mode=mode, num_parts=num_parts)
-        )
-    return Task(
-        task_id=f"t{number}", call=builder.rng.choice(CALLS), operands=tuple(operands), label=LABEL
-    )
-
-
-def _recompute(builder: Builder, before: str) -> None:
-    """Run an earlier task again, if what it reads is there and what it makes is newest."""
-    for task in builder.rng.sample(builder.tasks, len(builder.tasks)):
-        repeatable = all(
-            {
-                "read": bool(builder.holders(o.tensor, o.num_parts, o.version)),
-                "write": all(
-                    builder.latest[leaf] == o.version
-                    for leaf in builder.leaves(o.tensor, o.num_parts)
-                ),
-                "update": False,
-                "scratch": True,
-            }[o.mode]
-            for o in task.operands
-        )
-        if repeatable:
-            group = f"group{len(builder.recomputes)}"
-            for _ in range(builder.rng.randint(1, 2)):
-                name = f"{task.task_id}-again{len(builder.recomputes)}"
-                again = task.model_copy(update={"task_id": name})
-                builder.recomputes.append(Recompute(task=again, before=before, group=group))
-            if builder.chance(0.8):
-                builder.compute(again)
-            return
-
-
-def _carry(builder: Builder, name: str) -> None:
-    """Place a persistent tensor's version 0: in host memory, on the device, or both."""
-    tiers = builder.rng.choice([[HOST], [HOST], [DEVICE], [HOST, DEVICE], [HOST, HOST]])
-    for tier in tiers:
-        whole = builder.chance(0.7) or not parts_of(builder.tensors, name)
-        for item in [name] if whole else builder.leaves(name):
-            slot = builder.place(item, None, tier)
-            builder.pins.append(Pin(builder.span(item, slot), "write"))
-            builder.carried.append(Carried(tensor=item, slot=slot))
-            builder.put(item, slot, None, 0)
-
-
-def _write_back(builder: Builder, item: Carried) -> None:
-    """Bring a carried slot up to the newest version, as a whole or by part."""
-    stale = [leaf for leaf in builder.leaves(item.tensor) if not builder.is_newest(leaf, item.slot)]
-    versions = {builder.latest[leaf] for leaf in builder.leaves(item.tensor)}
-    whole = len(versions) == 1 and builder.holders(item.tensor, None, max(versions))
-    if stale and whole and builder.chance(0.6):
-        builder.copy(item.tensor, None, max(versions), item.slot)
-    else:
-        for leaf in stale:
-            builder.copy(leaf, None, builder.latest[leaf], item.slot)
-
-
-def _carry_more(builder: Builder) -> None:
-    """Also carry some of what is valid at the end and lies apart from the other pairs."""
-    for name in builder.tensors:
-        for slot in [s for s in builder.slots if builder.fits(name, s, None)]:
-            taken = [builder.span(c.tensor, c.slot) for c in builder.carried]
-            valid = all(builder.is_newest(leaf, slot) for leaf in builder.leaves(name))
-            apart = not any(span.overlaps(builder.span(name, slot)) for span in taken)
-            if valid and apart and builder.chance(0.5):
-                builder.carried.append(Carried(tensor=name, slot=slot))

@@ -96,7 +96,7 @@ def drop_wait_previous(schedule: Schedule, rng: Random) -> Schedule | None:
 
 
 def retarget_wait(schedule: Schedule, rng: Random) -> Schedule | None:
-    """Wait for an earlier op of the same stream's choice of neighbours, or for a wrong one."""
+    """Wait for some other op, which may be issued later, run on the same stream or not exist."""
     index = _pick(rng, [i for i, op in enumerate(schedule.ops) if op.waits])
     if index is None:
         return None
@@ -237,7 +237,9 @@ def change_copy(schedule: Schedule, rng: Random) -> Schedule | None:
     if index is None:
         return None
     slot = rng.choice(schedule.slots).slot_id
-    update = rng.choice([{"version": rng.randrange(3)}, {"source": slot}, {"destination": slot}])
+    update: dict[str, Any] = rng.choice(
+        [{"version": rng.randrange(3)}, {"source": slot}, {"destination": slot}]
+    )
     return _change(schedule, index, **update)
 
 

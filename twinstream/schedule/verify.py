@@ -47,6 +47,7 @@ class _Walk:
         self.clocks = Clocks(order)
         self.memory = [MemoryCells() for _ in access_map.tiers]
         self.latest = [0] * len(access_map.leaves)
+        self.first_pass = True
         self.report = WalkReport(schedule.ops, access_map, order)
         self._position = {op.op_id: i for i, op in enumerate(schedule.ops)}
         self._carried = [
@@ -128,7 +129,7 @@ class _Walk:
             made, ordered = version + 1, version == newest
         else:
             made, ordered = version, version >= max(1, newest)
-        if not ordered:
+        if not ordered and self.first_pass:  # versions are the same in every pass
             self.report.version_out_of_order(op, access, made, newest)
         if made > newest:
             self.latest[leaf] = made
@@ -156,6 +157,6 @@ class _Walk:
             for cell in memory.cells():
                 if id(cell) not in kept:
                     cell.leaf = GARBAGE
-        self.latest = [0] * len(self.latest)
+        self.first_pass = False
         self.clocks.next_pass()
         self.report.next_pass()

@@ -35,8 +35,8 @@ def _part_violations(access_map: AccessMap) -> list[Violation]:
         if tensor.parent is None and tensor.offset_bytes:
             found.append(
                 BadPart(
-                    f"'{tensor.tensor_id}' has no parent, yet lies {tensor.offset_bytes} bytes into "
-                    "one",
+                    f"'{tensor.tensor_id}' lies {tensor.offset_bytes} bytes into a parent, but "
+                    "names none",
                     tensor=tensor.tensor_id,
                 )
             )

@@ -1,0 +1,160 @@
+"""Same recipe, same bits: caps, policy, offload and recompute change no loss and no weight."""
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+import torch
+
+from tests.helpers.machines_for_plans import fast_link_machine
+from tests.helpers.plans import (
+    MACHINE,
+    copied_tensors,
+    recompute_levels,
+    smallest_device_bytes,
+    smallest_host_bytes,
+)
+from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor.execute import RunOptions
+from twinstream.executor.state import initial_state
+from twinstream.models.declarations import Shapes
+from twinstream.models.recipe import Recipe
+from twinstream.planner.plan import plan_chain
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.verify_layout import arena_bytes
+
+MODELS = [("tiny", "float32"), ("tiny", "bfloat16"), ("tiny-qwen3", "float32")]
+WORKLOADS = ["packed", "sliced"]  # two rounds each
+RECIPES = {
+    "float32": Recipe(),
+    "bfloat16": Recipe(stochastic_rounding=True),
+    "gradients as m": Recipe(beta1=0.0, weight_decay=0.0),
+}
+
+
+def chain_of(workload: str, preset: str, dtype: str, recipe: str | None = None) -> Chain:
+    return tiny_chain(workload, preset, RECIPES[recipe or dtype], dtype=dtype)
+
+
+@cache
+def resident_bits(workload: str, preset: str, dtype: str) -> Bits:
+    chain = chain_of(workload, preset, dtype)
+    return bits_of(plan_chain(chain, MACHINE, Caps(), "resident"))
+
+
+def recomputing_resident_plans(chain: Chain) -> Iterator[Schedule]:
+    """Everything on the device, recomputed from ATTENTION, then from INPUT."""
+    schedule = plan_chain(chain, MACHINE, Caps(), "resident")
+    for level in ("ATTENTION", "INPUT"):
+        less = Caps(device_bytes=arena_bytes(schedule, DEVICE) - 1)
+        schedule = plan_chain(chain, MACHINE, less, "resident")
+        assert recompute_levels(schedule) == {level}
+        yield schedule
+
+
+def streaming_plans(chain: Chain) -> Iterator[Schedule]:
+    """State at home on the host; activations kept, offloaded, and recomputed from both levels."""
+    least = smallest_device_bytes(chain, "streaming")
+    host = smallest_host_bytes(chain, "streaming", least)
+    yield plan_chain(chain, MACHINE, Caps(), "streaming")
+    yield plan_chain(chain, MACHINE, Caps(device_bytes=least * 3 // 2), "streaming")
+    machine = fast_link_machine()
+    roomy = plan_chain(chain, machine, Caps(device_bytes=least), "streaming")
+    assert any(name.startswith("projections") for name in copied_tensors(roomy, "h2d"))
+    yield roomy
+    little_more = host + (arena_bytes(roomy, HOST) - host) // 10
+    tight = Caps(device_bytes=least, host_bytes=little_more)
+    mixed = plan_chain(chain, machine, tight, "streaming")
+    assert recompute_levels(mixed) == {"ATTENTION", "INPUT"}
+    yield mixed
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(("preset", "dtype"), MODELS)
+def test_recompute_at_either_level_changes_no_bit(workload, preset, dtype):
+    for schedule in recomputing_resident_plans(chain_of(workload, preset, dtype)):
+        assert_same_bits(bits_of(schedule), resident_bits(workload, preset, dtype))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(("preset", "dtype"), MODELS)
+def test_streaming_at_any_cap_changes_no_bit_and_never_touches_what_poison_fills(
+    workload, preset, dtype
+):
+    for schedule in streaming_plans(chain_of(workload, preset, dtype)):
+        found = bits_of(schedule, poison=True)
+        assert_same_bits(found, resident_bits(workload, preset, dtype))
+
+
+def test_without_poison_the_bits_are_the_same():
+    chain = chain_of("sliced", "tiny-qwen3", "float32")
+    schedule = plan_chain(
+        chain, MACHINE, Caps(device_bytes=smallest_device_bytes(chain, "streaming")), "streaming"
+    )
+    assert_same_bits(bits_of(schedule), resident_bits("sliced", "tiny-qwen3", "float32"))
+
+
+def test_one_run_of_three_steps_and_steps_one_by_one_end_in_the_same_state():
+    """Passes overlap, and yet nothing of one leaks into the next."""
+    chain = chain_of("packed", "tiny", "float32")
+    schedule = plan_chain(chain, MACHINE, Caps(), "streaming")
+    first = bits_of(schedule, num_steps=1)
+    three = resident_bits("packed", "tiny", "float32")
+    assert first.losses == three.losses[:1]
+    assert not torch.equal(first.state["param.0"], three.state["param.0"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_have_the_same_bits(dtype):
+    """With beta1 = 0 the first moment is the gradient of the last step."""
+    chain = chain_of("sliced", "tiny-qwen3", dtype, "gradients as m")
+    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    found, expected = (
+        gradients(chain, bits_of(plan_chain(chain, MACHINE, of, policy), num_steps=1))
+        for of, policy in ((caps, "streaming"), (Caps(), "resident"))
+    )
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert torch.equal(found[name], values)
+        assert values.count_nonzero() > 0.1 * values.numel(), name
+
+
+def test_the_first_moment_is_the_gradient_indeed():
+    """A step of AdamW without momentum goes against the sign of every element's gradient."""
+    chain = chain_of("sliced", "tiny-qwen3", "float32", "gradients as m")
+    bits = bits_of(plan_chain(chain, MACHINE, Caps(), "resident"), num_steps=1)
+    before = initial_state(small("tiny-qwen3"), seed=1)
+    for name, values in gradients(chain, bits).items():
+        flat = f"param.{name}"
+        change = bits.state[flat].view(torch.float32) - before[flat].view(torch.float32)
+        large = values.abs() > 1e-6
+        assert torch.equal(change[large].sign(), -values[large].sign())
+
+
+def gradients(chain: Chain, bits: Bits) -> dict[str, torch.Tensor]:
+    """The first moments, by group; each part's lie before its second moments."""
+    spec = small(chain.model.name, dtype=chain.model.spec["dtype"])
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[spec.dtype]
+    shapes = Shapes(spec, chain.workload)
+    found = {}
+    for group in shapes.groups:
+        flat = bits.state[f"opt.{group}"].view(dtype)
+        parts = [
+            flat[2 * part.element_offset :][: part.num_elements]
+            for part in shapes.optimizer_parts(group)
+        ]
+        found[group] = torch.cat(parts)
+    return found
+
+
+def test_several_compute_threads_are_allowed():
+    chain = chain_of("packed", "tiny", "float32")
+    schedule = plan_chain(chain, MACHINE, Caps(), "streaming")
+    _, bits = run(schedule, RunOptions(num_passes=3, compute_threads=2))
+    for found, expected in zip(
+        bits.losses, resident_bits("packed", "tiny", "float32").losses, strict=True
+    ):
+        assert found == pytest.approx(expected, rel=1e-5)

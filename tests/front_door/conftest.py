@@ -1,0 +1,45 @@
+"""A tiny schedule with its predicted and measured timelines, made once by the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.command_line import TINY_STEP, call
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.files import read_document
+
+
+@dataclass(frozen=True)
+class Files:
+    """Paths of the documents of one plan."""
+
+    schedule: Path
+    predicted: Path
+    measured: Path
+
+    def read_schedule(self) -> Schedule:
+        return read_document(Schedule, self.schedule)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("front_door")
+    made = Files(*(folder / f"{name}.json" for name in ("schedule", "predicted", "measured")))
+    caps = ("--device-mem", "6MiB", "--policy", "streaming")
+    for command in (
+        ("plan", *TINY_STEP, "--machine", "cpu", *caps, "-o", made.schedule),
+        ("simulate", made.schedule, "-o", made.predicted),
+        ("run", made.schedule, "--steps", 3, "--backend", "cpu", "-o", made.measured),
+    ):
+        outcome = call(*command)
+        assert outcome.code == 0, outcome.err
+    return made
+
+
+@pytest.fixture
+def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe small kernels only: a second instead of ten."""
+    from twinstream.executor.probe import kernels
+
+    monkeypatch.setattr(kernels, "_SHAPES", kernels._SHAPES[:2])

@@ -1,0 +1,53 @@
+"""The Python front door, as the README shows it."""
+
+import pytest
+
+import twinstream as ts
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.verify_layout import arena_bytes
+
+STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
+
+
+def test_the_readmes_example_works():
+    schedule = ts.plan("8b", "h100", step=ts.TrainingStep(seq_len=8192), device_mem="24GiB")
+    timeline = ts.simulate(schedule, "h100")
+    summary = ts.summarize(schedule, timeline, ts.load_machine("h100"))
+    assert ts.verify(schedule) == []
+    assert summary.device_peak_bytes <= 24 * 2**30
+    assert 0.1 < summary.mfu < 1.0
+
+
+def test_a_plan_stays_within_its_device_cap():
+    schedule = ts.plan("tiny", "cpu", step=STEP, device_mem="6MiB", policy="streaming")
+    assert arena_bytes(schedule, DEVICE) <= 6 * 2**20
+    assert ts.simulate(schedule, "cpu").step_ns > 0
+
+
+def test_training_is_the_same_whatever_the_caps():
+    free = ts.plan("tiny", "cpu", step=STEP, policy="resident")
+    tight = ts.plan("tiny", "cpu", step=STEP, device_mem="6MiB", policy="streaming")
+    assert free.workload == tight.workload
+    settings = ts.RunSettings(backend="cpu", num_steps=2)
+    assert ts.execute(free, settings).losses == ts.execute(tight, settings).losses
+
+
+def test_losses_are_told_as_they_come():
+    told: list[float] = []
+    schedule = ts.plan("tiny", "cpu", step=STEP)
+    settings = ts.RunSettings(backend="cpu", num_steps=3, on_loss=told.append)
+    losses = ts.execute(schedule, settings).losses
+    assert tuple(told) == losses
+    assert len(losses) == 3
+
+
+def test_every_error_of_a_user_is_a_twinstream_error():
+    for model, machine, options in (
+        ("9b", "cpu", {}),
+        ("tiny", "h1000", {}),
+        ("tiny", "cpu", {"policy": "greedy"}),
+        ("tiny", "cpu", {"device_mem": "1MiB"}),
+        ("tiny", "cpu", {"device_mem": "much"}),
+    ):
+        with pytest.raises(ts.TwinstreamError):
+            ts.plan(model, machine, step=STEP, **options)

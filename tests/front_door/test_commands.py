@@ -1,0 +1,223 @@
+"""Every command does what it says, for people and as JSON."""
+
+import pytest
+
+from tests.front_door.command_line import SUMMARY_KEYS, TINY_STEP, call
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.models.presets import preset_names
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.files import read_document
+from twinstream.schedule.timeline import Timeline
+
+PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
+
+
+def table_of(*arguments: object) -> str:
+    """What a command prints for people: succeeds, and fits into 100 columns."""
+    outcome = call(*arguments)
+    assert outcome.code == 0, outcome.err
+    too_wide = [line for line in outcome.out.splitlines() if len(line) > 100]
+    assert too_wide == []
+    return outcome.out
+
+
+def test_the_help_groups_the_commands_by_the_three_questions():
+    printed = table_of("--help")
+    first, second, third = (
+        printed.index(question)
+        for question in (
+            "How fast would it train, what should I buy?",
+            "Train it here",
+            "How far off was the prediction?",
+        )
+    )
+    assert first < printed.index("│ plan ") < second
+    assert second < printed.index("│ run ") < third
+    assert third < printed.index("│ compare ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["models", "machines", "probe", "plan", "verify", "simulate", "run", "compare", "demo"],
+)
+def test_every_command_has_help_and_takes_json(command):
+    assert "--json" in table_of(command, "--help")
+
+
+def test_models_lists_every_preset():
+    printed = table_of("models")
+    assert all(name in printed for name in preset_names())
+    sizes = {
+        model["name"]: model["num_parameters"]
+        for model in call("models", "--json").json()["models"]
+    }
+    assert sizes.keys() == set(preset_names())
+    # Llama 3 8B, as published.
+    assert sizes["8b"] == 8_030_261_248
+
+
+def test_machines_lists_every_profile():
+    printed = table_of("machines")
+    assert all(name in printed for name in machine_names())
+    listed = call("machines", "--json").json()["machines"]
+    assert [machine["name"] for machine in listed] == list(machine_names())
+    assert listed[0]["hbm_bytes_per_s"]["value"] > 0
+
+
+def test_plan_prints_the_predicted_summary_and_writes_the_schedule(tmp_path):
+    path = tmp_path / "plan.json"
+    printed = table_of(*PLAN, "--device-mem", "6MiB", "-o", path)
+    assert "tiny planned for cpu" in printed
+    assert "tokens/s" in printed
+    schedule = read_document(Schedule, path)
+    assert schedule.caps.device_bytes == 6 * 2**20
+    assert schedule.workload.tokens_per_step == 256
+
+
+def test_plan_as_json_has_the_headline_figures():
+    document = call(*PLAN, "--json").json()
+    assert document.keys() >= SUMMARY_KEYS
+    assert document["plan_seconds"] > 0
+    assert document["tokens_per_s"] == pytest.approx(256 / document["step_time_s"])
+    assert document["workload"]["seq_len"] == 64
+
+
+def test_plan_passes_every_option_on():
+    fixed = (
+        "--chunk-tokens",
+        32,
+        "--chunks-per-round",
+        4,
+        "--device-mem",
+        "50%",
+        "--host-mem",
+        10**9,
+    )
+    document = call(*PLAN, *fixed, "--policy", "streaming", "--json").json()
+    assert document["workload"] == {
+        "seq_len": 64,
+        "chunk_tokens": 32,
+        "chunks_per_round": 4,
+        "rounds_per_step": 2,
+    }
+    whole = load_machine("cpu").number("device_memory_bytes")
+    assert document["caps"]["device_bytes"] == whole / 2
+    assert document["caps"]["host_bytes"] == 10**9
+    assert document["policy"] == "streaming"
+
+
+def test_verify_says_that_a_plan_is_safe(files):
+    assert "safe in every execution" in table_of("verify", files.schedule)
+    document = call("verify", files.schedule, "--json").json()
+    assert document["ok"] is True
+    assert document["violations"] == []
+
+
+def test_simulate_prints_figures_and_utilization_and_writes_a_timeline(files):
+    assert "Utilization" in table_of("simulate", files.schedule)
+    assert read_document(Timeline, files.predicted).provenance.kind == "simulated"
+
+
+def test_simulate_as_json_has_the_headline_figures(files):
+    document = call("simulate", files.schedule, "--json").json()
+    assert document.keys() >= SUMMARY_KEYS
+    assert document["simulated_on"] == "cpu"
+    assert document["utilization"]["compute"] > 0
+
+
+def test_simulate_takes_another_machine_than_the_planned_one(files, tmp_path):
+    slow = tmp_path / "slow.toml"
+    slow.write_text('base = "cpu"\npeak_fp32_flop_per_s = 1.6e10\n')  # a tenth
+    fast_s, slow_s = (
+        call("simulate", files.schedule, *machine, "--json").json()["step_time_s"]
+        for machine in ((), ("--machine", slow))
+    )
+    assert slow_s > 3 * fast_s
+
+
+def test_run_prints_losses_and_writes_a_timeline(files):
+    assert "loss of 2 steps: 5." in table_of(
+        "run", files.schedule, "--steps", 2, "--backend", "cpu"
+    )
+    assert read_document(Timeline, files.measured).provenance.kind == "measured"
+
+
+def test_run_as_json_has_losses_and_measured_figures(files):
+    document = call("run", files.schedule, "--steps", 3, "--backend", "cpu", "--json").json()
+    assert document.keys() >= SUMMARY_KEYS
+    assert len(document["losses"]) == 3
+    assert document["losses"][2] < document["losses"][0]
+    assert document["mfu"] > 0
+
+
+def test_run_plans_first_when_told_a_model(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"one two three " * 50)
+    document = call(
+        "run", *TINY_STEP, "--steps", 2, "--backend", "cpu", "--text", text, "--json"
+    ).json()
+    assert document["machine"] == "cpu"
+    assert document["plan_seconds"] > 0
+    assert len(document["losses"]) == 2
+
+
+def test_a_run_has_no_mfu_where_nobody_gave_the_peak(files, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('base = "cpu"\n')
+    path = tmp_path / "plan.json"
+    assert call("plan", *TINY_STEP, "--machine", mine, "-o", path).code == 0
+    run = ("run", path, "--steps", 1, "--backend", "cpu")
+    assert "give the profile" in table_of(*run)
+    assert call(*run, "--json").json()["mfu"] is None
+    assert call(*run, "--machine", mine, "--json").json()["mfu"] > 0
+
+
+def test_the_seed_and_the_learning_rate_matter(files):
+    run = ("run", files.schedule, "--steps", 2, "--backend", "cpu", "--json")
+    usual = call(*run).json()["losses"]
+    other_seed = call(*run, "--seed", 1).json()["losses"]
+    at_rest = call(*run, "--learning-rate", 0).json()["losses"]
+    assert other_seed[0] != usual[0]
+    assert at_rest[0] == usual[0]
+    assert at_rest[1] != usual[1]
+
+
+def test_compare_prints_figures_kinds_streams_and_the_worst_ops(files):
+    printed = table_of("compare", files.schedule, files.predicted, files.measured)
+    for part in ("tokens/s", "MFU", "block_backward", "0:compute", "Ops that differ most"):
+        assert part in printed
+
+
+def test_compare_as_json_has_both_sides_and_their_error(files):
+    document = call("compare", files.schedule, files.predicted, files.measured, "--json").json()
+    before, after = document["predicted"], document["measured"]
+    assert before.keys() >= SUMMARY_KEYS
+    assert after.keys() >= SUMMARY_KEYS
+    for name, error in document["error"].items():
+        assert error == pytest.approx(before[name] / after[name] - 1)
+    assert len(document["worst_ops"]) == 10
+    assert {stream["name"] for stream in document["streams"]} >= {"0:compute", "0:h2d"}
+
+
+def test_compare_takes_the_peak_of_the_machine_given(files, tmp_path):
+    double = tmp_path / "double.toml"
+    double.write_text('base = "cpu"\npeak_fp32_flop_per_s = 3.2e11\n')
+    compare = ("compare", files.schedule, files.predicted, files.measured, "--json")
+    usual, halved = call(*compare).json(), call(*compare, "--machine", double).json()
+    assert halved["measured"]["mfu"] == pytest.approx(usual["measured"]["mfu"] / 2)
+
+
+@pytest.mark.usefixtures("quick_probe")
+def test_probe_writes_a_profile_that_plans(tmp_path):
+    path = tmp_path / "here.toml"
+    printed = table_of("probe", "-o", path, "--dtype", "float32")
+    assert "peak_fp32_flop_per_s" in printed
+    assert load_machine(path).number("peak_fp32_flop_per_s") > 0
+    assert call("plan", *TINY_STEP, "--machine", path, "--json").json()["machine"] == "cpu-probed"
+
+
+@pytest.mark.usefixtures("quick_probe")
+def test_probe_measures_the_dtypes_asked_for():
+    document = call("probe", "--dtype", "bfloat16", "--json").json()
+    assert document["peak_bf16_flop_per_s"]["kind"] == "measured"
+    assert document["peak_fp32_flop_per_s"] is None

@@ -1,0 +1,229 @@
+"""Each rule of `conforms`, broken once on purpose in a small schedule."""
+
+import pytest
+
+from tests.schedule.small import (
+    CALL,
+    CHAIN,
+    HEAD,
+    REMAKE,
+    SCHEDULE,
+    STEP,
+    TENSORS,
+    compute,
+    tensor,
+    with_op,
+    with_operand,
+    with_tensor,
+    without,
+)
+from tests.schedule.test_verify import CASES as VERIFY_CASES
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.conforms import conforms, require_conforming
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Op
+from twinstream.schedule.violations import (
+    CallDiffers,
+    InputsDiffer,
+    OperandsDiffer,
+    PersistentNotCarried,
+    TaskMissing,
+    TaskUnexpected,
+    TensorDiffers,
+    UnsafeSchedule,
+    Violation,
+)
+
+
+def computing(*ops: Op) -> Schedule:
+    """SCHEDULE with these compute ops and its feed and fetch."""
+    host = [op for op in SCHEDULE.ops if op.kind in ("feed", "fetch")]
+    return SCHEDULE.model_copy(update={"ops": (*host, *ops)})
+
+
+STEP_OP, HEAD_OP = compute("step", STEP), compute("head", HEAD)
+REMAKE_OP, OTHER_OP = compute("remake", REMAKE), compute("remake-other", REMAKE)
+OTHER_CALL = CALL.model_copy(update={"attributes": {"causal": False}})
+
+CASES: dict[str, tuple[Schedule, Violation]] = {
+    "a tensor of another size": (
+        with_tensor("loss", size_bytes=8),
+        TensorDiffers("tensor 'loss' is not declared as in the chain", tensor="loss"),
+    ),
+    "a tensor that is not declared": (
+        SCHEDULE.model_copy(update={"tensors": TENSORS[1:]}),
+        TensorDiffers("tensor 'weight' is not declared as in the chain", tensor="weight"),
+    ),
+    "a tensor that the chain does not know": (
+        SCHEDULE.model_copy(update={"tensors": (*TENSORS, tensor("new", 8))}),
+        TensorDiffers("tensor 'new' is not in the chain", tensor="new"),
+    ),
+    "a kernel with other attributes": (
+        SCHEDULE.model_copy(update={"calls": {"call": OTHER_CALL}}),
+        CallDiffers("call 'call' is not the chain's"),
+    ),
+    "a call that the chain does not know": (
+        SCHEDULE.model_copy(update={"calls": {"call": CALL, "new": CALL}}),
+        CallDiffers("call 'new' is not the chain's"),
+    ),
+    "another call": (
+        with_op("op-step", call="other"),
+        CallDiffers("op 'op-step' calls 'other', task 'step' calls 'call'", ("op-step",)),
+    ),
+    "a dropped task": (
+        without("op-step"),
+        TaskMissing("task 'step' is not carried out before op 'op-head'", ("op-head",)),
+    ),
+    "a dropped last task": (
+        without("op-head"),
+        TaskMissing("task 'head' is not carried out at the end"),
+    ),
+    "a task twice": (
+        computing(STEP_OP, STEP_OP.model_copy(update={"op_id": "again"}), HEAD_OP),
+        TaskUnexpected("op 'again' carries out task 'step' again or after a later one", ("again",)),
+    ),
+    "a task too late": (
+        computing(HEAD_OP, STEP_OP),
+        TaskUnexpected(
+            "op 'op-step' carries out task 'step' again or after a later one", ("op-step",)
+        ),
+    ),
+    "a task of another chain": (
+        with_op("op-step", task="dance"),
+        TaskUnexpected(
+            "op 'op-step' carries out 'dance', which is no task of the chain", ("op-step",)
+        ),
+    ),
+    "a recompute too early": (
+        computing(REMAKE_OP, STEP_OP, HEAD_OP),
+        TaskUnexpected(
+            "op 'op-remake' carries out recompute 'remake', but not right before task 'head'",
+            ("op-remake",),
+        ),
+    ),
+    "a recompute too late": (
+        computing(STEP_OP, HEAD_OP, REMAKE_OP),
+        TaskUnexpected(
+            "op 'op-remake' carries out recompute 'remake', but not right before task 'head'",
+            ("op-remake",),
+        ),
+    ),
+    "two recomputes of a group": (
+        computing(STEP_OP, REMAKE_OP, OTHER_OP, HEAD_OP),
+        TaskUnexpected(
+            "op 'op-remake-other' carries out recompute 'remake-other', though one of group "
+            "'hidden' has run",
+            ("op-remake-other",),
+        ),
+    ),
+    "another version": (
+        with_operand("op-step", 1, version=1),
+        OperandsDiffer(
+            "op 'op-step' has operand 'weight' (update version 1 of 'weight') in slot "
+            "'device.weight', where task 'step' has 'weight' (update version 0 of 'weight')",
+            ("op-step",),
+            "weight",
+            "device.weight",
+        ),
+    ),
+    "more parts": (
+        with_operand("op-head", 0, num_parts=2),
+        OperandsDiffer(
+            "op 'op-head' has operand 'hidden' (read version 1 of the first 2 parts of 'hidden') "
+            "in slot 'device.hidden', where task 'head' has 'hidden' (read version 1 of the first "
+            "1 parts of 'hidden')",
+            ("op-head",),
+            "hidden",
+            "device.hidden",
+        ),
+    ),
+    "another operand of a recompute": (
+        with_operand("op-remake", 0, name="in"),
+        OperandsDiffer(
+            "op 'op-remake' has operand 'in' (write version 1 of 'hidden') in slot "
+            "'device.hidden', where task 'remake' has 'out' (write version 1 of 'hidden')",
+            ("op-remake",),
+            "hidden",
+            "device.hidden",
+        ),
+    ),
+    "a missing operand": (
+        with_op("op-head", operands=HEAD_OP.operands[:1]),
+        OperandsDiffer("op 'op-head' has 1 operands, task 'head' has 2", ("op-head",)),
+    ),
+    "an extra operand": (
+        with_op("op-head", operands=(*HEAD_OP.operands, HEAD_OP.operands[0])),
+        OperandsDiffer("op 'op-head' has 3 operands, task 'head' has 2", ("op-head",)),
+    ),
+    "an input that is not fed": (
+        without("feed"),
+        InputsDiffer("version 1 of 'tokens' is never fed item 0 of 'text'", tensor="tokens"),
+    ),
+    "a result that is not fetched": (
+        without("fetch"),
+        InputsDiffer("version 1 of 'loss' is never fetched as 'loss'", tensor="loss"),
+    ),
+    "another item of the input": (
+        with_op("feed", index=1),
+        InputsDiffer(
+            "op 'feed': version 1 of 'tokens' in slot 'device.tokens' is fed item 1 of 'text', "
+            "which is not in the chain or done twice",
+            ("feed",),
+            "tokens",
+            "device.tokens",
+        ),
+    ),
+    "a result fetched twice": (
+        SCHEDULE.model_copy(
+            update={"ops": (*SCHEDULE.ops, SCHEDULE.ops[-1].model_copy(update={"op_id": "fetch2"}))}
+        ),
+        InputsDiffer(
+            "op 'fetch2': version 1 of 'loss' in slot 'device.loss' is fetched as 'loss', which "
+            "is not in the chain or done twice",
+            ("fetch2",),
+            "loss",
+            "device.loss",
+        ),
+    ),
+    "a weight that is forgotten": (
+        SCHEDULE.model_copy(update={"carried": ()}),
+        PersistentNotCarried("persistent tensor 'weight' is not carried", tensor="weight"),
+    ),
+}
+
+
+def test_the_small_schedule_conforms() -> None:
+    assert conforms(SCHEDULE, CHAIN) == []
+    require_conforming(SCHEDULE, CHAIN)
+
+
+def test_a_recompute_may_be_left_out_or_be_any_of_its_group() -> None:
+    for recomputes in ((), (REMAKE_OP,), (OTHER_OP,)):
+        assert conforms(computing(STEP_OP, *recomputes, HEAD_OP), CHAIN) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_difference_is_named_with_op_tensor_and_slot(name: str) -> None:
+    schedule, expected = CASES[name]
+    found = conforms(schedule, CHAIN)
+    assert expected in found, "\n".join(map(str, found))
+    assert len(set(found)) == len(found)
+    with pytest.raises(UnsafeSchedule) as caught:
+        require_conforming(schedule, CHAIN)
+    assert caught.value.violations == found
+
+
+def test_every_rule_is_broken_by_a_case_of_verify_or_conforms() -> None:
+    cases = [*CASES.values(), *VERIFY_CASES.values()]
+    assert {type(expected) for _, expected in cases} == set(Violation.__subclasses__())
+
+
+def test_an_input_that_the_chain_wants_twice_must_be_fed_twice() -> None:
+    twice = CHAIN.model_copy(update={"inputs": CHAIN.inputs * 2})
+    missing = InputsDiffer("version 1 of 'tokens' is never fed item 0 of 'text'", tensor="tokens")
+    assert conforms(SCHEDULE, twice) == [missing]
+
+
+def test_every_part_of_a_persistent_tensor_must_be_carried() -> None:
+    chain: Chain = CHAIN.model_copy(update={"persistent": ("weight", "hidden")})
+    assert [v.tensor for v in conforms(SCHEDULE, chain)] == ["hidden.0", "hidden.1"]

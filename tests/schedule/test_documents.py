@@ -1,0 +1,262 @@
+"""Documents: nothing is lost in JSON, and what is wrong is refused with its place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.helpers.schedules import schedules
+from tests.schedule.small import CHAIN, SCHEDULE
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import DocumentError, read_document, write_document
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Attribute, KernelCall
+from twinstream.schedule.tensors import DEVICE, Tier
+from twinstream.schedule.workload import Workload
+
+ATTRIBUTES = (
+    st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+
+
+@settings(max_examples=50)
+@given(pair=schedules())
+def test_json_loses_nothing(pair: tuple[Chain, Schedule]) -> None:
+    chain, schedule = pair
+    for document in (chain, schedule):
+        kind: type[Node] = type(document)
+        for text in (document.model_dump_json(), document.model_dump_json(exclude_none=True)):
+            again = kind.model_validate_json(text)
+            assert again == document
+            assert repr(again) == repr(document)  # 1, 1.0 and True are equal, but not the same
+
+
+@given(attributes=st.dictionaries(st.text(), ATTRIBUTES))
+def test_attributes_keep_type_and_value_in_json(attributes: dict[str, Attribute]) -> None:
+    call = KernelCall(kernel="k", attributes=attributes, cost=())
+    again = KernelCall.model_validate_json(call.model_dump_json())
+    assert repr(again) == repr(call)
+
+
+@pytest.mark.parametrize("document", [SCHEDULE, CHAIN])
+def test_a_file_loses_nothing_and_leaves_nothing_else(document: Node, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_document(document, path)
+    write_document(document, path)
+    assert read_document(type(document), path) == document
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text().endswith("}\n")
+
+
+def test_documents_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        SCHEDULE.policy = "another"  # type: ignore[misc]
+
+
+def edited(*place: str | int, to: object) -> dict[str, Any]:
+    """SCHEDULE as plain data with one value replaced."""
+    data: dict[str, Any] = json.loads(SCHEDULE.model_dump_json())
+    at: Any = data
+    for step in place[:-1]:
+        at = at[step]
+    at[place[-1]] = to
+    return data
+
+
+def refused(data: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Schedule.model_validate_json(json.dumps(data))
+    [error] = caught.value.errors()
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']} [{error['type']}]"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            edited("tensors", 1, "tensor_id", to="weight"),
+            ": tensor 'weight' is declared twice [duplicate_id]",
+        ),
+        (
+            edited("slots", 1, "slot_id", to="device.weight"),
+            ": slot 'device.weight' is declared twice [duplicate_id]",
+        ),
+        (edited("ops", 1, "op_id", to="feed"), ": op 'feed' is declared twice [duplicate_id]"),
+        (
+            edited("tensors", 2, "parent", to="nobody"),
+            ": tensor 'hidden.0' names parent 'nobody', which the schedule does not declare "
+            "[unknown_id]",
+        ),
+        (
+            edited("ops", 2, "call", to="nothing"),
+            ": op 'op-step' names call 'nothing', which the schedule does not declare [unknown_id]",
+        ),
+        (
+            edited("ops", 2, "operands", 0, "tensor", to="nobody"),
+            ": op 'op-step' names tensor 'nobody', which the schedule does not declare "
+            "[unknown_id]",
+        ),
+        (
+            edited("ops", 2, "operands", 0, "slot", to="nowhere"),
+            ": op 'op-step' names slot 'nowhere', which the schedule does not declare [unknown_id]",
+        ),
+        (
+            edited("ops", 1, "source", to="nowhere"),
+            ": op 'load' names slot 'nowhere', which the schedule does not declare [unknown_id]",
+        ),
+        (
+            edited("ops", 1, "destination", to="nowhere"),
+            ": op 'load' names slot 'nowhere', which the schedule does not declare [unknown_id]",
+        ),
+        (
+            edited("ops", 0, "slot", to="nowhere"),
+            ": op 'feed' names slot 'nowhere', which the schedule does not declare [unknown_id]",
+        ),
+        (
+            edited("ops", 6, "tensor", to="nobody"),
+            ": op 'fetch' names tensor 'nobody', which the schedule does not declare [unknown_id]",
+        ),
+    ],
+)
+def test_ids_are_unique_and_known(data: dict[str, Any], message: str) -> None:
+    assert refused(data) == message
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "kind"),
+    [
+        (edited("schema_version", to=2), "schema_version", "literal_error"),
+        (edited("color", to="red"), "color", "extra_forbidden"),
+        (edited("ops", 0, "kind", to="dance"), "ops.0", "union_tag_invalid"),
+        (edited("ops", 0, "index", to="0"), "ops.0.feed.index", "int_type"),
+        (edited("ops", 0, "index", to=-1), "ops.0.feed.index", "greater_than_equal"),
+        (edited("slots", 0, "size_bytes", to=0), "slots.0.size_bytes", "greater_than"),
+        (edited("slots", 0, "size_bytes", to=1.0), "slots.0.size_bytes", "int_type"),
+        (edited("slots", 0, "tier", "kind", to="tape"), "slots.0.tier.kind", "literal_error"),
+        (edited("ops", 2, "operands", 0, "mode", to="eat"), "ops.2.compute.operands.0.mode",
+         "literal_error"),
+        (edited("ops", 5, "operands", 0, "num_parts", to=0),
+         "ops.5.compute.operands.0.num_parts", "greater_than"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_at_its_place(data: dict[str, Any], place: str, kind: str) -> None:
+    message = refused(data)
+    assert message.startswith(f"{place}: ")
+    assert message.endswith(f"[{kind}]")
+
+
+def test_a_carried_tensor_must_be_known() -> None:
+    data = edited("carried", 0, "slot", to="nowhere")
+    assert "names slot 'nowhere', which the schedule does not declare" in refused(data)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "chunk_tokens", "chunks_per_round", "sequences_per_step"),
+    [(512, 4096, 3, 24), (4096, 512, 16, 2), (512, 512, 1, 1)],
+)
+def test_chunks_pack_or_slice_sequences(
+    seq_len: int, chunk_tokens: int, chunks_per_round: int, sequences_per_step: int
+) -> None:
+    workload = Workload(
+        seq_len=seq_len,
+        chunk_tokens=chunk_tokens,
+        chunks_per_round=chunks_per_round,
+        rounds_per_step=1,
+    )
+    assert workload.sequences_per_step == sequences_per_step
+    assert workload.tokens_per_step == sequences_per_step * seq_len
+    assert workload.sliced == (chunk_tokens < seq_len)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "chunk_tokens", "chunks_per_round", "message"),
+    [
+        (
+            512, 768, 1,
+            "a chunk of 768 tokens neither packs nor slices sequences of 512 tokens: one must be "
+            "a multiple of the other",
+        ),
+        (
+            768, 512, 1,
+            "a chunk of 512 tokens neither packs nor slices sequences of 768 tokens: one must be "
+            "a multiple of the other",
+        ),
+        (4096, 1024, 6, "a round of 6 chunks splits a sequence, which is 4 chunks"),
+    ],
+)  # fmt: skip
+def test_a_workload_that_does_not_fit_is_refused(
+    seq_len: int, chunk_tokens: int, chunks_per_round: int, message: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Workload(
+            seq_len=seq_len,
+            chunk_tokens=chunk_tokens,
+            chunks_per_round=chunks_per_round,
+            rounds_per_step=1,
+        )
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    with pytest.raises(DocumentError) as caught:
+        read_document(Schedule, path)
+    assert str(caught.value) == f"cannot read {path}: No such file or directory"
+    assert isinstance(caught.value, TwinstreamError)
+
+
+def test_a_file_that_is_not_json_is_named_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text('{\n  "tensors": [,\n')
+    with pytest.raises(DocumentError) as caught:
+        read_document(Schedule, path)
+    message = str(caught.value)
+    assert message.startswith(f"{path} is not a valid schedule document: document: Invalid JSON")
+    assert "line 2 column 15" in message
+
+
+def test_errors_in_a_file_are_named_with_their_places(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.json"
+    data = edited("ops", 2, "operands", 1, "version", to=-1)
+    data["slots"][0]["size_bytes"] = "big"
+    data["policy"] = 3
+    data["machine"] = None
+    data["extra"] = 1
+    path.write_text(json.dumps(data))
+    with pytest.raises(DocumentError) as caught:
+        read_document(Schedule, path)
+    message = str(caught.value)
+    assert message.startswith(
+        f"{path} is not a valid schedule document: slots.0.size_bytes: Input should be a valid "
+        "integer; ops.2.compute.operands.1.version: Input should be greater than or equal to 0; "
+    )
+    assert message.endswith("(and 2 more)")
+
+
+def test_an_unknown_id_in_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "unknown.json"
+    path.write_text(json.dumps(edited("ops", 2, "call", to="nothing")))
+    with pytest.raises(DocumentError) as caught:
+        read_document(Schedule, path)
+    assert str(caught.value) == (
+        f"{path} is not a valid schedule document: document: op 'op-step' names call 'nothing', "
+        "which the schedule does not declare"
+    )
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(DocumentError) as caught:
+        write_document(SCHEDULE, path)
+    assert str(caught.value) == f"cannot write {path}: No such file or directory"
+
+
+def test_tiers_have_names_and_alignments() -> None:
+    assert (str(DEVICE), DEVICE.alignment_bytes) == ("device:0", 256)
+    assert Tier(kind="disk", index=1).alignment_bytes == 4096
