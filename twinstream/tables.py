@@ -66,9 +66,7 @@ def probed_table(machine: Machine) -> Group:
     return Group(f"{machine.name}: {machine.description}", f"Source: {shared}", table)
 
 
-def summary_table(
-    summary: Summary, schedule: Schedule, peak_of: str | None, bound: StepBound | None = None
-) -> Group:
+def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> Group:
     """Headline figures; MFU only where the machine whose peak counts is known."""
     caps = schedule.caps
     rows = {
@@ -84,8 +82,8 @@ def summary_table(
     }
     if peak_of is None:
         del rows["MFU, HFU"]
-    if bound is not None:
-        rows |= _bound_rows(summary, bound)
+    if schedule.bound is not None and summary.gap is not None:
+        rows |= _bound_rows(schedule.bound, summary.gap)
     if summary.plan_seconds is not None:
         rows["planned in"] = seconds(summary.plan_seconds)
     table = Table(box=box.SIMPLE, show_header=False)
@@ -95,9 +93,8 @@ def summary_table(
     return Group(f"{what}: {workload_line(schedule.workload)}", table)
 
 
-def _bound_rows(summary: Summary, bound: StepBound) -> dict[str, str]:
+def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
     """How good the plan is, and what would help: seconds saved by one more unit of a thing."""
-    gap = summary.step_time_s / bound.step_s - 1.0
     prices = {
         "GiB of device memory": bound.device_s_per_gib,
         "GiB of host memory": bound.host_s_per_gib,
@@ -105,7 +102,7 @@ def _bound_rows(summary: Summary, bound: StepBound) -> dict[str, str]:
     }
     saved = [f"one more {what} saves {seconds(price)}" for what, price in prices.items() if price]
     return {
-        "lower bound": f"{seconds(bound.step_s)}; this plan is {gap:.1%} above it",
+        "lower bound": f"{seconds(bound.step_s)}; this step is {gap:.1%} above it",
         "limited by": ", ".join(bound.limits) or "-",
         "worth buying": "\n".join(saved) or "-",
     }

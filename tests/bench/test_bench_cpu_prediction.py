@@ -40,7 +40,6 @@ NUM_STEPS = 4
 
 
 @pytest.mark.bench
-@pytest.mark.timeout(1200)
 def test_bench_cpu_predictions_against_measured_steps(capsys: pytest.CaptureFixture[str]) -> None:
     machine = probe_cpu()
     rows: list[str] = []

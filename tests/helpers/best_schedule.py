@@ -11,7 +11,7 @@ copies, so residencies are tried in that order until none can be better.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain as concatenated
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from typing import NamedTuple
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
@@ -25,6 +25,7 @@ from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.replay import simulate
 
 _SAME = 1e-9
+_PACKINGS = 50  # orders tried when placing what is alive together
 
 
 class Use(NamedTuple):
@@ -234,6 +235,8 @@ def schedules(
     for lateness, copies in _placements(residency):
         if any(all(a <= b for a, b in zip(e, lateness, strict=True)) for e in earlier):
             continue
+        if not _fits_at_steps(chain, residency, copies, caps):
+            continue
         fits = False
         for order in _orders(residency, copies):
             schedule = _Layout(chain, residency, order).schedule(machine, caps)
@@ -265,6 +268,30 @@ def _placements(residency: Residency) -> list[tuple[tuple[int, ...], list[CopyOf
         (tuple(late for late, _ in pick), [copy for _, copy in pick]) for pick in product(*ranges)
     ]
     return sorted(picks, key=lambda pick: sum(pick[0]))
+
+
+def _fits_at_steps(
+    chain: Chain, residency: Residency, copies: Sequence[CopyOf], caps: Caps
+) -> bool:
+    """Whether what is alive at each step fits, in whatever order the copies between steps are."""
+    cap = caps.arena_bytes("device")
+    if cap is None:
+        return True
+    num_steps = len(residency.steps)
+    sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    loads = {copy.stay: copy.before for copy in copies if copy.loads}
+    alive = [
+        sum(sizes[o.tensor] for o in task.operands if o.mode == "scratch")
+        for task in residency.steps
+    ]
+    for number, stay in enumerate(residency.stays):
+        begin = loads.get(number, stay.uses[0].step)
+        ends = [use.step for use in stay.uses]
+        ends += [c.before - 1 for c in copies if c.stay == number and not c.loads]
+        length = max((end - begin) % num_steps for end in ends)
+        for step in range(num_steps if stay.whole_cycle else length + 1):
+            alive[(begin + step) % num_steps] += sizes[stay.tensor]
+    return max(alive) <= cap
 
 
 def _use_before(residency: Residency, stay: int) -> int:
@@ -332,18 +359,19 @@ class _Layout:
         self.loads = {copy.stay: copy for copy in copies if copy.loads}
         self.stores = {copy.home: copy for copy in copies if not copy.loads}
         self.sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+        self.scratch = [
+            (step, operand.tensor)
+            for step, task in enumerate(residency.steps)
+            for operand in task.operands
+            if operand.mode == "scratch"
+        ]
 
     def schedule(self, machine: Machine, caps: Caps) -> Schedule | None:
         """None where a copy would be loaded before it is stored, or the caps do not hold."""
         if not all(map(self._in_order, range(len(self.residency.homes)))):
             return None
         device, host = self._device_arcs(), self._host_arcs()
-        scratch = [
-            _Arc(self.place[step], 0, self.sizes[operand.tensor])
-            for step, task in enumerate(self.residency.steps)
-            for operand in task.operands
-            if operand.mode == "scratch"
-        ]
+        scratch = [_Arc(self.place[step], 0, self.sizes[name]) for step, name in self.scratch]
         count = len(self.items)
         device_at = _packed([*device, *scratch], count, caps.arena_bytes("device"))
         host_at = _packed(host, count, caps.arena_bytes("host"))
@@ -418,7 +446,9 @@ class _Layout:
             for number, stay in enumerate(self.residency.stays)
             for use in stay.uses
         }
-        scratch = slots[len(self.residency.stays) :]
+        of_scratch = slots[len(self.residency.stays) :]
+        for (step, tensor), slot in zip(self.scratch, of_scratch, strict=True):
+            slot_of[tensor, step] = slot.slot_id
         for item in self.items:
             if not isinstance(item, int):
                 yield self._copy(item, slots[item.stay].slot_id, homes[item.home].slot_id)
@@ -427,7 +457,7 @@ class _Layout:
             operands = tuple(
                 Operand(
                     **dict(o),
-                    slot=slot_of.get((o.tensor, item), scratch[:1] and scratch[0].slot_id),
+                    slot=slot_of[o.tensor, item],
                 )
                 for o in task.operands
             )
@@ -491,7 +521,7 @@ def _packed(arcs: Sequence[_Arc], count: int, cap_bytes: int | None) -> list[int
         if sum(arc.size_bytes for arc in arcs if _meet(arc, there, count)) > limit:
             return None
     first = sorted(range(len(arcs)), key=lambda i: (-arcs[i].length, -arcs[i].size_bytes))
-    for order in permutations(first):
+    for order in islice(permutations(first), _PACKINGS):
         offsets = _first_fit(order, arcs, meets)
         if all(low + arc.size_bytes <= limit for low, arc in zip(offsets, arcs, strict=True)):
             return offsets

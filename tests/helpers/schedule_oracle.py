@@ -1,23 +1,20 @@
-"""Brute force: is a schedule safe, and does it carry out its chain?
+"""Brute force: is a schedule safe?
 
-Written from the design page, section 2, and sharing no code with `verify` and `conforms`: the
-order of ops is a transitive closure of explicit sets, and every byte has an explicit history
-and an explicit content, (leaf tensor, byte of that leaf, version). Answers are names of
-violation classes; RACE stands for the three classes about unordered accesses.
+Written from the design page, section 2, and sharing no code with `verify`: the order of ops is a
+transitive closure of explicit sets, and every byte has an explicit history and an explicit
+content, (leaf tensor, byte of that leaf, version). Answers are names of violation classes; RACE
+stands for the three classes about unordered accesses.
 """
 
 from bisect import bisect_left
-from collections import Counter
 from itertools import combinations
 from typing import NamedTuple
 
-from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, TaskOperand
+from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import Slot, Tensor
 
 RACE = "race"
-TASKS = "tasks"
 LAYOUT = {"BadPart", "SlotMisaligned", "ArenaExceedsCap", "TensorOutsideSlot", "BadWait"}
 
 Byte = tuple[str, int]
@@ -71,24 +68,26 @@ def span_of(tensors: dict[str, Tensor], name: str, num_parts: int | None) -> tup
 
 
 class Arena:
-    """The bytes of every tier that matter: all of them, or one for each stretch of like bytes."""
+    """The bytes of every tier that matter: all of them, or one for each stretch of like bytes.
+
+    Per operand, `written` has its bytes, padding between parts included, and `held` the leaf and
+    the byte of that leaf that each byte stands for; padding holds nothing.
+    """
 
     def __init__(self, schedule: Schedule, *, every_byte: bool) -> None:
         self.tensors = {t.tensor_id: t for t in schedule.tensors}
         self.slots: dict[str, Slot] = {s.slot_id: s for s in schedule.slots}
-        self._tiers = {s.slot_id: str(s.tier) for s in schedule.slots}
         self.uses = [uses_of(op) for op in schedule.ops]
         self.carried = [Use(c.tensor, c.slot, None, 0, "write") for c in schedule.carried]
         self._every_byte = every_byte
+        self._tiers = {s.slot_id: str(s.tier) for s in schedule.slots}
         distinct = {*self.carried, *(use for uses in self.uses for use in uses)}
         edges: dict[str, set[int]] = {}
         for use in distinct:
             for start, end, _ in [self._span(use), *self._leaf_spans(use)]:
                 edges.setdefault(self._tiers[use.slot], set()).update((start, end))
         self._cuts = {tier: sorted(found) for tier, found in edges.items()}
-
         self.written = {use: self._bytes(use, *self._span(use)[:2]) for use in distinct}
-        """Every byte of the operand, padding between its parts included."""
         self.held = {
             use: {
                 byte: (leaf, byte[1] - start)
@@ -97,7 +96,6 @@ class Arena:
             }
             for use in distinct
         }
-        """Leaf and byte of the leaf for every byte of the operand; padding holds nothing."""
 
     def leaves(self, use: Use) -> list[str]:
         return [leaf.tensor_id for leaf in leaves_of(self.tensors, use.tensor, use.num_parts)]
@@ -295,52 +293,3 @@ def _interpret(
             found.add("VersionOutOfOrder")
         latest[leaf] = max(latest[leaf], made)
     return found
-
-
-def conformity_problems(schedule: Schedule, chain: Chain) -> set[str]:
-    """How the schedule differs from the chain: names of rules, TASKS for its compute ops."""
-    found: set[str] = set()
-    declared, wanted = ({t.tensor_id: t for t in d.tensors} for d in (schedule, chain))
-    if declared != wanted:
-        found.add("TensorDiffers")
-    if any(chain.calls.get(name) != call for name, call in schedule.calls.items()):
-        found.add("CallDiffers")
-    if not _same_tasks(schedule, chain):
-        found.add(TASKS)
-    feeds = [o for o in schedule.ops if isinstance(o, Feed)]
-    fetches = [o for o in schedule.ops if isinstance(o, Fetch)]
-    if Counter((o.tensor, o.version, o.source, o.index) for o in feeds) != Counter(
-        (i.tensor, i.version, i.source, i.index) for i in chain.inputs
-    ) or Counter((o.tensor, o.version, o.sink) for o in fetches) != Counter(
-        (o.tensor, o.version, o.sink) for o in chain.outputs
-    ):
-        found.add("InputsDiffer")
-    carried = {leaf for c in schedule.carried for leaf in _leaf_names(wanted, c.tensor)}
-    if any(set(_leaf_names(wanted, root)) - carried for root in chain.persistent):
-        found.add("PersistentNotCarried")
-    return found
-
-
-def _leaf_names(tensors: dict[str, Tensor], name: str) -> list[str]:
-    return [leaf.tensor_id for leaf in leaves_of(tensors, name, None)] if name in tensors else []
-
-
-def _same_tasks(schedule: Schedule, chain: Chain) -> bool:
-    """The compute ops are the chain's tasks in order, recomputes right before theirs."""
-    recomputes = {r.task.task_id: r for r in chain.recomputes}
-    computes = [op for op in schedule.ops if isinstance(op, Compute)]
-    chosen = [recomputes[op.task] for op in computes if op.task in recomputes]
-    if len({r.group for r in chosen}) != len(chosen):
-        return False
-    expected = []
-    for task in chain.tasks:
-        here = {r.task.task_id: r.task for r in chosen if r.before == task.task_id}
-        used = [op.task for op in computes if op.task in here]
-        expected += [here[name] for name in used] + [task]
-    return [(op.task, op.call, [_operand(o) for o in op.operands]) for op in computes] == [
-        (t.task_id, t.call, [_operand(o) for o in t.operands]) for t in expected
-    ]
-
-
-def _operand(o: TaskOperand) -> tuple[str, str, int, str, int | None]:
-    return o.name, o.tensor, o.version, o.mode, o.num_parts

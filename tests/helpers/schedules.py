@@ -15,11 +15,11 @@ from tests.helpers.schedule_oracle import (
     Arena,
     Wait,
     conflicts,
-    conformity_problems,
     content_problems,
     happens_before,
     parts_of,
 )
+from tests.schedule.conformity_oracle import conformity_problems
 from tests.schedule.schedule_builder import Builder, DeadEndError, Pin
 from twinstream.schedule.chain import Chain, Output, Recompute, Task
 from twinstream.schedule.cost import Work

@@ -64,15 +64,13 @@ def small_case(seed: int) -> SmallCase:
 
 
 def small_chain(random: Random) -> Chain:
-    """Two to four tasks, one to three tensors that may move, sometimes scratch and recomputes."""
-    num_tasks = random.choice((2, 3, 3, 4, 4))
+    """Two to four tasks, one to three tensors that may move, often scratch and recomputes."""
+    num_tasks = random.choice((2, 3, 4, 4, 4))
     num_tensors = random.choice((1, 2, 2, 3, 3, 3))
     sorts = [_random_sort(random, f"x{i}", num_tasks) for i in range(num_tensors)]
     agains = _random_agains(random, sorts, num_tasks)
-    if random.random() < 0.3:
-        at = random.randrange(num_tasks)
-        sorts.append(Sort("scratch", random.randint(1, 4), "scratch", {at: ("scratch", 0)}))
-    durations_ms = [random.choice((0.5, 2.0, 5.0, 10.0, 20.0)) for _ in range(num_tasks)]
+    sorts += _random_scratch(random, sorts, num_tasks)
+    durations_ms = [random.choice((0.2, 1.0, 4.0, 10.0, 20.0)) for _ in range(num_tasks)]
     traffic = [random.choice((0, 0, 256, 1024, 4096)) * MIB for _ in range(num_tasks)]
     return build_chain(sorts, durations_ms, hbm_bytes=traffic, agains=agains)
 
@@ -122,7 +120,7 @@ def build_chain(
 
 def small_machine(random: Random) -> Machine:
     """Latencies are 0. Rates in bytes per ns, so that 1 GiB takes 5 to 100 ms."""
-    h2d, d2h = (random.choice((10.0, 25.0, 50.0, 100.0, 200.0)) for _ in range(2))
+    h2d, d2h = (random.choice((10.0, 20.0, 40.0, 80.0)) for _ in range(2))
     slower, faster = sorted((h2d, d2h))
     duplex = random.choice((None, None, slower, 0.7 * (h2d + d2h), 1.1 * faster))
     hbm = random.choice((None, 1000.0, 400.0, 0.8 * (h2d + d2h), 1.5 * faster))
@@ -152,13 +150,17 @@ def link_machine(
 
 
 def small_caps(random: Random, chain: Chain) -> Caps:
-    """A device cap from the largest task's operands to everything; sometimes a host cap."""
-    least, most = largest_operands_bytes(chain), sum(t.size_bytes for t in chain.tensors)
-    device = least + UNIT_BYTES * random.randint(0, (most - least) // UNIT_BYTES)
+    """A device cap from the largest task's operands to everything; sometimes a host cap.
+
+    Tight ones more often than not: that is where copies and recomputes happen.
+    """
+    least = largest_operands_bytes(chain) // UNIT_BYTES
+    content = sum(t.size_bytes for t in chain.tensors if t.role != "scratch") // UNIT_BYTES
+    device = least + round(content * random.random() ** 3)
     if random.random() < 0.5:
-        return Caps(device_bytes=device)
-    host = UNIT_BYTES * random.randint(max(0, most - device) // UNIT_BYTES, most // UNIT_BYTES)
-    return Caps(device_bytes=device, host_bytes=host)
+        return Caps(device_bytes=device * UNIT_BYTES)
+    host = round(content * random.random())
+    return Caps(device_bytes=device * UNIT_BYTES, host_bytes=host * UNIT_BYTES)
 
 
 def largest_operands_bytes(chain: Chain) -> int:
@@ -168,11 +170,13 @@ def largest_operands_bytes(chain: Chain) -> int:
 
 
 def _random_sort(random: Random, name: str, num_tasks: int) -> Sort:
-    units = random.choice((1, 2, 3, 4, 6, 8, 12, 16))
+    units = random.choice((1, 2, 4, 4, 6, 8, 8, 12))
     kind = random.choice(("temporary", "temporary", "frozen", "state", "state"))
     if kind == "temporary":
         return Sort(name, units, "activation", _temporary_uses(random, num_tasks))
-    used = sorted(random.sample(range(num_tasks), random.randint(1, min(3, num_tasks))))
+    used = sorted(
+        random.sample(range(num_tasks), random.choice((1, 1, 1, 2, 2, 3)[: 2 * num_tasks]))
+    )
     updates = set() if kind == "frozen" else {random.choice(used)}
     if kind == "state" and random.random() < 0.2:
         updates = set(used)
@@ -186,7 +190,8 @@ def _random_sort(random: Random, name: str, num_tasks: int) -> Sort:
 
 def _temporary_uses(random: Random, num_tasks: int) -> Uses:
     """Written, perhaps updated, read once or twice."""
-    used = sorted(random.sample(range(num_tasks), random.randint(2, min(4, num_tasks))))
+    count = random.choice((2, 2, 2, 3, 3, 4)[: 2 * num_tasks - 1])
+    used = sorted(random.sample(range(num_tasks), count))
     uses: Uses = {used[0]: ("write", 1)}
     version = 1
     for task in used[1:]:
@@ -199,7 +204,7 @@ def _temporary_uses(random: Random, num_tasks: int) -> Uses:
 def _random_agains(random: Random, sorts: Sequence[Sort], num_tasks: int) -> list[Again]:
     """One or two options of one group: the second makes another tensor again as well."""
     once = [s for s in sorts if s.role == "activation" and _makers(s) == 1]
-    if not once or random.random() < 0.35:
+    if not once or random.random() < 0.3:
         return []
     random.shuffle(once)
     first = once[0]
@@ -220,6 +225,18 @@ def _random_agains(random: Random, sorts: Sequence[Sort], num_tasks: int) -> lis
                 random.choice(durations),
             )
         )  # fmt: skip
+    return found
+
+
+def _random_scratch(random: Random, sorts: Sequence[Sort], num_tasks: int) -> list[Sort]:
+    """Fills the device at some tasks, so that little else stays there meanwhile."""
+    level = round(sum(sort.units for sort in sorts) * random.uniform(0.7, 1.2))
+    found = []
+    for task in range(num_tasks):
+        room = level - sum(sort.units for sort in sorts if task in sort.uses)
+        if room > 0 and random.random() < 0.6:
+            units = max(1, round(room * random.choice((0.5, 1.0, 1.0))))
+            found.append(Sort(f"scratch{task}", units, "scratch", {task: ("scratch", 0)}))
     return found
 
 

@@ -77,41 +77,39 @@ def _swap_payload(
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def drop_wait(schedule: Schedule, rng: Random) -> Schedule | None:
-    index = _pick(rng, [i for i, op in enumerate(schedule.ops) if op.waits])
+def _drop_wait(schedule: Schedule, rng: Random, field: str) -> Schedule | None:
+    index = _pick(rng, [i for i, op in enumerate(schedule.ops) if getattr(op, field)])
     if index is None:
         return None
-    waits = list(schedule.ops[index].waits)
+    waits = list(getattr(schedule.ops[index], field))
     waits.pop(rng.randrange(len(waits)))
-    return _change(schedule, index, waits=tuple(waits))
+    return _change(schedule, index, **{field: tuple(waits)})
+
+
+def _retarget_wait(schedule: Schedule, rng: Random, field: str) -> Schedule | None:
+    """Wait for some other op, which may be issued later, run on the same stream or not exist."""
+    index = _pick(rng, [i for i, op in enumerate(schedule.ops) if getattr(op, field)])
+    if index is None:
+        return None
+    waits = list(getattr(schedule.ops[index], field))
+    waits[rng.randrange(len(waits))] = rng.choice([*(op.op_id for op in schedule.ops), "nobody"])
+    return _change(schedule, index, **{field: tuple(waits)})
+
+
+def drop_wait(schedule: Schedule, rng: Random) -> Schedule | None:
+    return _drop_wait(schedule, rng, "waits")
 
 
 def drop_wait_previous(schedule: Schedule, rng: Random) -> Schedule | None:
-    index = _pick(rng, [i for i, op in enumerate(schedule.ops) if op.waits_previous])
-    if index is None:
-        return None
-    waits = list(schedule.ops[index].waits_previous)
-    waits.pop(rng.randrange(len(waits)))
-    return _change(schedule, index, waits_previous=tuple(waits))
+    return _drop_wait(schedule, rng, "waits_previous")
 
 
 def retarget_wait(schedule: Schedule, rng: Random) -> Schedule | None:
-    """Wait for some other op, which may be issued later, run on the same stream or not exist."""
-    index = _pick(rng, [i for i, op in enumerate(schedule.ops) if op.waits])
-    if index is None:
-        return None
-    waits = list(schedule.ops[index].waits)
-    waits[rng.randrange(len(waits))] = rng.choice([*(op.op_id for op in schedule.ops), "nobody"])
-    return _change(schedule, index, waits=tuple(waits))
+    return _retarget_wait(schedule, rng, "waits")
 
 
 def retarget_wait_previous(schedule: Schedule, rng: Random) -> Schedule | None:
-    index = _pick(rng, [i for i, op in enumerate(schedule.ops) if op.waits_previous])
-    if index is None:
-        return None
-    waits = list(schedule.ops[index].waits_previous)
-    waits[rng.randrange(len(waits))] = rng.choice([*(op.op_id for op in schedule.ops), "nobody"])
-    return _change(schedule, index, waits_previous=tuple(waits))
+    return _retarget_wait(schedule, rng, "waits_previous")
 
 
 def swap_copies(schedule: Schedule, rng: Random) -> Schedule | None:

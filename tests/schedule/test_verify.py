@@ -13,6 +13,7 @@ from tests.schedule.small import (
     without,
 )
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Stream
 from twinstream.schedule.tensors import Carried
 from twinstream.schedule.verify import require_safe, verify
 from twinstream.schedule.violations import (
@@ -280,6 +281,21 @@ def test_a_broken_rule_is_named_with_op_tensor_and_slot(name: str) -> None:
     assert expected in found, "\n".join(map(str, found))
     assert len(set(found)) == len(found)
     assert str(expected) == f"{type(expected).__name__}: {expected.message}"
+
+
+def test_queues_of_two_devices_are_two_streams() -> None:
+    other = Stream(device=1, queue="compute")
+    ops = {op.op_id: op for op in SCHEDULE.ops}
+    ops["op-head"] = ops["op-head"].model_copy(
+        update={"stream": other, "waits": ("op-remake",), "waits_previous": ("fetch",)}
+    )
+    step = ops["op-step"]
+    ops["op-step"] = step.model_copy(update={"waits_previous": ("op-head",)})
+    assert verify(SCHEDULE.model_copy(update={"ops": tuple(ops.values())})) == []
+    ops["op-step"] = step
+    found = verify(SCHEDULE.model_copy(update={"ops": tuple(ops.values())}))
+    assert {type(v) for v in found} == {OverwriteTooEarly}
+    assert {v.ops for v in found} == {("op-step", "op-head")}
 
 
 def test_an_unsafe_schedule_raises_with_its_first_violations() -> None:

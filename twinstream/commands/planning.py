@@ -42,7 +42,7 @@ def plan(  # noqa: PLR0913
     if as_json:
         print_json(summary.model_dump() | describe(schedule))
     else:
-        print_report(summary_table(summary, schedule, schedule.machine.name, schedule.bound))
+        print_report(summary_table(summary, schedule, schedule.machine.name))
         if output is not None:
             print_report(f"Wrote the schedule to {output}.")
 

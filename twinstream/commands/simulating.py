@@ -27,17 +27,15 @@ def simulate(
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
     summary = summarize(document, timeline, profile)
-    planned_for_it = profile.content_hash == document.machine.content_hash
-    bound = document.bound if planned_for_it else None
     if output is not None:
         write_document(timeline, output)
     if as_json:
-        more = {"simulated_on": profile.name, "bound": bound, "utilization": timeline.utilization}
+        more = {"simulated_on": profile.name, "utilization": timeline.utilization}
         print_json(summary.model_dump() | describe(document) | more)
     else:
         print_report(
             f"Simulated on {profile.name}:",
-            summary_table(summary, document, profile.name, bound),
+            summary_table(summary, document, profile.name),
             utilization_table(timeline),
         )
         if output is not None:

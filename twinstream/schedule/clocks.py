@@ -4,21 +4,26 @@ from twinstream.schedule.ops import Op
 
 
 class StreamOrder:
-    """Streams numbered; every op's stream and its index on that stream within a pass."""
+    """Ops and streams numbered; every op's stream and its index on that stream within a pass."""
 
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self.names: list[str] = []
         self.length: list[int] = []
         self.stream_of: list[int] = []
         self.index_of: list[int] = []
+        self.positions_on: list[list[int]] = []
+        self.position: dict[str, int] = {}
         numbers: dict[tuple[int, str], int] = {}
-        for op in ops:
+        for position, op in enumerate(ops):
             key = (op.stream.device, op.stream.queue)
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(self.names)
                 self.names.append(str(op.stream))
                 self.length.append(0)
+                self.positions_on.append([])
+            self.position[op.op_id] = position
+            self.positions_on[number].append(position)
             self.stream_of.append(number)
             self.index_of.append(self.length[number])
             self.length[number] += 1

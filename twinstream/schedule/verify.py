@@ -16,7 +16,7 @@ from twinstream.schedule.memory_cells import GARBAGE, Cell, MemoryCells
 from twinstream.schedule.ops import Op
 from twinstream.schedule.verify_layout import layout_violations
 from twinstream.schedule.verify_report import WalkReport
-from twinstream.schedule.verify_waits import wait_violations
+from twinstream.schedule.verify_waits import ResolvedWaits
 from twinstream.schedule.violations import UnsafeSchedule, Violation
 
 
@@ -27,10 +27,10 @@ def verify(schedule: Schedule) -> list[Violation]:
     """
     access_map = AccessMap(schedule.tensors, schedule.slots)
     order = StreamOrder(schedule.ops)
-    malformed = layout_violations(schedule, access_map) + wait_violations(schedule, order)
-    if malformed:
+    waits = ResolvedWaits(schedule, order)
+    if malformed := layout_violations(schedule, access_map) + waits.violations:
         return malformed
-    return _Walk(schedule, access_map, order).run()
+    return _Walk(schedule, access_map, order, waits).run()
 
 
 def require_safe(schedule: Schedule) -> None:
@@ -40,16 +40,18 @@ def require_safe(schedule: Schedule) -> None:
 
 
 class _Walk:
-    def __init__(self, schedule: Schedule, access_map: AccessMap, order: StreamOrder) -> None:
+    def __init__(
+        self, schedule: Schedule, access_map: AccessMap, order: StreamOrder, waits: ResolvedWaits
+    ) -> None:
         self.schedule = schedule
         self.map = access_map
         self.order = order
+        self.waits = waits
         self.clocks = Clocks(order)
         self.memory = [MemoryCells() for _ in access_map.tiers]
         self.latest = [0] * len(access_map.leaves)
         self.first_pass = True
         self.report = WalkReport(schedule.ops, access_map, order)
-        self._position = {op.op_id: i for i, op in enumerate(schedule.ops)}
         self._carried = [
             (item, access_map.ranges(item.tensor, item.slot, None)) for item in schedule.carried
         ]
@@ -67,7 +69,7 @@ class _Walk:
 
     def _visit(self, position: int, op: Op, accesses: list[Access]) -> list[Access]:
         """Check an op's accesses; return those that meet bytes this pass has not yet written."""
-        clock = self._start(position, op)
+        clock = self._start(position)
         stream, index = self.order.stream_of[position], self.clocks.index(position)
         exposed: list[Access] = []
         for access in accesses:
@@ -92,15 +94,15 @@ class _Walk:
         self.clocks.complete(position, clock)
         return exposed
 
-    def _start(self, position: int, op: Op) -> list[int]:
+    def _start(self, position: int) -> list[int]:
         """The clock at which an op starts: its stream predecessor's and those it waits for."""
         clocks = self.clocks
         clock = clocks.predecessor(position)
-        for wait in op.waits:
-            merge(clock, clocks.completed[self._position[wait]])
-        if clocks.completed_previous:
-            for wait in op.waits_previous:
-                merge(clock, clocks.completed_previous[self._position[wait]])
+        for wait in self.waits.same_pass[position]:
+            merge(clock, clocks.completed[wait])
+        if not self.first_pass:
+            for wait in self.waits.previous_pass[position]:
+                merge(clock, clocks.completed_previous[wait])
         return clock
 
     def _check_content(self, op: Op, access: Access, cell: Cell | None, clock: list[int]) -> None:

@@ -1,5 +1,7 @@
 """Static rules: parts inside parents, slots aligned and within caps, tensors inside slots."""
 
+from itertools import pairwise
+
 from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.tensors import Tier
@@ -115,19 +117,15 @@ def _carried_violations(schedule: Schedule, access_map: AccessMap) -> list[Viola
         start, end = access_map.address(item.tensor, item.slot, None)
         spans.append((str(access_map.slots[item.slot].tier), start, end, item.tensor, item.slot))
     found: list[Violation] = []
-    last = ("", 0, 0, "", "")
-    for span in sorted(spans):
-        tier, start, end, tensor, slot = span
-        if tier == last[0] and start < last[2]:
+    for (tier, _, taken, other, holder), (at, start, end, tensor, slot) in pairwise(sorted(spans)):
+        if at == tier and start < taken:
             found.append(
                 CarriedNotValid(
-                    f"carried tensors '{last[3]}' in slot '{last[4]}' and '{tensor}' in slot "
-                    f"'{slot}' share bytes {start} to {min(end, last[2])} of {tier}",
+                    f"carried tensors '{other}' in slot '{holder}' and '{tensor}' in slot "
+                    f"'{slot}' share bytes {start} to {min(end, taken)} of {tier}",
                     (),
                     tensor,
                     slot,
                 )
             )
-        if tier != last[0] or end > last[2]:
-            last = span
     return found

@@ -24,9 +24,8 @@ class WalkReport:
         self._map = access_map
         self._seen: set[tuple[type, str, str, str]] = set()
         self._pass_index = 0
-        self._op_on: list[list[str]] = [[] for _ in order.names]
-        for stream, op in zip(order.stream_of, ops, strict=True):
-            self._op_on[stream].append(op.op_id)
+        self._ops = ops
+        self._order = order
 
     def next_pass(self) -> None:
         self._pass_index += 1
@@ -102,9 +101,9 @@ class WalkReport:
 
     def _who(self, stream: int, index: int) -> tuple[str, str]:
         """An op's id, and how to call it in a sentence."""
-        names = self._op_on[stream]
-        op_id = names[index % len(names)]
-        before = " of the pass before" if index // len(names) < self._pass_index else ""
+        number, place = divmod(index, self._order.length[stream])
+        op_id = self._ops[self._order.positions_on[stream][place]].op_id
+        before = " of the pass before" if number < self._pass_index else ""
         return op_id, f"op '{op_id}'{before}"
 
     def _needs(self, access: Access) -> str:

@@ -1,0 +1,157 @@
+"""Parameters and optimizer state: fresh ones, into the carried slots, and back."""
+
+import struct
+
+import pytest
+import torch
+
+from tests.helpers.plans import MACHINE, smallest_device_bytes
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor.arenas import POISON_BYTE, Arenas
+from twinstream.executor.state import (
+    State,
+    fill_carried,
+    initial_state,
+    read_carried,
+    with_parameters,
+)
+from twinstream.executor.training import step_state
+from twinstream.models.layout import block_layout
+from twinstream.models.recipe import Recipe
+from twinstream.planner.plan import plan_chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
+
+SPEC = small("tiny")
+
+
+def arenas_of(schedule: Schedule) -> Arenas:
+    memory = {
+        tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
+    }
+    return Arenas(schedule, memory)
+
+
+def numbered_state() -> State:
+    """Bytes that tell tensors and places apart."""
+    return {
+        name: (torch.arange(flat.numel()) * 7 + number).to(torch.uint8)
+        for number, (name, flat) in enumerate(initial_state(SPEC, 0).items())
+    }
+
+
+@pytest.fixture(scope="module", params=["resident", "streaming"])
+def schedule(request) -> Schedule:
+    chain = tiny_chain("packed")
+    caps = Caps(device_bytes=smallest_device_bytes(chain, request.param))
+    return plan_chain(chain, MACHINE, caps, request.param)
+
+
+# --- fresh state
+
+
+def test_fresh_norms_are_one_weights_are_small_and_moments_are_zero():
+    state = initial_state(SPEC, seed=4)
+    flat = state["param.0"]
+    layout = block_layout(SPEC)
+    for tensor in layout.tensors:
+        raw = flat[tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]
+        values = raw.view(torch.float32)
+        if tensor.name.endswith("norm"):
+            assert (values == 1).all()
+        else:
+            assert values.std().item() == pytest.approx(0.02, rel=0.1)
+            assert abs(values.mean().item()) < 0.02 * 5 / values.numel() ** 0.5
+    for group in ("embedding", "0", "1", "head"):
+        assert not state[f"opt.{group}"].any()
+        assert state[f"opt.{group}"].numel() == 2 * state[f"param.{group}"].numel()
+
+
+def test_biases_start_at_zero():
+    spec = small("tiny", qkv_bias=True)
+    bias = block_layout(spec).tensor("qkv_bias")
+    flat = initial_state(spec, seed=4)["param.0"]
+    assert not flat[bias.offset_bytes : bias.offset_bytes + bias.size_bytes].any()
+
+
+def test_the_same_seed_gives_the_same_state_and_another_seed_another():
+    first, again, other = (initial_state(SPEC, seed) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["param.0"], other["param.0"])
+    assert not torch.equal(first["param.0"], first["param.1"])
+
+
+def test_given_parameters_replace_those_of_their_group_only():
+    state = initial_state(SPEC, 0)
+    mine = torch.full_like(state["param.1"], 9)
+    replaced = with_parameters(state, {"1": mine})
+    assert torch.equal(replaced["param.1"], mine)
+    assert replaced["param.1"] is not mine
+    assert torch.equal(replaced["param.0"], state["param.0"])
+    assert torch.equal(replaced["opt.1"], state["opt.1"])
+
+
+# --- carried slots
+
+
+def test_what_is_filled_in_reads_back_and_lies_in_every_carried_slot(schedule):
+    arenas, state = arenas_of(schedule), numbered_state()
+    fill_carried(schedule, arenas, state)
+    blank = {name: torch.zeros_like(flat) for name, flat in state.items()}
+    back = read_carried(schedule, arenas, blank)
+    assert all(torch.equal(back[name], state[name]) for name in state)
+    assert not any(flat.any() for flat in blank.values())
+    tensors = {t.tensor_id: t for t in schedule.tensors}
+    for item in schedule.carried:
+        tensor = tensors[item.tensor]
+        flat = state[tensor.parent or item.tensor]
+        part = flat[tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]
+        assert torch.equal(arenas.view(item.tensor, item.slot), part)
+
+
+def test_nothing_but_carried_slots_is_filled(schedule):
+    memory = {tier: torch.empty(n, dtype=torch.uint8) for tier, n in Arenas.sizes(schedule).items()}
+    arenas = Arenas(schedule, memory)
+    arenas.poison()
+    ones = {name: torch.ones_like(flat) for name, flat in numbered_state().items()}
+    fill_carried(schedule, arenas, ones)
+    sizes = {t.tensor_id: t.size_bytes for t in schedule.tensors}
+    filled = sum(int((flat == 1).sum()) for flat in memory.values())
+    left = sum(int((flat == POISON_BYTE).sum()) for flat in memory.values())
+    assert filled == sum(sizes[item.tensor] for item in schedule.carried)
+    assert left == sum(flat.numel() for flat in memory.values()) - filled > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "flat", "message"),
+    [
+        ("param.1", None, r"carries 'param.1' with \d+ bytes, but the state has nothing for it"),
+        ("opt.0", torch.zeros(12, dtype=torch.uint8), r"but the state has 12 bytes for it"),
+    ],
+)
+def test_a_state_that_lacks_a_tensor_or_has_another_size_is_refused(schedule, name, flat, message):
+    state = initial_state(SPEC, 0)
+    if flat is None:
+        del state[name]
+    else:
+        state[name] = flat
+    with pytest.raises(TwinstreamError, match=message):
+        fill_carried(schedule, arenas_of(schedule), state)
+
+
+def test_a_state_of_another_dtype_is_refused(schedule):
+    half = initial_state(small("tiny", dtype="bfloat16"), 0)
+    with pytest.raises(TwinstreamError, match="was it made for another model or dtype"):
+        fill_carried(schedule, arenas_of(schedule), half)
+
+
+# --- what the optimizer tasks read
+
+
+def test_the_step_state_holds_learning_rate_corrections_step_and_seed():
+    packed = step_state(Recipe(beta1=0.5, beta2=0.75), step=3, learning_rate=0.25, seed=-9)
+    assert len(packed) == 64
+    assert struct.unpack_from("<fff", packed) == (0.25, 1 - 0.5**3, 1 - 0.75**3)
+    assert struct.unpack_from("<qq", packed, 16) == (3, -9)
+    assert packed[12:16] == bytes(4)
+    assert packed[32:] == bytes(32)
