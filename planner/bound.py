@@ -8,7 +8,7 @@ recomputed; and for every task how long its slot is and what is copied meanwhile
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound_gaps import GIB, GapProgram, occupancy
+from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
 from twinstream.planner.bound_program import Program, Solution
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.bound_slots import Resource, SlotProgram
@@ -41,7 +41,8 @@ class LowerBound:
 
     Prices are the seconds that one more unit saves: a GiB of device or host memory, a GB/s of a
     link direction. `limits` are the resources without which the bound would be lower.
-    `choices`, `recomputed` (by recompute task) and `slot_ms` (by task) are the optimum found.
+    `choices`, `recomputed` (by recompute task) and `slot_ms` (by task, from the start of the
+    recompute before it) are the optimum found.
     """
 
     step_s: float
@@ -121,20 +122,34 @@ class _Bound:
             return []
         tasks = len(self.chain.tasks)
         kept = occupancy(self.program, self.gaps.kept_at, tasks, cap / GIB)
+        twice: list[Terms] = [[] for _ in range(tasks)]  # an operand, and perhaps not yet stored
+        for task, terms in self.gaps.evicted_at_uses():
+            twice[task] += [(column, -gib) for column, gib in terms]
         return [
             self.program.at_most(
-                [(kept[i], 1.0), (slot.ahead, 1.0), (slot.behind, 1.0)], cap / GIB - used
+                [(kept[i], 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *twice[i]],
+                cap / GIB - used,
             )
             for i, (slot, used) in enumerate(zip(self.slots.slots, self._used_gib(), strict=True))
         ]
 
     def _host_rows(self) -> list[int]:
+        """At every task: what the host holds, but for what is loaded early or not yet stored.
+
+        A plan's homes are taken even then.
+        """
         cap = self.caps.arena_bytes("host")
         if cap is None:
             return []
         tasks = len(self.chain.tasks)
         held = occupancy(self.program, self.gaps.host_at, tasks, self._all_gib())
-        return [self.program.at_most([(column, 1.0)], cap / GIB) for column in held]
+        elsewhere = 0.0 if self.gaps.tied else -1.0
+        return [
+            self.program.at_most(
+                [(column, 1.0), (slot.ahead, elsewhere), (slot.behind, elsewhere)], cap / GIB
+            )
+            for column, slot in zip(held, self.slots.slots, strict=True)
+        ]
 
     def _all_gib(self) -> float:
         return 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
@@ -180,10 +195,10 @@ class _Bound:
                     extra,
                     float(values[columns.kept]),
                     float(values[columns.loaded]),
-                    float(values[columns.host]),
+                    float(sum(values[column] for column in columns.on_host)),
                 )
                 for (number, index, extra), columns in self.gaps.columns.items()
             ),
             recomputed={name: float(values[c]) for name, c in self.gaps.recompute.items()},
-            slot_ms=tuple(float(span) for span in spans_ms),
+            slot_ms=tuple(self.slots.with_own_recompute(values, self.gaps.recompute)),
         )

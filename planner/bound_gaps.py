@@ -7,6 +7,7 @@ from typing import Literal
 from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.gaps import Element, Gap, elements
+from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 
 GIB = 2.0**30
@@ -17,20 +18,26 @@ Key = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class GapColumns:
-    """Fractions of a gap's content: kept on the device, loaded, valid on the host, written there.
+    """Fractions of a gap's content: kept on the device, loaded, written to the host.
 
-    Where a version has one gap only, the last two are `loaded`: what is loaded is written, once.
+    `valid`: on the host from the gap's begin on, because of a gap before. Where a version has one
+    gap only, it is None, and `written` is `loaded`: what is loaded is written, once.
     """
 
     kept: int
     loaded: int
-    host: int
     written: int
+    valid: int | None
     weight: float
 
     @property
     def alone(self) -> bool:
-        return self.host == self.loaded
+        return self.valid is None
+
+    @property
+    def on_host(self) -> tuple[int, ...]:
+        """Columns whose sum is what is on the host at some time in the gap."""
+        return (self.written,) if self.valid is None else (self.valid, self.written)
 
 
 class GapProgram:
@@ -65,10 +72,21 @@ class GapProgram:
     def evictions(self) -> list[tuple[int, Terms]]:
         """(task that makes it, GiB) of content that leaves the device in its only gap."""
         return [
-            (gap.begin, self._gib(n, i, gap, "leaving", "written"))
+            (made, self._gib(n, i, gap, "leaving", "written"))
             for n, element in enumerate(self.elements)
             for i, gap in enumerate(element.gaps)
-            if self.columns[n, i, False].alone
+            if (made := self._stored_from(n, i)) is not None
+        ]
+
+    def evicted_at_uses(self) -> list[tuple[int, Terms]]:
+        """(task, GiB) of the same content at its uses between being made and its gap."""
+        return [
+            (touch.position, self._gib(n, i, gap, "leaving", "written"))
+            for n, element in enumerate(self.elements)
+            for i, gap in enumerate(element.gaps)
+            if (made := self._stored_from(n, i)) is not None and made != gap.begin
+            for touch in element.touches
+            if _lies_in(touch.position, made, gap.begin)
         ]
 
     def written_gib(self) -> Terms:
@@ -120,33 +138,63 @@ class GapProgram:
     def _new(self, alone: bool, weight: float) -> GapColumns:
         kept, loaded = self.program.column(), self.program.column()
         if alone:
-            return GapColumns(kept, loaded, loaded, loaded, weight)
+            return GapColumns(kept, loaded, loaded, None, weight)
         return GapColumns(kept, loaded, self.program.column(), self.program.column(), weight)
 
     def _add_rows(self, number: int, index: int, gap: Gap) -> None:
-        leaf = self.elements[number].leaves[0]
-        remade = [(column, -1.0) for column in self._remakes.get((leaf, gap.end), ())]
         for extra in (False, True):
             columns = self.columns.get((number, index, extra))
             if columns is None:
                 continue
+            remade = self._remade(number, gap, columns.weight)
             self.program.at_most([(columns.kept, -1.0), (columns.loaded, -1.0), *remade], -1.0)
             if not columns.alone:
-                self.program.at_most([(columns.loaded, 1.0), (columns.host, -1.0)], 0.0)
+                on_host = [(column, -1.0) for column in columns.on_host]
+                self.program.at_most([(columns.loaded, 1.0), *on_host], 0.0)
         if not self.columns[number, index, False].alone:
             self._add_host_row(number, index, gap)
 
+    def _remade(self, number: int, gap: Gap, weight: float) -> Terms:
+        """What recomputes in a gap make again of its content.
+
+        A gap that stands for fewer rounds than the recompute may have any share of it.
+        """
+        leaf = self.elements[number].leaves[0]
+        terms: Terms = []
+        for position, column in self._remakes.get(leaf, ()):
+            if _lies_in(position, gap.begin, gap.end):
+                times = self.rounds.weight(self.rounds.of_position(position))
+                terms.append((column, -1.0 if self.tied else -times / weight))
+        return terms
+
     def _add_host_row(self, number: int, index: int, gap: Gap) -> None:
-        """What is on the host was there in the gap before, or is written in this one."""
+        """What the host has when a gap begins was there in the gap before, or written in it."""
         terms: Terms = []
         for key, share in self._side(number, index, gap, "leaving"):
-            terms.append((self.columns[key].host, share))
-            terms.append((self.columns[key].written, -share))
+            if (valid := self.columns[key].valid) is not None:
+                terms.append((valid, share))
         if gap.after is not None:
             before = self.elements[number].gaps[gap.after]
             for key, share in self._side(number, gap.after, before, "entering"):
-                terms.append((self.columns[key].host, -share))
+                terms += [(column, -share) for column in self.columns[key].on_host]
         self.program.at_most(terms, 0.0)
+
+    def _stored_from(self, number: int, index: int) -> int | None:
+        """The task that makes the content of a version's only gap, if it is followed from there.
+
+        Not where that was in another round, or where it may be made again before the gap.
+        """
+        gap = self.elements[number].gaps[index]
+        if gap.made is None or not self.columns[number, index, False].alone:
+            return None
+        if gap.made != gap.begin:
+            if self.rounds.folded and not self._same_class(gap.made, gap):
+                return None
+            leaf = self.elements[number].leaves[0]
+            again = (position for position, _ in self._remakes.get(leaf, ()))
+            if any(_lies_in(position, gap.made, gap.begin) for position in again):
+                return None
+        return gap.made
 
     def _side(self, number: int, index: int, gap: Gap, side: Side) -> list[tuple[Key, float]]:
         """Instances of a gap as the round that it leaves or enters sees them, with their shares.
@@ -174,17 +222,50 @@ class GapProgram:
                 return index
         return None
 
+    def _same_class(self, made: int, gap: Gap) -> bool:
+        """Whether as many rounds see content made as see its gap begin."""
+        if made > gap.begin:  # in the pass before
+            return self.rounds.of_position(gap.begin) == 0 and not self.rounds.crosses(gap)
+        return self.rounds.of_position(made) == self.rounds.of_position(gap.begin)
+
     def _add_occupancy(self, number: int, index: int, gap: Gap) -> None:
-        """Bytes that a gap keeps at the tasks strictly inside it."""
+        """Bytes that a gap keeps at the tasks strictly inside it, and what the host holds.
+
+        The host has what was valid when the gap began, until it is loaded; and what its only gap
+        loads, from when it is stored.
+        """
         size = self._size_gib(number)
-        for low, high, side in self._segments(gap):
-            if low >= high:
-                continue
-            shares = self._side(number, index, gap, side)
+        for low, high, shares in self._shares(number, index, gap):
             kept = [(self.columns[key].kept, share * size) for key, share in shares]
             self.kept_at.append((low, high, kept))
-            held = [(self.columns[key].host, share * size) for key, share in shares]
+        since = gap
+        if self.columns[number, index, False].alone and not self.tied:
+            made = self._stored_from(number, index)
+            if made is None:
+                return
+            since = replace(gap, begin=made)
+        for low, high, shares in self._shares(number, index, since):
+            held = [
+                (column, share * size)
+                for key, share in shares
+                for column in self._held(self.columns[key])
+            ]
             self.host_at.append((low, high, held))
+
+    def _held(self, columns: GapColumns) -> tuple[int, ...]:
+        """A plan's home is taken all the time; a bound may count on what was there before."""
+        if self.tied or columns.valid is None:
+            return columns.on_host
+        return (columns.valid,)
+
+    def _shares(
+        self, number: int, index: int, gap: Gap
+    ) -> list[tuple[int, int, list[tuple[Key, float]]]]:
+        return [
+            (low, high, self._side(number, index, gap, side))
+            for low, high, side in self._segments(gap)
+            if low < high
+        ]
 
     def _segments(self, gap: Gap) -> list[tuple[int, int, Side]]:
         inside = gap.begin + 1
@@ -225,13 +306,22 @@ def occupancy(
 
 def _remaking_columns(
     chain: Chain, recompute_columns: dict[str, int]
-) -> dict[tuple[str, int], list[int]]:
-    """Recompute columns that make a leaf again right before a task, by (leaf, position)."""
+) -> dict[str, list[tuple[int, int]]]:
+    """By leaf: (task right before which it is made again, recompute column)."""
+    units = UnitMap(chain)
     position = {task.task_id: i for i, task in enumerate(chain.tasks)}
-    found: dict[tuple[str, int], list[int]] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
     for recompute in chain.recomputes:
+        place = position[recompute.before], recompute_columns[recompute.task.task_id]
         for operand in recompute.task.operands:
             if operand.mode == "write":
-                key = (operand.tensor, position[recompute.before])
-                found.setdefault(key, []).append(recompute_columns[recompute.task.task_id])
+                for leaf in units.leaves(operand.tensor, operand.num_parts):
+                    found.setdefault(leaf, []).append(place)
     return found
+
+
+def _lies_in(position: int, begin: int, end: int) -> bool:
+    """Whether a task comes after `begin`, and at `end` at the latest, cyclically."""
+    if begin < end:
+        return begin < position <= end
+    return position > begin or position <= end

@@ -10,7 +10,7 @@ CLASSES = 3
 
 @dataclass(frozen=True)
 class RoundClasses:
-    """Rounds of a chain of at most three, the second of which may stand for many."""
+    """Rounds of a chain; of three, the second may stand for many."""
 
     starts: tuple[int, ...]
     num_tasks: int
@@ -25,7 +25,7 @@ class RoundClasses:
 
     @property
     def folded(self) -> bool:
-        return self.num_rounds > CLASSES
+        return self.num_rounds > len(self.starts)
 
     @property
     def num_middles(self) -> int:
@@ -37,6 +37,10 @@ class RoundClasses:
     def weight(self, class_: int) -> float:
         """How many rounds a class stands for."""
         return float(self.num_middles) if self.folded and class_ == 1 else 1.0
+
+    def begins_class(self, position: int) -> bool:
+        """Whether what comes before a task is of another class, with middle rounds folded."""
+        return self.folded and position in self.starts[1:]
 
     def crosses(self, gap: Gap) -> bool:
         """Whether a gap goes from one round into the next, with middle rounds folded."""

@@ -3,21 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms
 from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.cost import Work
 
 _MS_PER_S = 1e3
 
 
 @dataclass(frozen=True)
 class Slot:
-    """From the start of a task (with its recompute) to the start of the next.
+    """From the start of a task to the start of the next, with the recompute before that.
 
-    `span_ms` long; meanwhile `loaded` and `stored` GiB are copied. At its start `ahead` GiB lie on
+    A load that the next task waits for may go on beside its recompute. The slot is `span_ms` long;
+    meanwhile `loaded` and `stored` GiB are copied. At its start `ahead` GiB lie on
     the device for later tasks, and `behind` GiB wait there for their copy to the host.
     """
 
@@ -61,19 +66,41 @@ class SlotProgram:
         return [(slot.span_ms, self._weight(i)) for i, slot in enumerate(self.slots)]
 
     def add_compute(self, recompute_columns: dict[str, int]) -> list[int]:
-        """A slot lasts as long as its task alone, and the recompute before it."""
-        again: dict[str, Terms] = {}
-        for recompute in self.chain.recomputes:
-            term = (
-                recompute_columns[recompute.task.task_id],
-                self.calls[recompute.task.call][0],
-            )
-            again.setdefault(recompute.before, []).append(term)
+        """A slot lasts as long as its task alone, and the recompute before the next."""
+        again: list[Terms] = [[] for _ in self.slots]
+        for position, column, alone_ms in self._recomputes(recompute_columns):
+            again[position - 1].append((column, alone_ms))
         return [
-            self.program.at_most(
-                [(slot.span_ms, -1.0), *again.get(task.task_id, ())], -self.calls[task.call][0]
+            self.program.at_most([(slot.span_ms, -1.0), *terms], -self.calls[task.call][0])
+            for task, slot, terms in zip(self.chain.tasks, self.slots, again, strict=True)
+        ]
+
+    def with_own_recompute(
+        self, values: NDArray[np.float64], recompute_columns: dict[str, int]
+    ) -> list[float]:
+        """Length of every slot, were it from the start of its own recompute to that of the next."""
+        spans_ms = [float(values[slot.span_ms]) for slot in self.slots]
+        for position, column, alone_ms in self._recomputes(recompute_columns):
+            again_ms = float(values[column]) * alone_ms
+            spans_ms[position - 1] -= again_ms
+            spans_ms[position] += again_ms
+        return spans_ms
+
+    def _recomputes(self, recompute_columns: dict[str, int]) -> list[tuple[int, int, float]]:
+        """(task that each is before, column, ms alone).
+
+        Before the first task of a class the slot is of another one, which may be recomputed
+        another number of times: such recomputes are left out, as if they took no time.
+        """
+        position = {task.task_id: i for i, task in enumerate(self.chain.tasks)}
+        return [
+            (
+                position[r.before],
+                recompute_columns[r.task.task_id],
+                self.calls[r.task.call][0],
             )
-            for task, slot in zip(self.chain.tasks, self.slots, strict=True)
+            for r in self.chain.recomputes
+            if not self.rounds.begins_class(position[r.before])
         ]
 
     def add_resources(self) -> list[Resource]:
@@ -163,9 +190,11 @@ class SlotProgram:
         return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
 
 
-def _alone(cost: "Sequence", machine: Machine) -> tuple[float, float]:  # type: ignore[type-arg]
-    """(ms alone, GiB of HBM traffic) of a call."""
-    alone_ns = sum(work_time(work, machine).alone_ns for work in cost)
+def _alone(cost: Sequence[Work], machine: Machine) -> tuple[float, float]:
+    """(ms alone, GiB of HBM traffic) of a call; launches in whole ns, as the simulator has them."""
+    times = [work_time(work, machine) for work in cost]
+    launch_ns = round(sum(time.launch_ns for time in times))
+    alone_ns = launch_ns + sum(max(time.compute_ns, time.memory_ns) for time in times)
     return alone_ns / 1e6, sum(work.hbm_bytes for work in cost) / GIB
 
 

@@ -25,14 +25,19 @@ class Gap:
     """Content that is needed again: from the task at `begin` to the one at `end`.
 
     `end` is less than or equal to `begin` where the gap goes over the boundary between passes.
-    `fresh`: the task at `begin` made the content, so no host copy of it exists before the gap;
-    otherwise `after` is the index, in the same element, of the gap before.
+    `made`: where the content was made, if no gap lies between (at `begin`, or before gaps that
+    were passed over): a host copy is written after that. Otherwise it is None, and `after` is the
+    index, in the same element, of the gap before.
     """
 
     begin: int
     end: int
-    fresh: bool
+    made: int | None
     after: int | None
+
+    @property
+    def fresh(self) -> bool:
+        return self.made is not None
 
 
 @dataclass(frozen=True)
@@ -116,19 +121,20 @@ def _gaps(touches: Sequence[Touch], *, cycle: int | None, shortest: int) -> list
     if cycle is not None:
         pairs.append((touches[-1], touches[0]))
     before: int | None = None
-    fresh = False
+    made: int | None = None
     for earlier, later in pairs:
-        fresh = fresh or earlier.makes
+        if earlier.makes:
+            before, made = None, earlier.position
         if not later.reads:
-            before, fresh = None, False
+            before, made = None, None
             continue
         inside = later.position - earlier.position - 1
         if inside < 0 or (later is touches[0] and earlier is touches[-1]):
             inside += cycle or 0
         if inside <= shortest:
             continue
-        gaps.append(Gap(earlier.position, later.position, fresh, None if fresh else before))
-        before, fresh = len(gaps) - 1, False
+        gaps.append(Gap(earlier.position, later.position, made, before))
+        before, made = len(gaps) - 1, None
     if cycle is not None and gaps and not gaps[0].fresh and gaps[0].after is None:
-        gaps[0] = Gap(gaps[0].begin, gaps[0].end, touches[0].makes, len(gaps) - 1)
+        gaps[0] = Gap(gaps[0].begin, gaps[0].end, made, before)
     return gaps

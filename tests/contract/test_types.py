@@ -1,5 +1,7 @@
 """The whole package passes `mypy --strict`."""
 
+import re
+
 from tests.contract.package_tree import FOLDERS, REPO, module_files
 from tests.contract.run_python import run_python
 
@@ -18,4 +20,7 @@ def test_the_package_passes_mypy_strict(tmp_path):
         f"--cache-dir={REPO / '.mypy_cache/contract'}",
         cwd=tmp_path,
     )
-    assert f"in {len(module_files())} source files" in printed
+    checked = re.search(r"no issues found in (\d+) source files", printed)
+    assert checked is not None, printed
+    # mypy also counts the folders of data files, as namespace packages.
+    assert int(checked[1]) >= len(module_files())

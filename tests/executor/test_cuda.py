@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, smallest_device_bytes
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.execute import Execution, RunOptions
-from twinstream.planner.plan import plan_chain
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
@@ -20,7 +19,7 @@ MODELS = [("packed", "tiny"), ("sliced", "tiny-qwen3")]
 
 def streaming(chain: Chain) -> Schedule:
     caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
-    return plan_chain(chain, MACHINE, caps, "streaming")
+    return planned(chain, MACHINE, caps, "streaming")
 
 
 def on_cuda(schedule: Schedule, *, poison: bool = False) -> tuple[Execution, Bits]:
@@ -31,7 +30,7 @@ def on_cuda(schedule: Schedule, *, poison: bool = False) -> tuple[Execution, Bit
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_streaming_has_the_bits_of_resident(workload, preset, dtype):
     chain = tiny_chain(workload, preset, dtype=dtype)
-    resident = plan_chain(chain, MACHINE, Caps(), "resident")
+    resident = planned(chain, MACHINE, Caps(), "resident")
     expected = on_cuda(resident)[1]
     assert_same_bits(on_cuda(streaming(chain))[1], expected)
     assert_same_bits(on_cuda(streaming(chain), poison=True)[1], expected)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE
+from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import random_tokens, run, training
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
 from twinstream.executor import execute as execute_module
@@ -25,7 +25,6 @@ from twinstream.executor.pinned import HostLimits, HostMemoryError
 from twinstream.executor.state import initial_state
 from twinstream.executor.training import Training
 from twinstream.models.lowering import lower
-from twinstream.planner.plan import plan_chain
 from twinstream.planner.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -37,7 +36,7 @@ from twinstream.text import TextBatches, byte_tokens, default_text
 
 @pytest.fixture(scope="module")
 def schedule() -> Schedule:
-    return plan_chain(tiny_chain("packed"), MACHINE, Caps(), "streaming")
+    return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
 
 
 def within_a_minute(call: Callable[[], object]) -> BaseException | None:
@@ -66,7 +65,7 @@ def start(schedule: Schedule) -> dict[str, torch.Tensor]:
 
 def test_ten_steps_on_real_text_lower_the_loss():
     spec = small("tiny", num_layers=3)
-    plan = plan_chain(lower(spec, WORKLOADS["packed"]), MACHINE, Caps(), "streaming")
+    plan = planned(lower(spec, WORKLOADS["packed"]), MACHINE, Caps(), "streaming")
     batches = TextBatches(byte_tokens(default_text()), plan.workload)
     loop = Training(
         lambda step, index: torch.from_numpy(batches.chunk(step, index)), 1e-2, seed=0

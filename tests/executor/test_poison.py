@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.helpers.plans import MACHINE
+from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import training
 from tests.helpers.schedule_oracle import happens_before, waits_of
 from tests.helpers.schedules import schedules
@@ -18,7 +18,6 @@ from twinstream.executor.dispatch import run_passes
 from twinstream.executor.poison import dying_content
 from twinstream.executor.state import fill_carried, initial_state
 from twinstream.executor.work import OpRunner
-from twinstream.planner.plan import plan_chain
 from twinstream.planner.waits import derive_waits
 from twinstream.schedule.accesses import Access, AccessMap
 from twinstream.schedule.document import Caps, Schedule
@@ -187,7 +186,7 @@ def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, l
 
 @pytest.fixture(scope="module", params=["resident", "streaming"])
 def plan(request) -> Schedule:
-    return plan_chain(tiny_chain("packed"), MACHINE, Caps(), request.param)
+    return planned(tiny_chain("packed"), MACHINE, Caps(), request.param)
 
 
 def test_after_a_pass_all_that_is_not_carried_and_not_still_being_read_is_filled(plan):

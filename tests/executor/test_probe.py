@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.probe import cpu, kernels, links, timing
 from twinstream.executor.probe.cpu import probe_cpu
 from twinstream.executor.probe.fit import Line, fit_line
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
-from twinstream.planner.plan import plan_chain
 from twinstream.schedule.document import Caps
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import simulate
@@ -29,7 +29,7 @@ def probed() -> Machine:
     ("preset", "dtype"), [("tiny", "float32"), ("tiny-qwen3", "float32"), ("tiny", "bfloat16")]
 )
 def test_every_op_of_a_preset_has_a_price(probed, preset, dtype, policy):
-    schedule = plan_chain(tiny_chain("sliced", preset, dtype=dtype), probed, Caps(), policy)
+    schedule = planned(tiny_chain("sliced", preset, dtype=dtype), probed, Caps(), policy)
     costs = MachineCosts(schedule, probed)
     for op in schedule.ops:
         cost = costs.cost(op)

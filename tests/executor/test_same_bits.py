@@ -6,10 +6,11 @@ from functools import cache
 import pytest
 import torch
 
-from tests.helpers.machines_for_plans import fast_link_machine
+from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
+    planned,
     recompute_levels,
     smallest_device_bytes,
     smallest_host_bytes,
@@ -20,10 +21,9 @@ from twinstream.executor.execute import RunOptions
 from twinstream.executor.state import initial_state
 from twinstream.models.declarations import Shapes
 from twinstream.models.recipe import Recipe
-from twinstream.planner.plan import plan_chain
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 
 MODELS = [("tiny", "float32"), ("tiny", "bfloat16"), ("tiny-qwen3", "float32")]
@@ -42,33 +42,37 @@ def chain_of(workload: str, preset: str, dtype: str, recipe: str | None = None) 
 @cache
 def resident_bits(workload: str, preset: str, dtype: str) -> Bits:
     chain = chain_of(workload, preset, dtype)
-    return bits_of(plan_chain(chain, MACHINE, Caps(), "resident"))
+    return bits_of(planned(chain, MACHINE, Caps(), "resident"))
 
 
 def recomputing_resident_plans(chain: Chain) -> Iterator[Schedule]:
     """Everything on the device, recomputed from ATTENTION, then from INPUT."""
-    schedule = plan_chain(chain, MACHINE, Caps(), "resident")
+    schedule = planned(chain, MACHINE, Caps(), "resident")
     for level in ("ATTENTION", "INPUT"):
         less = Caps(device_bytes=arena_bytes(schedule, DEVICE) - 1)
-        schedule = plan_chain(chain, MACHINE, less, "resident")
+        schedule = planned(chain, MACHINE, less, "resident")
         assert recompute_levels(schedule) == {level}
         yield schedule
 
 
-def streaming_plans(chain: Chain) -> Iterator[Schedule]:
+def other_plans(chain: Chain) -> Iterator[Schedule]:
     """State at home on the host; activations kept, offloaded, and recomputed from both levels."""
     least = smallest_device_bytes(chain, "streaming")
     host = smallest_host_bytes(chain, "streaming", least)
-    yield plan_chain(chain, MACHINE, Caps(), "streaming")
-    yield plan_chain(chain, MACHINE, Caps(device_bytes=least * 3 // 2), "streaming")
+    yield planned(chain, MACHINE, Caps(), "streaming")
+    yield planned(chain, MACHINE, Caps(device_bytes=least * 3 // 2), "streaming")
     machine = fast_link_machine()
-    roomy = plan_chain(chain, machine, Caps(device_bytes=least), "streaming")
+    roomy = planned(chain, machine, Caps(device_bytes=least), "streaming")
     assert any(name.startswith("projections") for name in copied_tensors(roomy, "h2d"))
     yield roomy
-    room = arena_bytes(roomy, HOST) - host
-    tight = (Caps(device_bytes=least, host_bytes=host + room * n // 20) for n in range(1, 5))
-    plans = (plan_chain(chain, machine, caps, "streaming") for caps in tight)
-    yield next(plan for plan in plans if recompute_levels(plan) == {"ATTENTION", "INPUT"})
+    tight = Caps(device_bytes=least, host_bytes=host * 102 // 100)
+    mixed = planned(chain, machine, tight, "streaming")
+    assert "ATTENTION" in recompute_levels(mixed)
+    yield mixed
+    lowest = planned(chain, slow_link_machine(), Caps(device_bytes=least), "streaming")
+    assert recompute_levels(lowest) == {"INPUT"}
+    yield lowest
+    yield planned(chain, MACHINE, Caps(device_bytes=least * 5 // 4), "optimal")
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -80,17 +84,15 @@ def test_recompute_at_either_level_changes_no_bit(workload, preset, dtype):
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize(("preset", "dtype"), MODELS)
-def test_streaming_at_any_cap_changes_no_bit_and_never_touches_what_poison_fills(
-    workload, preset, dtype
-):
-    for schedule in streaming_plans(chain_of(workload, preset, dtype)):
+def test_no_policy_and_no_cap_changes_a_bit_or_touches_what_poison_fills(workload, preset, dtype):
+    for schedule in other_plans(chain_of(workload, preset, dtype)):
         found = bits_of(schedule, poison=True)
         assert_same_bits(found, resident_bits(workload, preset, dtype))
 
 
 def test_without_poison_the_bits_are_the_same():
     chain = chain_of("sliced", "tiny-qwen3", "float32")
-    schedule = plan_chain(
+    schedule = planned(
         chain, MACHINE, Caps(device_bytes=smallest_device_bytes(chain, "streaming")), "streaming"
     )
     assert_same_bits(bits_of(schedule), resident_bits("sliced", "tiny-qwen3", "float32"))
@@ -99,7 +101,7 @@ def test_without_poison_the_bits_are_the_same():
 def test_one_run_of_three_steps_and_steps_one_by_one_end_in_the_same_state():
     """Passes overlap, and yet nothing of one leaks into the next."""
     chain = chain_of("packed", "tiny", "float32")
-    schedule = plan_chain(chain, MACHINE, Caps(), "streaming")
+    schedule = planned(chain, MACHINE, Caps(), "streaming")
     first = bits_of(schedule, num_steps=1)
     three = resident_bits("packed", "tiny", "float32")
     assert first.losses == three.losses[:1]
@@ -112,7 +114,7 @@ def test_gradients_have_the_same_bits(dtype):
     chain = chain_of("sliced", "tiny-qwen3", dtype, "gradients as m")
     caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
     found, expected = (
-        gradients(chain, bits_of(plan_chain(chain, MACHINE, of, policy), num_steps=1))
+        gradients(chain, bits_of(planned(chain, MACHINE, of, policy), num_steps=1))
         for of, policy in ((caps, "streaming"), (Caps(), "resident"))
     )
     assert found.keys() == expected.keys()
@@ -124,7 +126,7 @@ def test_gradients_have_the_same_bits(dtype):
 def test_the_first_moment_is_the_gradient_indeed():
     """A step of AdamW without momentum goes against the sign of every element's gradient."""
     chain = chain_of("sliced", "tiny-qwen3", "float32", "gradients as m")
-    bits = bits_of(plan_chain(chain, MACHINE, Caps(), "resident"), num_steps=1)
+    bits = bits_of(planned(chain, MACHINE, Caps(), "resident"), num_steps=1)
     before = initial_state(small("tiny-qwen3"), seed=1)
     for name, values in gradients(chain, bits).items():
         flat = f"param.{name}"
@@ -151,7 +153,7 @@ def gradients(chain: Chain, bits: Bits) -> dict[str, torch.Tensor]:
 
 def test_several_compute_threads_are_allowed():
     chain = chain_of("packed", "tiny", "float32")
-    schedule = plan_chain(chain, MACHINE, Caps(), "streaming")
+    schedule = planned(chain, MACHINE, Caps(), "streaming")
     _, bits = run(schedule, RunOptions(num_passes=3, compute_threads=2))
     for found, expected in zip(
         bits.losses, resident_bits("packed", "tiny", "float32").losses, strict=True

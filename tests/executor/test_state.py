@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, smallest_device_bytes
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.arenas import POISON_BYTE, Arenas
 from twinstream.executor.state import (
@@ -18,7 +18,6 @@ from twinstream.executor.state import (
 from twinstream.executor.training import step_state
 from twinstream.models.layout import block_layout
 from twinstream.models.recipe import Recipe
-from twinstream.planner.plan import plan_chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 
@@ -44,7 +43,7 @@ def numbered_state() -> State:
 def schedule(request) -> Schedule:
     chain = tiny_chain("packed")
     caps = Caps(device_bytes=smallest_device_bytes(chain, request.param))
-    return plan_chain(chain, MACHINE, caps, request.param)
+    return planned(chain, MACHINE, caps, request.param)
 
 
 # --- fresh state

@@ -9,7 +9,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
-POLICIES = ["resident", "streaming"]
+POLICIES = ["resident", "streaming", "optimal"]
 
 
 def leaves_of(chain: Chain, tensor: str, num_parts: int | None = None) -> list[str]:

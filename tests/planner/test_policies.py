@@ -6,6 +6,7 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
+    planned,
     recompute_levels,
     smallest_device_bytes,
     smallest_host_bytes,
@@ -19,9 +20,10 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.verify import verify
+from twinstream.simulator.replay import simulate
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
-POLICIES = ["resident", "streaming"]
+POLICIES = ["resident", "streaming", "optimal"]
 
 
 def extent_bytes(schedule: Schedule, tier: Tier) -> int:
@@ -56,19 +58,27 @@ def test_the_reserve_is_taken_off_the_device_cap(policy):
     chain = tiny_chain("packed")
     smallest = smallest_device_bytes(chain, policy)
     caps = Caps(device_bytes=smallest + 1000, device_reserve_bytes=1000)
-    assert extent_bytes(plan_chain(chain, MACHINE, caps, policy), DEVICE) <= smallest
+    assert extent_bytes(planned(chain, MACHINE, caps, policy), DEVICE) <= smallest
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plans_of_the_same_inputs_are_the_same(policy):
     chain = tiny_chain("sliced")
     caps = Caps(device_bytes=smallest_device_bytes(chain, policy))
-    assert plan_chain(chain, MACHINE, caps, policy) == plan_chain(chain, MACHINE, caps, policy)
+    assert planned(chain, MACHINE, caps, policy) == planned(chain, MACHINE, caps, policy)
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(UnknownPolicyError, match=r"unknown policy 'fast'; known: .*streaming"):
         plan_chain(tiny_chain("one chunk"), MACHINE, Caps(), "fast")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_is_the_answer_of_its_policy(policy):
+    chain = tiny_chain("sliced", "tiny-qwen3")
+    caps = Caps(device_bytes=smallest_device_bytes(chain, policy))
+    found = plan_chain(chain, MACHINE, caps, policy, lambda plan: simulate(plan, MACHINE))
+    assert found.model_copy(update={"bound": None}) == planned(chain, MACHINE, caps, policy)
 
 
 # --- resident
@@ -91,7 +101,7 @@ def test_resident_recomputes_as_little_as_fits():
     smallest = smallest_device_bytes(chain, "resident")
     seen = []
     for device_bytes in (None, *range(smallest * 3 // 2, smallest - 1, -smallest // 80)):
-        schedule = plan_chain(chain, MACHINE, Caps(device_bytes=device_bytes), "resident")
+        schedule = planned(chain, MACHINE, Caps(device_bytes=device_bytes), "resident")
         levels = recompute_levels(schedule)
         assert len(levels) <= 1, "all blocks share one level"
         if not seen or seen[-1] != levels:
@@ -146,19 +156,19 @@ def test_the_blocks_kept_on_the_device_are_the_last_in_forward_order(workload, p
 def test_saved_activations_are_offloaded_where_the_host_has_room_and_recomputed_where_not():
     chain, machine = tiny_chain("packed"), fast_link_machine()
     smallest = smallest_device_bytes(chain, "streaming")
-    roomy = plan_chain(chain, machine, Caps(device_bytes=smallest), "streaming")
+    roomy = planned(chain, machine, Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(roomy) == set()
     assert {"projections.0.0", "attention.0.0"} <= set(copied_tensors(roomy, "d2h"))
 
     least = smallest_host_bytes(chain, "streaming", smallest)
-    tight = plan_chain(
+    tight = planned(
         chain, machine, Caps(device_bytes=smallest, host_bytes=least), "streaming"
     )  # fmt: skip
     assert recompute_levels(tight) == {"INPUT"}
     assert "projections.0.0" not in copied_tensors(tight, "d2h")
 
     between = (least + extent_bytes(roomy, HOST)) // 2
-    some = plan_chain(
+    some = planned(
         chain, machine, Caps(device_bytes=smallest, host_bytes=between), "streaming"
     )  # fmt: skip
     assert recompute_levels(some) >= {"ATTENTION"}
@@ -169,12 +179,12 @@ def test_the_more_room_on_the_host_the_less_is_recomputed(workload, preset):
     chain, machine = tiny_chain(workload, preset), fast_link_machine()
     device_bytes = smallest_device_bytes(chain, "streaming")
     least = smallest_host_bytes(chain, "streaming", device_bytes)
-    roomy = plan_chain(chain, machine, Caps(device_bytes=device_bytes), "streaming")
+    roomy = planned(chain, machine, Caps(device_bytes=device_bytes), "streaming")
     most = extent_bytes(roomy, HOST) + 255
     counts = []
     for tenths in range(3, 11):
         caps = Caps(device_bytes=device_bytes, host_bytes=least + (most - least) * tenths // 10)
-        schedule = plan_chain(chain, machine, caps, "streaming")
+        schedule = planned(chain, machine, caps, "streaming")
         assert recompute_levels(schedule) <= {"ATTENTION"}, "no block goes down two levels"
         counts.append(sum(is_recompute(op) for op in schedule.ops))
     assert counts == sorted(counts, reverse=True)
@@ -188,5 +198,5 @@ def is_recompute(op: Op) -> bool:
 def test_with_a_slow_link_activations_are_recomputed_rather_than_offloaded():
     chain = tiny_chain("packed")
     smallest = smallest_device_bytes(chain, "streaming")
-    schedule = plan_chain(chain, slow_link_machine(), Caps(device_bytes=smallest), "streaming")
+    schedule = planned(chain, slow_link_machine(), Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(schedule) == {"INPUT"}

@@ -134,23 +134,24 @@ def test_a_carried_home_is_alive_until_its_last_reader_and_again_once_written_ba
 
 
 def test_parts_live_one_by_one_and_padding_between_them_is_nobodys():
+    fields = {
+        "tensors": (
+            tensor("y", 700, "context"),
+            tensor("y.0", 200, "context", "y", 0),
+            tensor("y.1", 300, "context", "y", 256),
+        ),
+        "slots": (device("y", 0, 700),),
+    }
     ops = [
         task("make", ("y.0", "write", "y")),
         task("more", ("y.1", "write", "y")),
         task("use", ("y.0", "read", "y")),
         task("whole", ("y", "read", "y")),
     ]
-    found = samples(
-        ops,
-        [(0, 10), (10, 20), (20, 30), (30, 40)],
-        tensors=(
-            tensor("y", 700, "context"),
-            tensor("y.0", 200, "context", "y", 0),
-            tensor("y.1", 300, "context", "y", 256),
-        ),
-        slots=(device("y", 0, 700),),
-    )
+    found = samples(ops, [(0, 10), (10, 20), (20, 30), (30, 40)], **fields)
     assert found == [(0, {"context": 200}), (10, {"context": 500}), (40, {})]
+    at_once = samples([task("make", ("y", "write", "y"))], [(0, 10)], **fields)
+    assert at_once == [(0, {"context": 500}), (10, {})]
 
 
 def test_a_tier_without_slots_has_no_samples_and_a_sample_knows_its_total():

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.plans import planned
 from tests.helpers.schedules import schedules
 from tests.helpers.sketches import feed, fetch, op, sketch
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.virtual import VirtualBackend
 from twinstream.executor.dispatch import run_passes
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.planner.plan import plan_chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
@@ -81,9 +81,9 @@ def test_safe_schedules_run_the_same_in_both_worlds(pair, seed, wait_ns, num_pas
     assert executed == simulated
 
 
-@pytest.mark.parametrize("policy", ["resident", "streaming"])
+@pytest.mark.parametrize("policy", ["resident", "streaming", "optimal"])
 def test_planned_schedules_run_the_same_in_both_worlds(policy):
-    schedule = plan_chain(tiny_chain("sliced"), load_machine("cpu"), Caps(), policy)
+    schedule = planned(tiny_chain("sliced"), load_machine("cpu"), Caps(), policy)
     durations = durations_ns(schedule, seed=1)
     executed, simulated = in_both_worlds(schedule, durations, 3, 4)
     assert executed == simulated

@@ -11,15 +11,15 @@ class ResolvedWaits:
 
     def __init__(self, schedule: Schedule, order: StreamOrder) -> None:
         self.violations: list[Violation] = []
-        self.same_pass: list[list[int]] = []
-        self.previous_pass: list[list[int]] = []
+        self.same_pass: list[tuple[int, ...]] = []
+        self.previous_pass: list[tuple[int, ...]] = []
         position, stream_of = order.position, order.stream_of
         for at, op in enumerate(schedule.ops):
-            targets = [position.get(wait, -1) for wait in op.waits]
+            targets = tuple([position.get(wait, -1) for wait in op.waits])
             for wait, target in zip(op.waits, targets, strict=True):
                 if not 0 <= target < at or stream_of[target] == stream_of[at]:
                     self._add(op, wait, _why_not(target, at))
-            previous = [position.get(wait, -1) for wait in op.waits_previous]
+            previous = tuple([position.get(wait, -1) for wait in op.waits_previous])
             for wait, target in zip(op.waits_previous, previous, strict=True):
                 if target < 0:
                     self._add(op, wait, " of the pass before, which is not in the schedule")
