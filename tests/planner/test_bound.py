@@ -1,0 +1,88 @@
+"""The lower bound is below every plan's simulated step, and moves the right way."""
+
+import pytest
+
+from tests.helpers.machines_for_plans import fast_link_machine
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.lowering import lower
+from twinstream.models.presets import load_preset
+from twinstream.planner.bound import lower_bound
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.plan import plan_chain
+from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import simulate
+
+MIB = 2**20
+MACHINES = {"h100": load_machine("h100"), "fast link": fast_link_machine()}
+WORKLOADS = {
+    "one round, packed": Workload(
+        seq_len=64, chunk_tokens=128, chunks_per_round=2, rounds_per_step=1
+    ),
+    "sliced": Workload(seq_len=128, chunk_tokens=64, chunks_per_round=2, rounds_per_step=3),
+    "five rounds, folded": Workload(
+        seq_len=128, chunk_tokens=128, chunks_per_round=1, rounds_per_step=5
+    ),
+}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_no_policy_at_any_cap_is_faster_than_the_bound(machine, workload):
+    chain = lower(load_preset("tiny"), workload)
+    planned = 0
+    for device_mib in (3, 4, 6, 10, 40):
+        caps = Caps(device_bytes=device_mib * MIB)
+        for policy in ("resident", "streaming", "optimal"):
+            try:
+                schedule = plan_chain(
+                    chain, machine, caps, policy, judge=lambda s: simulate(s, machine)
+                )
+            except InfeasiblePlan:
+                continue
+            planned += 1
+            assert schedule.bound is not None, f"{policy} fits {device_mib} MiB, the bound does not"
+            assert schedule.bound.step_s <= simulate(schedule, machine).step_ns / 1e9
+    assert planned >= 8
+
+
+def test_the_bound_is_the_compute_time_where_nothing_has_to_move():
+    machine = load_machine("h100")
+    chain = lower(load_preset("tiny"), WORKLOADS["sliced"])
+    schedule = plan_chain(chain, machine, Caps(), "resident")
+    assert schedule.bound is not None
+    # Everything stays on the device; only latencies and the tokens' copies are above the bound.
+    step_s = simulate(schedule, machine).step_ns / 1e9
+    assert 0.9 * step_s < schedule.bound.step_s <= step_s
+
+
+def test_more_memory_or_a_faster_link_never_raises_the_bound():
+    machine = load_machine("h100")
+    chain = lower(load_preset("8b"), Workload(
+        seq_len=8192, chunk_tokens=8192, chunks_per_round=1, rounds_per_step=2
+    ))  # fmt: skip
+    bounds = [
+        lower_bound(chain, machine, Caps(device_bytes=gib * 2**30)) for gib in (12, 16, 24, 80)
+    ]
+    seconds = [bound.step_s for bound in bounds if bound is not None]
+    assert len(seconds) == len(bounds)
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > 1.1 * seconds[-1]
+
+
+def test_the_folded_program_bounds_what_the_rounds_spelled_out_need():
+    machine = load_machine("h100")
+    chain = lower(load_preset("tiny"), WORKLOADS["five rounds, folded"])
+    folded = lower_bound(
+        with_rounds(chain, PROGRAM_ROUNDS), machine, Caps(device_bytes=4 * MIB), num_rounds=5
+    )
+    whole = lower_bound(chain, machine, Caps(device_bytes=4 * MIB))
+    assert folded is not None
+    assert whole is not None
+    assert 0.97 * whole.step_s <= folded.step_s <= whole.step_s * (1 + 1e-6)
+
+
+def test_no_bound_exists_where_the_largest_task_does_not_fit():
+    chain = lower(load_preset("tiny"), WORKLOADS["sliced"])
+    assert lower_bound(chain, load_machine("h100"), Caps(device_bytes=MIB // 2)) is None
