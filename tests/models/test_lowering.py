@@ -1,0 +1,101 @@
+"""A training step as a chain: exact FLOPs and bytes, order of tasks, versions."""
+
+import pytest
+
+from twinstream.hardware_profiles.schema import is_compute_unit
+from twinstream.models.lowering import lower
+from twinstream.models.presets import load_preset
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.workload import Workload
+
+PACKED = Workload(seq_len=2048, chunk_tokens=8192, chunks_per_round=2, rounds_per_step=2)
+SLICED = Workload(seq_len=32768, chunk_tokens=8192, chunks_per_round=8, rounds_per_step=2)
+
+
+def executed_flops(chain: Chain) -> int:
+    per_call = {
+        name: sum(work.flops for work in call.cost if is_compute_unit(work.unit))
+        for name, call in chain.calls.items()
+    }
+    return sum(per_call[task.call] for task in chain.tasks)
+
+
+@pytest.mark.parametrize("workload", [PACKED, SLICED], ids=["packed", "sliced"])
+@pytest.mark.parametrize("name", ["1b", "8b", "32b"])
+def test_tasks_execute_the_model_flops_and_the_scores_that_attention_computes_again(name, workload):
+    spec, length = load_preset(name), workload.seq_len
+    chain = lower(spec, workload)
+    d, layers, vocabulary = spec.d_model, spec.num_layers, spec.vocab_size
+    d_q, d_kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    matmul = 2 * length * (2 * d * d_q + 2 * d * d_kv + 3 * d * spec.d_ff)
+    attention = 2 * length * length * d_q  # forward, causal half; backward is twice that
+    model = layers * (3 * matmul + 3 * attention) + 6 * length * d * vocabulary
+    sequences = workload.tokens_per_step // length
+    assert chain.model_flops == sequences * model
+    # Flash backward has five matmuls instead of four: one more of S x S x d_q, causal half.
+    again = layers * length * length * d_q
+    assert executed_flops(chain) == sequences * (model + again)
+
+
+def test_8b_at_8192_tokens_takes_51_47_gflop_per_token():
+    workload = Workload(seq_len=8192, chunk_tokens=8192, chunks_per_round=1, rounds_per_step=1)
+    chain = lower(load_preset("8b"), workload)
+    assert round(chain.model_flops / 8192 / 1e9, 2) == 51.47
+
+
+def test_saved_bytes_of_an_8b_block_are_those_of_the_three_levels():
+    workload = Workload(seq_len=8192, chunk_tokens=8192, chunks_per_round=1, rounds_per_step=1)
+    chain = lower(load_preset("8b"), workload)
+    size = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    at_input = size["input.3.0"] + size["kv.3.0"]
+    assert at_input == 8192 * 12_296
+    assert at_input + size["attention.3.0"] == 8192 * 20_616
+    assert at_input + size["attention.3.0"] + size["projections.3.0"] == 8192 * 94_344
+
+
+def test_backward_takes_layers_and_chunks_in_reverse_and_optimizers_follow_at_once():
+    workload = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=2)
+    chain = lower(load_preset("tiny"), workload)
+    kinds = [task.task_id for task in chain.tasks]
+    last = kinds[kinds.index("r1.head_loss.1") :]
+    assert last[:2] == ["r1.head_loss.1", "r1.head_loss.0"]
+    blocks = [name for name in last if "block_backward" in name or "optimizer" in name]
+    expected = ["optimizer.head"]
+    for layer in (3, 2, 1, 0):
+        expected += [f"r1.block_backward.{layer}.1", f"r1.block_backward.{layer}.0"]
+        expected.append(f"optimizer.{layer}")
+    assert blocks == [*expected, "optimizer.embedding"]
+    assert not any("optimizer" in name for name in kinds[: kinds.index("r1.embed_forward.0")])
+
+
+def test_a_chunk_attends_to_the_chunks_before_it_and_their_gradients_accumulate():
+    workload = Workload(seq_len=256, chunk_tokens=64, chunks_per_round=4, rounds_per_step=1)
+    chain = lower(load_preset("tiny"), workload)
+    tasks = {task.task_id: {o.name: o for o in task.operands} for task in chain.tasks}
+    assert "context" not in tasks["r0.block_forward.2.0"]
+    assert tasks["r0.block_forward.2.3"]["context"].num_parts == 3
+    last, first = (tasks[f"r0.block_backward.2.{chunk}"]["d_context"] for chunk in (3, 0))
+    assert (last.mode, last.num_parts) == ("write", 4)
+    assert (first.mode, first.num_parts) == ("update", 1)
+    assert first.version == last.version + 2
+
+
+def test_the_first_gradient_of_a_step_is_a_write_and_all_later_ones_are_updates():
+    workload = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=3)
+    chain = lower(load_preset("tiny"), workload)
+    modes = [
+        operand.mode
+        for task in chain.tasks
+        for operand in task.operands
+        if operand.tensor == "grad.1" and operand.mode != "read"
+    ]
+    assert modes == ["write"] + ["update"] * 5
+
+
+def test_large_tables_are_updated_in_parts_no_larger_than_a_layer():
+    chain = lower(load_preset("8b"), PACKED)
+    size = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    parts = [t for t in chain.tensors if t.parent == "param.embedding"]
+    assert len(parts) == 3
+    assert sum(part.size_bytes for part in parts) == 2 * 128_256 * 4096
+    assert max(part.size_bytes for part in parts) <= size["param.0"]
