@@ -1,8 +1,5 @@
 """The command line as a process: start-up, progress on terminals, Ctrl-C."""
 
-import subprocess
-import sys
-
 from tests.contract.run_python import run_python
 from tests.front_door.command_line import TINY_STEP, call
 
@@ -14,18 +11,6 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop.code
 assert "torch" not in sys.modules, "torch was imported"
-"""
-INTERRUPTED = """
-import _thread, sys
-from twinstream.commands import running
-from twinstream.cli import main
-class Interrupt:
-    def __enter__(self):
-        return _thread.interrupt_main
-    def __exit__(self, *raised):
-        return False
-running.progress = lambda what, total, quiet: Interrupt()
-main(sys.argv[1:])
 """
 
 
@@ -40,15 +25,6 @@ def test_help_and_planning_need_no_torch(files, tmp_path):
         ("compare", str(files.schedule), str(files.predicted), str(files.measured), "--json"),
     ):
         run_python("-c", NO_TORCH, *command, cwd=tmp_path)
-
-
-def test_ctrl_c_in_a_run_is_quiet_and_exits_130(files, tmp_path):
-    """In a process of its own: streams' threads are still at work when it ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, "run", files.schedule, "--steps", "2000"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_progress_is_shown_on_a_terminal_only_and_on_stderr(monkeypatch):
