@@ -5,6 +5,7 @@ boundary too), which fractions stay on the device, stay valid on the host, are l
 recomputed; and for every task how long its slot is and what is copied meanwhile.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
@@ -105,7 +106,12 @@ class _Bound:
         resources = self.slots.add_resources()
         self.slots.add_loads(self.gaps)
         self.slots.add_stores(self.gaps)
-        device, host = self._device_rows(), self._host_rows()
+        used = self._used_gib()
+        capped = self.caps.arena_bytes("device") is not None
+        kept = self._occupied(self.gaps.kept_at) if capped else []
+        device, host = self._device_rows(kept, used), self._host_rows()
+        both = self._rows_of_both(kept, used)
+        device, host = device + both, host + both
         costs = dict(self.slots.step_ms())
         for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
             if copy_cost:
@@ -115,22 +121,25 @@ class _Bound:
             return None
         return self._result(solution, device, host, [*resources, Resource("compute", compute, 0)])
 
-    def _device_rows(self) -> list[int]:
+    def _occupied(self, segments: Sequence[tuple[int, int, Terms]]) -> list[int]:
+        all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
+        return occupancy(self.program, segments, len(self.chain.tasks), all_gib)
+
+    def _device_rows(self, kept: Sequence[int], used_gib: Sequence[float]) -> list[int]:
         """At every task: its operands, what is kept, early loads, and unfinished offloads."""
         cap = self.caps.arena_bytes("device")
         if cap is None:
             return []
-        tasks = len(self.chain.tasks)
-        kept = occupancy(self.program, self.gaps.kept_at, tasks, cap / GIB)
-        twice: list[Terms] = [[] for _ in range(tasks)]  # an operand, and perhaps not yet stored
+        twice: list[Terms] = [[] for _ in kept]  # an operand, and perhaps not yet stored
         for task, terms in self.gaps.evicted_at_uses():
             twice[task] += [(column, -gib) for column, gib in terms]
         return [
             self.program.at_most(
-                [(kept[i], 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *twice[i]],
-                cap / GIB - used,
+                [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB - used
             )
-            for i, (slot, used) in enumerate(zip(self.slots.slots, self._used_gib(), strict=True))
+            for column, slot, again, used in zip(
+                kept, self.slots.slots, twice, used_gib, strict=True
+            )
         ]
 
     def _host_rows(self) -> list[int]:
@@ -141,8 +150,7 @@ class _Bound:
         cap = self.caps.arena_bytes("host")
         if cap is None:
             return []
-        tasks = len(self.chain.tasks)
-        held = occupancy(self.program, self.gaps.host_at, tasks, self._all_gib())
+        held = self._occupied(self.gaps.host_at)
         elsewhere = 0.0 if self.gaps.tied else -1.0
         return [
             self.program.at_most(
@@ -151,8 +159,16 @@ class _Bound:
             for column, slot in zip(held, self.slots.slots, strict=True)
         ]
 
-    def _all_gib(self) -> float:
-        return 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
+    def _rows_of_both(self, kept: Sequence[int], used_gib: Sequence[float]) -> list[int]:
+        """At every task: what is not made again is somewhere, on the device or on the host."""
+        caps = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
+        if caps[0] is None or caps[1] is None or self.gaps.tied:
+            return []
+        loaded = self._occupied(self.gaps.loaded_at)
+        return [
+            self.program.at_most([(one, 1.0), (other, 1.0)], (caps[0] + caps[1]) / GIB - used)
+            for one, other, used in zip(kept, loaded, used_gib, strict=True)
+        ]
 
     def _used_gib(self) -> list[float]:
         """GiB that each task itself must have on the device."""

@@ -50,6 +50,7 @@ class GapProgram:
         self.recompute = {r.task.task_id: program.column() for r in chain.recomputes}
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []
+        self.loaded_at: list[tuple[int, int, Terms]] = []
         self.host_at: list[tuple[int, int, Terms]] = []
         self._remakes = _remaking_columns(chain, self.recompute)
         self._chain = chain
@@ -229,7 +230,7 @@ class GapProgram:
         return self.rounds.of_position(made) == self.rounds.of_position(gap.begin)
 
     def _add_occupancy(self, number: int, index: int, gap: Gap) -> None:
-        """Bytes that a gap keeps at the tasks strictly inside it, and what the host holds.
+        """Bytes that a gap keeps or loads, at the tasks strictly inside it, and the host's.
 
         The host has what was valid when the gap began, until it is loaded; and what its only gap
         loads, from when it is stored.
@@ -238,6 +239,8 @@ class GapProgram:
         for low, high, shares in self._shares(number, index, gap):
             kept = [(self.columns[key].kept, share * size) for key, share in shares]
             self.kept_at.append((low, high, kept))
+            loaded = [(self.columns[key].loaded, share * size) for key, share in shares]
+            self.loaded_at.append((low, high, loaded))
         since = gap
         if self.columns[number, index, False].alone and not self.tied:
             made = self._stored_from(number, index)

@@ -1,8 +1,7 @@
 """`streaming`: all state at home on the host, windows of it on the device."""
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
@@ -26,20 +25,17 @@ class _Windows:
 
     Saved activations of a block stay when backward comes within `activation_gap_ns` (last in,
     first kept), everything else over gaps up to `state_gap_ns`. Loads are issued `margin_ns` of
-    compute ahead, and offloads get as long before their bytes go to others. `bare` windows save
-    activations at the lowest level.
+    compute ahead, and offloads get as long before their bytes go to others.
     """
 
     activation_gap_ns: float = 0.0
     state_gap_ns: float = 0.0
     margin_ns: float = 0.0
-    bare: bool = False
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """`device_bytes` is the packed extent; the live peak where that alone exceeds the cap and the
-    windows are not bare (then it is not packed)."""
+    """`device_bytes` is the packed extent; before packing, the live peak, which is no more."""
 
     placement: Placement
     device_bytes: int
@@ -69,7 +65,7 @@ def plan_streaming(
             candidate = planner.grown(candidate, windows)
             break
     else:
-        candidate = planner.bare(gap_ns)
+        candidate = planner.packed_bare(gap_ns)
     return emit(candidate.placement, machine, caps, "streaming")
 
 
@@ -81,12 +77,12 @@ class _StreamingPlanner:
         self.blocks = saved_blocks(chain, self.units, self.call_ns)
         self.gaps_ns = sorted({-1.0, *(block.gap_ns for block in self.blocks)})
         self.block_ns = max((block.forward_ns for block in self.blocks), default=0.0)
+        self._bare: dict[float, _Candidate] = {}
+        self._packed_bare: dict[float, _Candidate] = {}
 
     def candidate(self, windows: _Windows) -> _Candidate:
         choice = LevelChoice(self.blocks)
         choice.keep(lambda block: block.gap_ns <= windows.activation_gap_ns)
-        if windows.bare:
-            return self._placed(choice, windows)
         choice.offload_what_hides(lambda size: copy_alone_ns(size, "d2h", self.machine))
         candidate = self._placed(choice, windows)
         cap = self.caps.host_bytes
@@ -95,10 +91,20 @@ class _StreamingPlanner:
             if not choice.lower_by(candidate.host_bytes - cap):
                 break
             candidate = self._placed(choice, windows)
-        return candidate
+        return self._packed(candidate) if self._fits_device(candidate) else candidate
 
-    def bare(self, activation_gap_ns: float) -> _Candidate:
-        return self.candidate(_Windows(activation_gap_ns, bare=True))
+    def bare(self, gap_ns: float) -> _Candidate:
+        """As little on the device as there can be, not packed."""
+        if gap_ns not in self._bare:
+            choice = LevelChoice(self.blocks)
+            choice.keep(lambda block: block.gap_ns <= gap_ns)
+            self._bare[gap_ns] = self._placed(choice, _Windows(gap_ns))
+        return self._bare[gap_ns]
+
+    def packed_bare(self, gap_ns: float) -> _Candidate:
+        if gap_ns not in self._packed_bare:
+            self._packed_bare[gap_ns] = self._packed(self.bare(gap_ns))
+        return self._packed_bare[gap_ns]
 
     def fits(self, candidate: _Candidate) -> bool:
         return self._fits_device(candidate) and self._fits_host(candidate)
@@ -119,42 +125,62 @@ class _StreamingPlanner:
         return best
 
     def smallest_activation_gap_ns(self) -> float:
-        """How long activations must be kept, at the least, for the host cap to hold.
+        """How long activations must be kept, at the least, for both caps to hold.
+
+        Keeping them longer takes less host memory and more live bytes on the device. The packed
+        extent need not grow with these, so that a longer gap may fit where a shorter one does not.
 
         Raises:
             InfeasiblePlan: no gap lets both caps hold.
         """
-        needed: float | None = self.gaps_ns[0]
-        if not self._fits_host(self.bare(self.gaps_ns[0])):
-            needed = self._first(lambda gap_ns: self._fits_host(self.bare(gap_ns)))
-        if needed is not None and self._fits_device(self.bare(needed)):
-            return needed
+        needed = bisect_left(
+            self.gaps_ns, True, key=lambda gap_ns: self._fits_host(self.bare(gap_ns))
+        )
+        for gap_ns in self.gaps_ns[needed:]:
+            if not self._fits_device(self.bare(gap_ns)):
+                break
+            if self._fits_device(self.packed_bare(gap_ns)):
+                return gap_ns
         raise self._infeasible(needed)
 
-    def _first(self, holds: Callable[[float], bool]) -> float | None:
-        """The smallest gap for which something holds that holds for all longer ones."""
-        index = bisect_left(self.gaps_ns, True, key=holds)
-        return self.gaps_ns[index] if index < len(self.gaps_ns) else None
+    def _least_device(self, first: int) -> _Candidate | None:
+        """The bare candidate with the smallest extent of those from the gap `first` on."""
+        best: _Candidate | None = None
+        for gap_ns in self.gaps_ns[first:]:
+            if best is not None and self.bare(gap_ns).device_bytes >= best.device_bytes:
+                break
+            found = self.packed_bare(gap_ns)
+            if best is None or found.device_bytes < best.device_bytes:
+                best = found
+        return best
 
-    def _infeasible(self, needed_gap_ns: float | None) -> InfeasiblePlan:
-        """Say which cap is short, and the smallest one on either side that would do."""
-        barest, caps = self.bare(self.gaps_ns[0]), self.caps
-        smallest_device = (
-            self.bare(needed_gap_ns).device_bytes if needed_gap_ns is not None else None
+    def _least_host(self) -> _Candidate | None:
+        """The bare candidate with the longest gap of those that fit the device."""
+        beyond = bisect_left(
+            self.gaps_ns, True, key=lambda gap_ns: not self._fits_device(self.bare(gap_ns))
         )
-        if smallest_device is not None:
-            smallest_device += caps.device_reserve_bytes
-        if caps.device_bytes is not None and not self._fits_device(barest):
+        fitting = (self.packed_bare(gap_ns) for gap_ns in reversed(self.gaps_ns[:beyond]))
+        return next((found for found in fitting if self._fits_device(found)), None)
+
+    def _infeasible(self, needed: int) -> InfeasiblePlan:
+        """Say which cap is short, and the smallest one on either side that would do.
+
+        From the gap `needed` on the host cap holds.
+        """
+        caps, reserve = self.caps, self.caps.device_reserve_bytes
+        enough = self._least_device(needed)
+        smallest_device = None if enough is None else enough.device_bytes + reserve
+        fullest = self._least_host()
+        if fullest is None:
+            barest = self._least_device(0)
+            assert barest is not None and caps.device_bytes is not None
             task = barest.placement.tasks[self._peak(barest)].task_id
-            needed = barest.device_bytes + caps.device_reserve_bytes
             shortage = Shortage(
-                "streaming", "device", caps.device_bytes, needed, task, smallest_device, None
-            )
+                "streaming", "device", caps.device_bytes, barest.device_bytes + reserve, task,
+                smallest_device, None,
+            )  # fmt: skip
             return InfeasiblePlan(shortage)
         assert caps.host_bytes is not None
-        too_long = self._first(lambda gap_ns: not self._fits_device(self.bare(gap_ns)))
-        index = len(self.gaps_ns) if too_long is None else self.gaps_ns.index(too_long)
-        fullest = self.bare(self.gaps_ns[index - 1])
         task = host_overflow_task(fullest.placement, caps.host_bytes)
         shortage = Shortage(
             "streaming", "host", caps.host_bytes, fullest.host_bytes, task, smallest_device,
@@ -172,24 +198,23 @@ class _StreamingPlanner:
 
         margins = Margins(lead_ns=windows.margin_ns, drain_ns=windows.margin_ns)
         stays = streaming_stays(uses_by_unit(tasks, self.units), self.units, clock, keep, margins)
-        intervals = stay_intervals(self.units, stays)
-        extent, _ = live_peak(intervals)
-        offsets = [0] * len(stays)
-        if windows.bare or not self._exceeds_device(extent):
-            offsets, extent = pack(intervals)
-        placement = Placement(self.chain, tasks, self.units, stays, offsets)
-        return _Candidate(placement, extent, host_bytes(placement))
+        placement = Placement(self.chain, tasks, self.units, stays, offsets=())
+        live_bytes, _ = live_peak(stay_intervals(self.units, stays))
+        return _Candidate(placement, live_bytes, host_bytes(placement))
 
-    def _exceeds_device(self, arena_bytes: int) -> bool:
-        cap = self.caps.arena_bytes("device")
-        return cap is not None and arena_bytes > cap
+    def _packed(self, candidate: _Candidate) -> _Candidate:
+        intervals = stay_intervals(self.units, candidate.placement.stays)
+        offsets, extent_bytes = pack(intervals)
+        placement = replace(candidate.placement, offsets=offsets)
+        return _Candidate(placement, extent_bytes, candidate.host_bytes)
 
     def _peak(self, candidate: _Candidate) -> int:
         """Position of the task at which most device bytes are alive."""
         return live_peak(stay_intervals(self.units, candidate.placement.stays))[1]
 
     def _fits_device(self, candidate: _Candidate) -> bool:
-        return not self._exceeds_device(candidate.device_bytes)
+        cap = self.caps.arena_bytes("device")
+        return cap is None or candidate.device_bytes <= cap
 
     def _fits_host(self, candidate: _Candidate) -> bool:
         cap = self.caps.host_bytes

@@ -1,5 +1,8 @@
 """The command line as a process: start-up, progress on terminals, Ctrl-C."""
 
+import subprocess
+import sys
+
 from tests.contract.run_python import run_python
 from tests.front_door.command_line import TINY_STEP, call
 
@@ -11,6 +14,23 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop.code
 assert "torch" not in sys.modules, "torch was imported"
+"""
+INTERRUPTED = """
+import signal, sys, threading
+from twinstream.commands import running
+from twinstream.cli import main
+class InterruptOnce:
+    sent = False
+    def __enter__(self):
+        return self.advance
+    def __exit__(self, *raised):
+        return False
+    def advance(self):
+        if not self.sent:
+            self.sent = True
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+running.progress = lambda what, total, quiet: InterruptOnce()
+main(sys.argv[1:])
 """
 
 
@@ -25,6 +45,16 @@ def test_help_and_planning_need_no_torch(files, tmp_path):
         ("compare", str(files.schedule), str(files.predicted), str(files.measured), "--json"),
     ):
         run_python("-c", NO_TORCH, *command, cwd=tmp_path)
+
+
+def test_ctrl_c_in_a_run_is_quiet_and_exits_130(files, tmp_path):
+    """The signal itself, in a process of its own: streams' threads are at work when it ends."""
+    run = ("run", files.schedule, "--backend", "cpu", "--steps", "2000")
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *run],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_progress_is_shown_on_a_terminal_only_and_on_stderr(monkeypatch):
