@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
 from twinstream.planner.bound_program import Program, Solution
 from twinstream.planner.bound_rounds import RoundClasses
-from twinstream.planner.bound_slots import Resource, SlotProgram
+from twinstream.planner.bound_slots import LinkShares, Resource, SlotProgram
 from twinstream.planner.gaps import Element, Gap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -75,14 +75,20 @@ def lower_bound(
 
 
 def fewest_copies(
-    chain: Chain, machine: Machine, caps: Caps, *, num_rounds: int | None = None
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    *,
+    num_rounds: int | None = None,
+    shares: LinkShares | None = None,
 ) -> LowerBound | None:
     """Decisions near the optimum that move little: copies cost a little, too.
 
-    What comes back is a guide for a plan; its `step_s` is not a bound.
+    What comes back is a guide for a plan; its `step_s` is not a bound. `shares`: how much of the
+    links may be used beside each task.
     """
     guide = _Bound(chain, machine, caps, num_rounds, tied=True)
-    return guide.solve(copy_cost=_COPY_COST_MS_PER_GIB)
+    return guide.solve(copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
 
 
 class _Bound:
@@ -101,9 +107,9 @@ class _Bound:
         self.gaps = GapProgram(self.program, chain, rounds, tied=tied)
         self.slots = SlotProgram(self.program, chain, machine, rounds)
 
-    def solve(self, copy_cost: float) -> LowerBound | None:
+    def solve(self, copy_cost: float, shares: LinkShares | None = None) -> LowerBound | None:
         compute = self.slots.add_compute(self.gaps.recompute)
-        resources = self.slots.add_resources()
+        resources = self.slots.add_resources(shares)
         self.slots.add_loads(self.gaps)
         self.slots.add_stores(self.gaps)
         used = self._used_gib()
@@ -143,18 +149,16 @@ class _Bound:
         ]
 
     def _host_rows(self) -> list[int]:
-        """At every task: what the host holds, but for what is loaded early or not yet stored.
-
-        A plan's homes are taken even then.
-        """
+        """At every task: what the host holds, but for what is loaded early or not yet stored."""
         cap = self.caps.arena_bytes("host")
         if cap is None:
             return []
+        if self.gaps.tied:
+            return [self.program.at_most(self.gaps.home_gib(), cap / GIB)]
         held = self._occupied(self.gaps.host_at)
-        elsewhere = 0.0 if self.gaps.tied else -1.0
         return [
             self.program.at_most(
-                [(column, 1.0), (slot.ahead, elsewhere), (slot.behind, elsewhere)], cap / GIB
+                [(column, 1.0), (slot.ahead, -1.0), (slot.behind, -1.0)], cap / GIB
             )
             for column, slot in zip(held, self.slots.slots, strict=True)
         ]

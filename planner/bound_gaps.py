@@ -241,8 +241,10 @@ class GapProgram:
             self.kept_at.append((low, high, kept))
             loaded = [(self.columns[key].loaded, share * size) for key, share in shares]
             self.loaded_at.append((low, high, loaded))
+        if self.tied:
+            return
         since = gap
-        if self.columns[number, index, False].alone and not self.tied:
+        if self.columns[number, index, False].alone:
             made = self._stored_from(number, index)
             if made is None:
                 return
@@ -255,11 +257,20 @@ class GapProgram:
             ]
             self.host_at.append((low, high, held))
 
+    def home_gib(self) -> Terms:
+        """A column per element for its home, which a plan has all the time, and its GiB."""
+        homes: Terms = []
+        for number, element in enumerate(self.elements):
+            home = self.program.column()
+            homes.append((home, self._size_gib(number)))
+            for index in range(len(element.gaps)):
+                on_host = [(c, 1.0) for c in self.columns[number, index, False].on_host]
+                self.program.at_most([*on_host, (home, -1.0)], 0.0)
+        return homes
+
     def _held(self, columns: GapColumns) -> tuple[int, ...]:
-        """A plan's home is taken all the time; a bound may count on what was there before."""
-        if self.tied or columns.valid is None:
-            return columns.on_host
-        return (columns.valid,)
+        """What the host has all through a gap: what was there before, or what is loaded."""
+        return columns.on_host if columns.valid is None else (columns.valid,)
 
     def _shares(
         self, number: int, index: int, gap: Gap

@@ -1,6 +1,6 @@
 """Time in the lower bound's program: a slot per task, in which copies go on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 
 _MS_PER_S = 1e3
+
+# By link direction, `h2d` or `d2h`: the share of its rate that may be used in each task's slot.
+LinkShares = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,11 @@ class SlotProgram:
             if not self.rounds.begins_class(position[r.before])
         ]
 
-    def add_resources(self) -> list[Resource]:
-        """In every slot, what is copied (and computed on HBM) takes its time."""
+    def add_resources(self, shares: LinkShares | None = None) -> list[Resource]:
+        """In every slot, what is copied (and computed on HBM) takes its time.
+
+        Of a link direction a slot gets only the share named, if any is.
+        """
         found = []
         for name, field, load, store in (
             ("h2d", "pcie_h2d_bytes_per_s", 1.0, 0.0),
@@ -117,9 +123,11 @@ class SlotProgram:
             if gib_per_ms == float("inf"):
                 continue
             rows = []
-            for task, slot in zip(self.chain.tasks, self.slots, strict=True):
+            share = (shares or {}).get(name, [1.0] * len(self.slots))
+            for i, (task, slot) in enumerate(zip(self.chain.tasks, self.slots, strict=True)):
                 computed = self.calls[task.call][1] if name == "hbm" else 0.0
-                terms = [(slot.span_ms, -gib_per_ms), (slot.loaded, load), (slot.stored, store)]
+                usable = gib_per_ms * share[i]
+                terms = [(slot.span_ms, -usable), (slot.loaded, load), (slot.stored, store)]
                 rows.append(self.program.at_most(terms, -computed))
             found.append(Resource(name, rows, gib_per_ms))
         return found

@@ -21,6 +21,7 @@ from twinstream.schedule.workload import MachineRef
 
 COMPUTE = Stream(queue="compute")
 H2D = Stream(queue="h2d")
+H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
 HOST_QUEUE = Stream(queue="host")
 
@@ -189,6 +190,7 @@ class _Emission:
 
     def _load(self, index: int) -> list[Op]:
         unit = self.placement.stays[index].unit
+        stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else H2D
         ops: list[Op] = []
         for tensor, version in self._copied(unit, self.traffic.loads.get(index, {})):
             home, slot = self.homes[unit], self._slot_of_stay[index]
@@ -201,7 +203,7 @@ class _Emission:
                 )  # fmt: skip
             ops.append(
                 Copy(
-                    op_id=self._copy_id("h2d", tensor), stream=H2D, tensor=tensor,
+                    op_id=self._copy_id("h2d", tensor), stream=stream, tensor=tensor,
                     version=version, source=home, destination=slot,
                 )
             )  # fmt: skip

@@ -3,12 +3,44 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.residency import Stay, TaskClock
+from twinstream.planner.packing import align_up
+from twinstream.planner.residency import Stay
+from twinstream.planner.rounds import Place
+from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.traffic import traffic_of
-from twinstream.planner.uses import UnitMap
-from twinstream.schedule.chain import Chain
+
+_TRIMS = 4
+
+Bytes = NDArray[np.int64]
+AtPlace = Mapping[tuple[str, Place], int]
+
+
+@dataclass(frozen=True)
+class Allowances:
+    """By how many tasks a unit's load comes before its first use, by that use's place; and for how
+    many it stays after its last use, by that one's place, until its offload is through."""
+
+    leads: AtPlace
+    drains: AtPlace
+
+    def widened(self, sequence: TaskSequence, stays: Sequence[Stay]) -> list[Stay]:
+        """The stays with room for their copies; stays of the same content that meet are joined."""
+        by_unit: dict[str, list[Stay]] = {}
+        num_tasks = len(sequence.tasks)
+        for stay in stays:
+            first, last = stay.uses[0].position, stay.uses[-1].position
+            lead = self.leads.get((stay.unit, sequence.place(first)), 0)
+            drain = self.drains.get((stay.unit, sequence.place(last)), 0)
+            if lead or drain:
+                begin, end = max(0, stay.begin - lead), min(num_tasks, stay.end + drain)
+                stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves)
+            by_unit.setdefault(stay.unit, []).append(stay)
+        return [stay for found in by_unit.values() for stay in _joined(found)]
 
 
 @dataclass(frozen=True)
@@ -19,31 +51,37 @@ class QueueModel:
     until all before it are through; at most `longest_ns` of compute time each way.
     """
 
-    chain: Chain
-    units: UnitMap
     machine: Machine
     longest_ns: float
 
-    def widened(self, stays: Sequence[Stay], clock: TaskClock) -> list[Stay]:
-        """The stays with room for their copies; stays of the same content that meet are joined."""
-        traffic = traffic_of(self.chain, self.units, stays)
-        begins = self._begins(stays, traffic.loads, clock)
-        ends = self._ends(stays, traffic.stores, clock)
-        by_unit: dict[str, list[Stay]] = {}
-        for stay, begin, end in zip(stays, begins, ends, strict=True):
-            mine = by_unit.setdefault(stay.unit, [])
-            mine.append(replace(stay, begin=begin, end=end))
-        return [stay for found in by_unit.values() for stay in _joined(found)]
+    def allowances(
+        self, sequence: TaskSequence, stays: Sequence[Stay], most_bytes: int | None
+    ) -> Allowances:
+        """What copies need; cut short where more than `most_bytes` would be alive."""
+        traffic = traffic_of(sequence.chain, sequence.units, stays)
+        begins = self._begins(sequence, stays, traffic.loads)
+        ends = self._ends(sequence, stays, traffic.stores)
+        for _ in range(_TRIMS):
+            found = _by_place(sequence, stays, begins, ends)
+            alive = alive_bytes(sequence, found.widened(sequence, stays))
+            if most_bytes is None or alive.max() <= most_bytes:
+                break
+            _trim(sequence, stays, begins, ends, alive - most_bytes)
+        return _by_place(sequence, stays, begins, ends)
 
     def _begins(
-        self, stays: Sequence[Stay], loads: Mapping[int, Mapping[str, int]], clock: TaskClock
-    ) -> list[int]:
-        begins = [stay.begin for stay in stays]
+        self,
+        sequence: TaskSequence,
+        stays: Sequence[Stay],
+        loads: Mapping[int, Mapping[str, int]],
+    ) -> NDArray[np.int64]:
+        clock = sequence.clock
+        begins = np.asarray([stay.begin for stay in stays], dtype=np.int64)
         loading = [i for i, leaves in loads.items() if leaves]
         next_start_ns = float("inf")
         for i in sorted(loading, key=lambda i: -stays[i].uses[0].position):
             due = stays[i].uses[0].position
-            size = self._bytes(stays[i], loads[i])
+            size = _copied_bytes(sequence, stays[i], loads[i])
             end_ns = min(clock.start_ns[due], next_start_ns)
             next_start_ns = max(
                 end_ns - copy_alone_ns(size, "h2d", self.machine),
@@ -54,25 +92,86 @@ class QueueModel:
 
     def _ends(
         self,
+        sequence: TaskSequence,
         stays: Sequence[Stay],
         stores: Mapping[int, Mapping[int, Mapping[str, int]]],
-        clock: TaskClock,
-    ) -> list[int]:
-        ends = [stay.end for stay in stays]
+    ) -> NDArray[np.int64]:
+        clock = sequence.clock
+        ends = np.asarray([stay.end for stay in stays], dtype=np.int64)
         free_ns = 0.0
         for position in sorted(stores):
             ready_ns = clock.start_ns[position + 1]
             for i, leaves in stores[position].items():
-                size = self._bytes(stays[i], leaves)
+                size = _copied_bytes(sequence, stays[i], leaves)
                 free_ns = max(free_ns, ready_ns) + copy_alone_ns(size, "d2h", self.machine)
                 free_ns = min(free_ns, ready_ns + self.longest_ns)
                 drained = clock.position_after(position, free_ns - ready_ns)
                 ends[i] = max(ends[i], drained)
         return ends
 
-    def _bytes(self, stay: Stay, leaves: Mapping[str, int]) -> int:
-        unit = self.units.units[stay.unit]
-        return max(1, unit.tensor.size_bytes * len(leaves) // len(unit.leaves))
+
+def alive_bytes(sequence: TaskSequence, stays: Sequence[Stay]) -> Bytes:
+    """Bytes on the device at every task."""
+    change = np.zeros(len(sequence.tasks) + 1, dtype=np.int64)
+    units = sequence.units.units
+    for stay in stays:
+        size = align_up(units[stay.unit].tensor.size_bytes)
+        change[stay.begin] += size
+        change[stay.end] -= size
+    return np.cumsum(change[:-1])
+
+
+def _copied_bytes(sequence: TaskSequence, stay: Stay, leaves: Mapping[str, int]) -> int:
+    unit = sequence.units.units[stay.unit]
+    return max(1, unit.tensor.size_bytes * len(leaves) // len(unit.leaves))
+
+
+def _by_place(
+    sequence: TaskSequence,
+    stays: Sequence[Stay],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> Allowances:
+    leads: dict[tuple[str, Place], int] = {}
+    drains: dict[tuple[str, Place], int] = {}
+    for stay, begin, end in zip(stays, begins.tolist(), ends.tolist(), strict=True):
+        if begin < stay.begin:
+            place = sequence.place(stay.uses[0].position)
+            leads[stay.unit, place] = stay.begin - begin
+        if end > stay.end:
+            place = sequence.place(stay.uses[-1].position)
+            drains[stay.unit, place] = end - stay.end
+    return Allowances(leads, drains)
+
+
+def _trim(
+    sequence: TaskSequence,
+    stays: Sequence[Stay],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    excess: Bytes,
+) -> None:
+    """Where too much is alive, load later what is due last, then end what was used first."""
+    units = sequence.units.units
+    sizes = np.asarray([align_up(units[s.unit].tensor.size_bytes) for s in stays], dtype=np.int64)
+    bare_begins = np.asarray([stay.begin for stay in stays], dtype=np.int64)
+    bare_ends = np.asarray([stay.end for stay in stays], dtype=np.int64)
+    for task in np.flatnonzero(excess > 0):
+        over = int(excess[task])
+        early = np.flatnonzero((begins <= task) & (task < bare_begins))
+        for i in early[np.argsort(-bare_begins[early], kind="stable")]:
+            if over <= 0:
+                break
+            excess[begins[i] : task + 1] -= sizes[i]
+            begins[i] = task + 1
+            over -= int(sizes[i])
+        late = np.flatnonzero((bare_ends <= task) & (task < ends))
+        for i in late[np.argsort(bare_ends[late], kind="stable")]:
+            if over <= 0:
+                break
+            excess[task : ends[i]] -= sizes[i]
+            ends[i] = task
+            over -= int(sizes[i])
 
 
 def _joined(stays: Sequence[Stay]) -> list[Stay]:

@@ -89,7 +89,7 @@ def _placed(
         others = meetings[i]
         placed = others[offsets[others] >= 0]
         low = offsets[placed]
-        offsets[i] = _first_gap(low, low + sizes[placed], int(sizes[i]))
+        offsets[i] = first_gap(low, low + sizes[placed], int(sizes[i]))
     return offsets, int((offsets + sizes).max())
 
 
@@ -102,7 +102,7 @@ def _moved_ahead(order: Sequence[int], sticking_out: NDArray[np.bool_]) -> list[
     return changed
 
 
-def _first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> int:
+def first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> int:
     """The lowest offset of `size` free bytes among taken ranges."""
     if not len(lows):
         return 0

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from twinstream.planner.uses import Unit, UnitMap, Use
 
@@ -105,6 +106,24 @@ def chosen_stays(
             bare[-1] = replace(bare[-1], end=num_tasks, leaves=True)
         stays += bare
     return stays
+
+
+def content_gaps(uses: dict[str, list[Use]], units: UnitMap) -> list[tuple[str, int, int]]:
+    """(unit, task before, task after) of all gaps over which content may stay or leave.
+
+    Those of persistent units over the boundary between passes have `after` <= `before`.
+    """
+    found: list[tuple[str, int, int]] = []
+    for name, used in uses.items():
+        for group in _groups(used, keep=lambda before, after: True):
+            found += [
+                (name, before.position, after.position)
+                for before, after in pairwise(group)
+                if after.position > before.position + 1
+            ]
+        if units.units[name].persistent:
+            found.append((name, used[-1].position, used[0].position))
+    return found
 
 
 def streaming_stays(

@@ -1,46 +1,52 @@
-"""From the fractions of the bound's program to decisions on units and blocks."""
+"""From the fractions of the bound's program to whole decisions on units and blocks."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 
 from twinstream.planner.bound import LowerBound
-from twinstream.planner.rounds import Folding
+from twinstream.planner.rounds import Folding, Place
 from twinstream.planner.uses import Unit, UnitMap
 from twinstream.schedule.chain import Chain
 
+GapKey = tuple[str, Place]
 _ALWAYS_KEPT = ("input", "loss", "scratch")
-Place = tuple[int, int]
-GapKey = tuple[str, Place, Place, bool]
+_NOTHING = 1e-6
+_GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Kept share of every unit's gaps, recompute level before and time of every task, by place.
+    """Gaps of units over which they leave the device, recompute levels, and times, by place.
 
-    A place is (class of the round, task's offset in it), the same for all middle rounds.
+    A place is (class of the round, offset in it), the same for all middle rounds; a gap's key is
+    its unit and the place where it begins (`Folding.gap_place`). What is not among `kept` stays,
+    too: its gap is too short for the program.
     """
 
-    kept: dict[GapKey, float]
-    levels: dict[Place, str]
-    slot_ns: dict[Place, float]
+    kept: Mapping[GapKey, bool]
+    levels: Mapping[Place, str]
+    slot_ns: Mapping[Place, float]
 
     @staticmethod
     def of(solved: LowerBound, chain: Chain, units: UnitMap) -> "Decisions":
-        """From a solution for the same chain, of at most three rounds."""
+        """From a solution for the same chain, of at most three rounds.
+
+        Shares hold for every stretch of the chain: what is half offloaded is offloaded every other
+        time.
+        """
         folding = Folding.of(chain, chain.tasks)
-        kept_bytes: dict[GapKey, float] = {}
-        all_bytes: dict[GapKey, float] = {}
-        sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
-        for choice in solved.choices:
-            begin, end = choice.gap.begin, choice.gap.end
-            crosses = end <= begin or folding.round_of(begin) != folding.round_of(end)
-            places = folding.place(begin), folding.place(end)
-            for leaf in choice.element.leaves:
-                key = (units.unit_of_leaf[leaf], *places, crosses)
-                kept_bytes[key] = kept_bytes.get(key, 0.0) + choice.kept * sizes[leaf]
-                all_bytes[key] = all_bytes.get(key, 0.0) + sizes[leaf]
-        kept = {key: kept_bytes[key] / all_bytes[key] for key in all_bytes}
+        dither = _Dither()
+        levels = _levels(solved, chain, folding, dither)
         slot_ns = {folding.place(i): ms * 1e6 for i, ms in enumerate(solved.slot_ms)}
-        return Decisions(kept, _levels(solved, chain, folding), slot_ns)
+        kept: dict[GapKey, bool] = {}
+        for key, (kept_bytes, moved_bytes) in _shares(solved, chain, units, folding).items():
+            unit = units.units[key[0]]
+            threshold = dither.threshold((unit.tensor.role, unit.tensor.size_bytes), key[0])
+            kept[key] = kept_bytes >= threshold * (kept_bytes + moved_bytes) - _NOTHING
+        return Decisions(kept, levels, slot_ns)
+
+    def with_kept(self, kept: Mapping[GapKey, bool]) -> "Decisions":
+        return replace(self, kept=kept)
 
     def recomputes(self, chain: Chain) -> dict[str, str]:
         """The level of every group of a chain of any number of rounds."""
@@ -53,27 +59,69 @@ class Decisions:
                 found[recompute.group] = level
         return found
 
-    def keeps(self, unit: Unit, before: Place, after: Place, *, crosses: bool) -> bool:
-        """Whether a unit stays on the device over a gap; all crossings of rounds are alike."""
-        if crosses and (before[0], after[0]) == (1, 1):
-            before = (0, before[1])
-        if unit.tensor.role in _ALWAYS_KEPT:
-            return True
-        share = self.kept.get((unit.unit_id, before, after, crosses))
-        return share is None or share >= 0.5  # gaps too short for the program are not cut
+    def keeps(self, unit: Unit, place: Place) -> bool:
+        """Whether a unit stays on the device over the gap that begins at a place."""
+        return is_fixed(unit) or self.kept.get((unit.unit_id, place), True)
 
 
-def _levels(solved: LowerBound, chain: Chain, folding: Folding) -> dict[Place, str]:
-    """The level of each block with most weight, no recompute included."""
+def is_fixed(unit: Unit) -> bool:
+    """Whether a unit always stays: it is too small to be worth a copy, or nobody reads it later."""
+    return unit.tensor.role in _ALWAYS_KEPT
+
+
+class _Dither:
+    """Thresholds in (0, 1) by kind and name, evenly spread over any stretch of names as they come.
+
+    A name's is the same in all rounds, so that what is moved in one is moved in the others where
+    shares are alike, and needs one home. (Multiples of the golden ratio, modulo 1.)
+    """
+
+    def __init__(self) -> None:
+        self._number: dict[Hashable, dict[Hashable, int]] = {}
+
+    def threshold(self, kind: Hashable, name: Hashable) -> float:
+        known = self._number.setdefault(kind, {})
+        number = known.setdefault(name, len(known))
+        return (0.5 + number * _GOLDEN) % 1.0
+
+
+def _shares(
+    solved: LowerBound, chain: Chain, units: UnitMap, folding: Folding
+) -> dict[GapKey, tuple[float, float]]:
+    """Bytes of every gap that are kept, and bytes that are moved."""
+    sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    found: dict[GapKey, tuple[float, float]] = {}
+    for choice in solved.choices:
+        if choice.between_middles:
+            continue
+        place = folding.gap_place(choice.gap.begin, choice.gap.end)
+        for leaf in choice.element.leaves:
+            key = (units.unit_of_leaf[leaf], place)
+            kept, moved = found.get(key, (0.0, 0.0))
+            size = sizes[leaf]
+            found[key] = kept + choice.kept * size, moved + choice.loaded * size
+    return found
+
+
+def _levels(
+    solved: LowerBound, chain: Chain, folding: Folding, dither: _Dither
+) -> dict[Place, str]:
+    """The level of each block that is recomputed."""
     position = {task.task_id: i for i, task in enumerate(chain.tasks)}
-    weight: dict[Place, dict[str, float]] = {}
+    shares: dict[int, dict[str, float]] = {}
     for recompute in chain.recomputes:
         level = recompute.task.label.level or ""
-        place = folding.place(position[recompute.before])
-        weight.setdefault(place, {})[level] = solved.recomputed[recompute.task.task_id]
+        mine = shares.setdefault(position[recompute.before], {})
+        mine[level] = solved.recomputed[recompute.task.task_id]
+    in_round: dict[int, int] = {}
     found: dict[Place, str] = {}
-    for place, levels in weight.items():
-        level = max(levels, key=lambda name: levels[name])
-        if sum(levels.values()) >= 0.5:
-            found[place] = level
+    for at, levels in sorted(shares.items()):
+        place = folding.place(at)
+        number = in_round[place[0]] = in_round.get(place[0], -1) + 1
+        left = dither.threshold("level", number)
+        for level, share in levels.items():
+            left -= share
+            if left < -_NOTHING:
+                found[place] = level
+                break
     return found

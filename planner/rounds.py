@@ -1,17 +1,22 @@
 """Rounds repeat: plan few, and fold the stays of all onto the timeline of few."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinstream.models.lowering import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.packing import pack_items
-from twinstream.planner.residency import Stay
-from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3
+
+# (class, offset in its round): a position of a task sequence, the same for all middle rounds.
+Place = tuple[int, int]
+
+_LAST = 2
+_CROSSING = 3
+_BOUNDARY = 4
 
 
 def with_rounds(chain: Chain, most: int) -> Chain:
@@ -42,12 +47,25 @@ class Folding:
     def num_rounds(self) -> int:
         return len(self.starts) - 1
 
-    def place(self, position: int) -> tuple[int, int]:
-        """(class, offset in its round): classes are 0 first, 1 middle, 2 last."""
+    def place(self, position: int) -> Place:
+        """Where a task is; classes are 0 first, 1 middle, 2 last."""
         round_ = self.round_of(position)
         last = self.num_rounds - 1
-        class_ = 2 if round_ == last and last else min(round_, 1)
+        class_ = _LAST if round_ == last and last else min(round_, 1)
         return class_, position - self.starts[round_]
+
+    def gap_place(self, begin: int, end: int) -> Place:
+        """Where a unit's gap between two tasks begins, which tells it from the unit's others.
+
+        All gaps from one round to the next that begin alike are one, and so is the only one over
+        the boundary between passes.
+        """
+        if end <= begin:
+            return _BOUNDARY, 0
+        class_, offset = self.place(begin)
+        if self.round_of(begin) != self.round_of(end):
+            class_ = _CROSSING
+        return class_, offset
 
     def intervals(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
         """A range of positions on the folded timeline of three rounds at the most."""
@@ -69,72 +87,4 @@ class Folding:
 
     def round_of(self, position: int) -> int:
         """The round that a position is in, counted from 0."""
-        low, high = 0, self.num_rounds - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.starts[middle] <= position else (low, middle - 1)
-        return low
-
-
-def pack_folded(
-    stays: Sequence[Stay], units: UnitMap, folding: Folding, *, enough: int | None = None
-) -> tuple[list[int], int]:
-    """Offsets of stays and the extent; stays of a unit that fold onto each other share bytes.
-
-    Steady rounds so use identical slots, and the cost does not grow with their number.
-    """
-    by_unit: dict[str, list[_Item]] = {}
-    for index, stay in enumerate(stays):
-        new = _Item(
-            {index}, set(folding.intervals(stay.begin, stay.end)), stay.enters or stay.leaves
-        )
-        apart = []
-        for item in by_unit.get(stay.unit, ()):
-            if item.meets(new):
-                new.take_in(item)
-            else:
-                apart.append(item)
-        by_unit[stay.unit] = [*apart, new]
-    items = [(unit, item) for unit, found in by_unit.items() for item in found]
-    offsets, extent = pack_items(
-        [(item.merged(), units.units[unit].tensor.size_bytes) for unit, item in items],
-        enough=enough,
-    )
-    offset_of = [0] * len(stays)
-    for (_, item), offset in zip(items, offsets, strict=True):
-        for index in item.stays:
-            offset_of[index] = offset
-    return offset_of, extent
-
-
-@dataclass
-class _Item:
-    """Stays of a unit that share bytes, and when, folded, they are alive."""
-
-    stays: set[int]
-    intervals: set[tuple[int, int]]
-    over_boundary: bool
-
-    def meets(self, other: "_Item") -> bool:
-        if self.over_boundary and other.over_boundary:
-            return True
-        return any(
-            low < high_ and low_ < high
-            for low, high in self.intervals
-            for low_, high_ in other.intervals
-        )
-
-    def take_in(self, other: "_Item") -> None:
-        self.stays |= other.stays
-        self.intervals |= other.intervals
-        self.over_boundary |= other.over_boundary
-
-    def merged(self) -> tuple[tuple[int, int], ...]:
-        """Disjoint intervals in order."""
-        found: list[tuple[int, int]] = []
-        for low, high in sorted(self.intervals):
-            if found and low <= found[-1][1]:
-                found[-1] = (found[-1][0], max(found[-1][1], high))
-            else:
-                found.append((low, high))
-        return tuple(found)
+        return min(bisect_right(self.starts, position), self.num_rounds) - 1

@@ -1,34 +1,51 @@
-"""`optimal`: decisions from the lower bound's program, rounded, repaired, judged by simulation."""
+"""`optimal`: decisions from the lower bound's program, made whole, filled, judged, and again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound import fewest_copies
+from twinstream.planner.bound import fewest_copies, lower_bound
+from twinstream.planner.congestion import Shares, full_shares, lowered
 from twinstream.planner.emission import Placement, emit, host_bytes
+from twinstream.planner.filling import Pressure, filled
+from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.margins import QueueModel
+from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
-from twinstream.planner.residency import TaskClock, chosen_stays
 from twinstream.planner.rounding import Decisions
-from twinstream.planner.rounds import PROGRAM_ROUNDS, Folding, pack_folded, with_rounds
-from twinstream.planner.sequence import with_recomputes
-from twinstream.planner.uses import Unit, UnitMap, uses_by_unit
-from twinstream.schedule.chain import Chain, Task
+from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.task_sequence import TaskSequence
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.timeline import Timeline
 
 _JUDGED_ROUNDS = 4
-_LONGEST_IN_BLOCKS = (4.0, 1.0)
-_REPAIRS = 6
+_LONGEST_IN_BLOCKS = 4.0
+_IN_FLIGHT_BLOCKS = 0.5
+_TURNS = 4
+_REPAIRS = 8
+_HOST_REPAIRS = 3
+_NEAR_ENOUGH = 1.003
 
 Maker = Callable[[Chain], Schedule]
 Policy = Callable[[Chain, Machine, Caps], Schedule]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to make a schedule of a chain of any number of rounds, and its step time as judged."""
+
+    step_ns: float
+    make: Maker
 
 
 def plan_optimal(
@@ -37,125 +54,163 @@ def plan_optimal(
     """The fastest schedule found within the caps, by the judge.
 
     The program behind the lower bound says which content stays over which gap, what is offloaded
-    and what is recomputed; its caps are lowered until the rounded decisions, with room for copies
-    in flight, fit. Several allowances for copies are tried, beside `resident` and `streaming`;
-    the simulator decides.
+    and what is recomputed; its shares are made whole, memory is filled, and the judge says where
+    compute waits for copies: there the program gets less of the links, and decides again. The
+    plans of `resident` and `streaming` are judged, too.
 
     Raises:
         TwinstreamError: there is no judge.
         InfeasiblePlan: nothing fits the caps; what would is that of `streaming`.
     """
-    if judge is None:
-        raise TwinstreamError("policy 'optimal' needs a simulator as its judge; pass one")
-    search = _Search(chain, machine, caps, judge)
-    for make in search.makers_by_time():
+    plans = optimal_plans(chain, machine, caps, judge, num_rounds=len(chain.round_starts))
+    for plan in plans:
         try:
-            return make(chain).model_copy(update={"policy": "optimal"})
+            return plan.make(chain).model_copy(update={"policy": "optimal"})
         except InfeasiblePlan:
             continue
     return plan_streaming(chain, machine, caps)  # raises, with what would do
 
 
+def optimal_plans(
+    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None, *, num_rounds: int
+) -> list[Plan]:
+    """Plans for a step of so many rounds, the fastest first; the chain may have as few as four."""
+    if judge is None:
+        raise TwinstreamError("policy 'optimal' needs a simulator as its judge; pass one")
+    return _Search(chain, machine, caps, judge, num_rounds).plans()
+
+
 @dataclass(frozen=True)
 class _Candidate:
     decisions: Decisions
-    longest_ns: float
+    allowances: Allowances
 
 
 class _Search:
-    def __init__(self, chain: Chain, machine: Machine, caps: Caps, judge: Judge) -> None:
-        self.machine, self.caps, self.judge = machine, caps, judge
-        self.num_rounds = len(chain.round_starts)
+    def __init__(
+        self, chain: Chain, machine: Machine, caps: Caps, judge: Judge, num_rounds: int
+    ) -> None:
+        self.machine, self.caps, self.judge, self.num_rounds = machine, caps, judge, num_rounds
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, _JUDGED_ROUNDS)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
 
-    def makers_by_time(self) -> list[Maker]:
-        """What makes a schedule of any number of rounds, the fastest first."""
-        judged: list[tuple[float, int, Maker]] = []
-        for make in self._makers():
+    def plans(self) -> list[Plan]:
+        """All plans that fit, the fastest first."""
+        found: list[Plan] = []
+        for policy in (plan_resident, plan_streaming):
+            make = partial(_plain, policy, self.machine, self.caps)
             try:
                 schedule = make(self.judged)
             except InfeasiblePlan:
                 continue
-            judged.append((self._step_ns(schedule), len(judged), make))
-        return [make for _, _, make in sorted(judged, key=lambda found: found[:2])]
+            found.append(Plan(self._step_ns(schedule, self.judge(schedule)), make))
+        bound = lower_bound(self.small, self.machine, self.caps, num_rounds=self.num_rounds)
+        if bound is None:
+            return []
+        enough_ns = bound.step_s * 1e9 * _NEAR_ENOUGH
+        if not found or min(plan.step_ns for plan in found) > enough_ns:
+            found += self._turns(enough_ns)
+        return sorted(found, key=lambda plan: plan.step_ns)
 
-    def _makers(self) -> Iterator[Maker]:
-        for policy in (plan_resident, plan_streaming):
-            yield partial(_plain, policy, self.machine, self.caps)
-        for blocks in _LONGEST_IN_BLOCKS:
-            candidate = self._fitting(blocks * self.block_ns)
-            if candidate is not None:
-                yield partial(self.schedule, candidate)
+    def _turns(self, enough_ns: float) -> Iterator[Plan]:
+        """Decide, judge, and leave room on the links where compute waited for copies."""
+        in_flight = round(_IN_FLIGHT_BLOCKS * self._copied_beside_a_block())
+        shares: Shares | None = full_shares(len(self.small.tasks))
+        for _ in range(_TURNS):
+            if shares is None:
+                return
+            candidate = self._fitting(in_flight, shares)
+            if candidate is None:
+                in_flight //= 2
+                continue
+            make = partial(self.schedule, candidate)
+            schedule = make(self.judged)
+            timeline = self.judge(schedule)
+            plan = Plan(self._step_ns(schedule, timeline), make)
+            yield plan
+            if plan.step_ns <= enough_ns:
+                return
+            shares = lowered(shares, schedule, timeline.passes[-1], self.judged, self.small)
 
     def schedule(self, candidate: _Candidate, chain: Chain) -> Schedule:
-        """The candidate's decisions as a schedule of a chain of any number of rounds."""
-        placement, _ = self._place(chain, candidate)
+        """The decisions as a schedule of a chain of any number of rounds."""
+        sequence = TaskSequence.of(chain, candidate.decisions, self.call_ns)
+        placement, _ = self._place(sequence, candidate)
         return emit(placement, self.machine, self.caps, "optimal")
 
-    def _fitting(self, longest_ns: float) -> _Candidate | None:
-        """Decisions that fit both caps, as the program's caps are lowered by what is missing."""
-        arenas = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
-        device, host = arenas
+    def _copied_beside_a_block(self) -> float:
+        """Bytes that both directions copy while the longest task runs."""
+        rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
+        return self.block_ns / 1e9 * sum(rate for rate in rates if rate < float("inf"))
+
+    def _fitting(self, in_flight: int, shares: Shares) -> _Candidate | None:
+        """Decisions that fit both caps, with so many bytes left for copies in flight."""
+        device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
         units = UnitMap(self.small)
-        for _ in range(_REPAIRS):
-            caps = _caps_of_arenas(self.caps, device, host)
-            solved = fewest_copies(self.small, self.machine, caps, num_rounds=self.num_rounds)
+        host_room = host
+        for _ in range(_HOST_REPAIRS):
+            caps = _caps_of_arenas(
+                self.caps, None if device is None else device - in_flight, host_room
+            )
+            solved = fewest_copies(
+                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares
+            )
             if solved is None:
                 return None
-            candidate = _Candidate(Decisions.of(solved, self.small, units), longest_ns)
-            placement, extent = self._place(self.judged, candidate)
-            over = _over(extent, arenas[0]), _over(host_bytes(placement), arenas[1])
-            if not any(over):
+            decisions = Decisions.of(solved, self.small, units)
+            found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
+            if found is None:
+                return None
+            candidate, placement = found
+            over = _over(host_bytes(placement), host)
+            if not over:
                 return candidate
-            device = None if device is None else device - over[0]
-            host = None if host is None else host - over[1]
+            host_room = None if host_room is None else host_room - over
         return None
 
-    def _place(self, chain: Chain, candidate: _Candidate) -> tuple[Placement, int]:
-        units, decisions = UnitMap(chain), candidate.decisions
-        tasks = with_recomputes(chain, decisions.recomputes(chain))
-        chain_index = {task.task_id: i for i, task in enumerate(chain.tasks)}
-        before = {r.task.task_id: chain_index[r.before] for r in chain.recomputes}
-        index = [chain_index.get(t.task_id, before.get(t.task_id, 0)) for t in tasks]
-        chain_folding = Folding.of(chain, chain.tasks)
+    def _packed(
+        self, decisions: Decisions, pressure: Pressure, in_flight: int
+    ) -> tuple[_Candidate, Placement] | None:
+        """What fits the device; where bytes cannot be packed, less is kept."""
+        device = self.caps.arena_bytes("device")
+        sequence = TaskSequence.of(self.small, decisions, self.call_ns)
+        judged = TaskSequence.of(self.judged, decisions, self.call_ns)
+        queues = QueueModel(self.machine, _LONGEST_IN_BLOCKS * self.block_ns)
+        room = np.full(len(sequence.tasks), 0 if device is None else device, dtype=np.int64)
+        shortage = 0
+        for _ in range(_REPAIRS):
+            if device is not None:
+                fitting = filled(sequence, decisions, room - in_flight, pressure)
+                fitting = fitting or filled(sequence, decisions, room, pressure)
+                if fitting is None:
+                    return None
+                decisions = fitting
+            allowances = queues.allowances(sequence, sequence.stays(decisions), device)
+            candidate = _Candidate(decisions, allowances)
+            placement, over = self._place(judged, candidate)
+            if device is None or not over:
+                return candidate, placement
+            shortage = max(2 * shortage, max(over.values()))
+            for task in over:
+                room[task] = min(room[task], device - shortage)
+        return None
 
-        def keep(unit: Unit, earlier: int, later: int) -> bool:
-            low, high = index[earlier], index[later]
-            crosses = (high <= low and later <= earlier) or (
-                chain_folding.round_of(low) != chain_folding.round_of(high)
-            )
-            places = chain_folding.place(low), chain_folding.place(high)
-            return decisions.keeps(unit, *places, crosses=crosses)
-
-        clock = TaskClock(self._durations_ns(tasks, index, chain_folding, decisions))
-        stays = chosen_stays(uses_by_unit(tasks, units), units, keep, len(tasks))
-        queues = QueueModel(chain, units, self.machine, candidate.longest_ns)
-        stays = queues.widened(stays, clock)
-        offsets, extent = pack_folded(
-            stays, units, Folding.of(chain, tasks), enough=self.caps.arena_bytes("device")
+    def _place(
+        self, sequence: TaskSequence, candidate: _Candidate
+    ) -> tuple[Placement, dict[int, int]]:
+        """The candidate with offsets, and what sticks out of the device's arena at which task."""
+        stays = candidate.allowances.widened(sequence, sequence.stays(candidate.decisions))
+        cap = self.caps.arena_bytes("device")
+        packed = pack_folded(stays, sequence.units, sequence.folding, cap)
+        placement = Placement(
+            sequence.chain, sequence.tasks, sequence.units, packed.stays, packed.offsets
         )
-        return Placement(chain, tasks, units, stays, offsets), extent
+        return placement, packed.over_bytes
 
-    def _durations_ns(
-        self, tasks: Sequence[Task], index: Sequence[int], folding: Folding, decisions: Decisions
-    ) -> list[float]:
-        """Each task's slot in the program; a recompute takes its own time out of its task's."""
-        alone = [self.call_ns[task.call] for task in tasks]
-        found: list[float] = []
-        for i, task_ns in enumerate(alone):
-            slot_ns = decisions.slot_ns[folding.place(index[i])]
-            recomputed = i > 0 and index[i - 1] == index[i]
-            before_its_task = i + 1 < len(index) and index[i + 1] == index[i]
-            spent_ns = alone[i - 1] if recomputed else 0.0
-            found.append(task_ns if before_its_task else max(task_ns, slot_ns - spent_ns))
-        return found
-
-    def _step_ns(self, schedule: Schedule) -> float:
+    def _step_ns(self, schedule: Schedule, timeline: Timeline) -> float:
         """Step time on a few rounds, and what each further middle round adds."""
-        timeline = self.judge(schedule)
         more = self.num_rounds - len(self.judged.round_starts)
         if more <= 0:
             return timeline.step_ns
@@ -172,7 +227,7 @@ def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedu
 
 
 def _over(needed_bytes: int, cap_bytes: int | None) -> int:
-    """By how much the cap of a program is to be lowered: what is missing, and a little more."""
+    """By how much a cap is to be lowered: what is missing, and a little more."""
     missing = 0 if cap_bytes is None else max(0, needed_bytes - cap_bytes)
     return missing + missing // 16
 

@@ -1,0 +1,134 @@
+"""Fill the device: over which gaps content stays, so that memory is used up and not overrun.
+
+The program's fractions, rounded, overrun the cap in some places and leave room in others. Gaps are
+given up where too much is alive, first those that save the fewest copies for the time that they
+take memory, and content stays where there is room, in the reverse order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.planner.margins import Bytes, alive_bytes
+from twinstream.planner.packing import align_up
+from twinstream.planner.residency import content_gaps
+from twinstream.planner.rounding import Decisions, GapKey, is_fixed
+from twinstream.planner.task_sequence import TaskSequence
+
+_LEAST_PRESSURE = 0.05
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """How much a byte copied costs in either direction, relative to each other."""
+
+    load: float
+    store: float
+
+    @staticmethod
+    def of(link_prices: Mapping[str, float]) -> "Pressure":
+        """From the program's prices of the links."""
+        shared = link_prices.get("pcie", 0.0) + link_prices.get("host_dram", 0.0)
+        load, store = link_prices.get("h2d", 0.0) + shared, link_prices.get("d2h", 0.0) + shared
+        if load + store <= 0:
+            return Pressure(1.0, 1.0)
+        total = load + store
+        return Pressure(load / total + _LEAST_PRESSURE, store / total + _LEAST_PRESSURE)
+
+
+def filled(
+    sequence: TaskSequence, decisions: Decisions, room: Bytes, pressure: Pressure
+) -> Decisions | None:
+    """Decisions whose stays fill the room, copies in flight not counted; None if none fit it.
+
+    Args:
+        sequence: of three rounds at the most.
+        decisions: where to start from.
+        room: most bytes that may be alive at each task.
+        pressure: what copies cost.
+    """
+    gaps = _Gaps.of(sequence, pressure)
+    kept = np.asarray([decisions.kept.get(key, True) for key in gaps.keys], dtype=np.bool_)
+    alive = alive_bytes(sequence, sequence.stays(gaps.decided(decisions, kept)))
+    left = room - alive
+    gaps.give_up(kept, left)
+    if int(left.min()) < 0:
+        return None
+    gaps.take_up(kept, left)
+    return gaps.decided(decisions, kept)
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """All gaps by key: the tasks inside (several ranges), bytes, and what keeping is worth.
+
+    `worth`: copies saved, by their pressure, for each ns that a byte takes memory.
+    """
+
+    keys: list[GapKey]
+    ranges: list[list[tuple[int, int]]]
+    sizes: Bytes
+    worth: NDArray[np.float64]
+
+    @staticmethod
+    def of(sequence: TaskSequence, pressure: Pressure) -> "_Gaps":
+        ranges: dict[GapKey, list[tuple[int, int]]] = {}
+        longest_ns: dict[GapKey, float] = {}
+        saved: dict[GapKey, float] = {}
+        units, end = sequence.units.units, len(sequence.tasks)
+        made = _made_in_pass(sequence)
+        total_ns = sequence.clock.start_ns[-1]
+        for name, before, after in content_gaps(sequence.uses, sequence.units):
+            if is_fixed(units[name]):
+                continue
+            key = (name, sequence.gap_place(before, after))
+            over = after <= before
+            inside = [(before + 1, end), (0, after)] if over else [(before + 1, after)]
+            ranges.setdefault(key, []).extend(r for r in inside if r[0] < r[1])
+            gap_ns = sequence.clock.start_ns[after] - sequence.clock.start_ns[before + 1]
+            gap_ns += total_ns if over else 0.0
+            longest_ns[key] = max(longest_ns.get(key, 1.0), gap_ns)
+            stored = pressure.store if (name, before) in made or over else 0.0
+            saved[key] = max(saved.get(key, 0.0), pressure.load + stored)
+        keys = list(ranges)
+        return _Gaps(
+            keys,
+            [ranges[key] for key in keys],
+            np.asarray([align_up(units[name].tensor.size_bytes) for name, _ in keys], np.int64),
+            np.asarray([saved[key] / longest_ns[key] for key in keys], np.float64),
+        )
+
+    def decided(self, decisions: Decisions, kept: NDArray[np.bool_]) -> Decisions:
+        return decisions.with_kept(dict(zip(self.keys, kept.tolist(), strict=True)))
+
+    def give_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
+        """Give up gaps, the least worth first, wherever less than nothing is left."""
+        for number in np.argsort(self.worth, kind="stable"):
+            if kept[number] and any(int(left[a:b].min()) < 0 for a, b in self.ranges[number]):
+                kept[number] = False
+                for low, high in self.ranges[number]:
+                    left[low:high] += self.sizes[number]
+
+    def take_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
+        """Keep content wherever there is room, what is worth most first."""
+        for number in np.argsort(-self.worth, kind="stable"):
+            size = int(self.sizes[number])
+            if kept[number] or any(int(left[a:b].min()) < size for a, b in self.ranges[number]):
+                continue
+            kept[number] = True
+            for low, high in self.ranges[number]:
+                left[low:high] -= size
+
+
+def _made_in_pass(sequence: TaskSequence) -> set[tuple[str, int]]:
+    """(unit, task of a use) after which its content is not what the pass began with."""
+    found: set[tuple[str, int]] = set()
+    for name, used in sequence.uses.items():
+        made = False
+        for use in used:
+            made = made or any(leaf.makes is not None for leaf in use.leaves)
+            if made:
+                found.add((name, use.position))
+    return found

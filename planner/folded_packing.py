@@ -1,0 +1,131 @@
+"""Pack the stays of all rounds on the timeline of few, so that steady rounds use equal slots."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from twinstream.planner.residency import Stay
+from twinstream.planner.rounds import Folding
+from twinstream.planner.soft_packing import Ranges, SoftItem, pack_soft
+from twinstream.planner.uses import UnitMap
+
+_SHARES = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like
+
+
+@dataclass(frozen=True)
+class FoldedPacking:
+    """Stays, some with less time for copies, their offsets, and the extent.
+
+    `over_bytes`: by how much what is alive at a folded task sticks out of the cap.
+    """
+
+    stays: list[Stay]
+    offsets: list[int]
+    extent_bytes: int
+    over_bytes: dict[int, int]
+
+
+def pack_folded(
+    stays: Sequence[Stay], units: UnitMap, folding: Folding, cap_bytes: int | None
+) -> FoldedPacking:
+    """Offsets of stays under a cap; stays of a unit that fold onto each other share bytes.
+
+    The cost does not grow with the number of rounds.
+    """
+    items = _items(stays, folding)
+    packed = pack_soft(
+        [SoftItem(item.levels, units.units[item.unit].tensor.size_bytes) for item in items],
+        cap_bytes,
+    )
+    found, offsets = list(stays), [0] * len(stays)
+    over: dict[int, int] = {}
+    for item, offset, level in zip(
+        items, packed.offsets.tolist(), packed.levels.tolist(), strict=True
+    ):
+        for index in item.stays:
+            offsets[index] = offset
+            found[index] = trimmed(stays[index], _SHARES[level])
+        out = offset + units.units[item.unit].tensor.size_bytes - (cap_bytes or offset * 2 + 2**60)
+        if out > 0:
+            for low, high in item.levels[-1]:
+                over |= {task: max(out, over.get(task, 0)) for task in range(low, high)}
+    return FoldedPacking(found, offsets, packed.extent_bytes, over)
+
+
+def trimmed(stay: Stay, share: float) -> Stay:
+    """The stay with only a share of the time before its first use and after its last."""
+    first, last = stay.uses[0].position, stay.uses[-1].position + 1
+    begin = stay.begin if stay.enters else first - int((first - stay.begin) * share)
+    end = stay.end if stay.leaves else last + int((stay.end - last) * share)
+    if (begin, end) == (stay.begin, stay.end):
+        return stay
+    return Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """Stays of a unit that share bytes, and when, folded, they are alive, by share of time."""
+
+    unit: str
+    stays: list[int]
+    levels: tuple[Ranges, ...]
+
+
+def _items(stays: Sequence[Stay], folding: Folding) -> list[_Item]:
+    by_unit: dict[str, list[int]] = {}
+    for index, stay in enumerate(stays):
+        by_unit.setdefault(stay.unit, []).append(index)
+    return [
+        _Item(unit, together, _levels([stays[i] for i in together], folding))
+        for unit, mine in by_unit.items()
+        for together in _sharing(mine, stays, folding)
+    ]
+
+
+def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> list[list[int]]:
+    """A unit's stays in groups that fold onto each other, or go over the boundary."""
+    group: dict[int, list[int]] = {index: [index] for index in mine}
+
+    def join(one: int, other: int) -> None:
+        if group[one] is not group[other]:
+            group[one] += group[other]
+            for index in group[other]:
+                group[index] = group[one]
+
+    over = [index for index in mine if stays[index].enters or stays[index].leaves]
+    for one, other in pairwise(over):
+        join(one, other)
+    pieces = sorted(
+        (low, high, index)
+        for index in mine
+        for low, high in folding.intervals(stays[index].begin, stays[index].end)
+    )
+    reach, owner = -1, -1
+    for low, high, index in pieces:
+        if low < reach:
+            join(owner, index)
+        if high > reach:
+            reach, owner = high, index
+    return list({id(found): sorted(found) for found in group.values()}.values())
+
+
+def _levels(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
+    found: list[Ranges] = []
+    for share in _SHARES:
+        cut = [trimmed(stay, share) for stay in together]
+        if found and all(a is b for a, b in zip(cut, together, strict=True)):
+            found.append(found[-1])
+            continue
+        found.append(_merged({piece for s in cut for piece in folding.intervals(s.begin, s.end)}))
+    return tuple(found)
+
+
+def _merged(intervals: set[tuple[int, int]]) -> Ranges:
+    """Disjoint intervals in order."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(intervals):
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return tuple(found)

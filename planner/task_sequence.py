@@ -1,0 +1,81 @@
+"""A chain's tasks with chosen recomputes, and the stays that decisions on it come to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from twinstream.planner.residency import Stay, TaskClock, chosen_stays
+from twinstream.planner.rounding import Decisions
+from twinstream.planner.rounds import Folding, Place
+from twinstream.planner.sequence import with_recomputes
+from twinstream.planner.uses import Unit, UnitMap, Use, uses_by_unit
+from twinstream.schedule.chain import Chain, Task
+
+
+@dataclass(frozen=True)
+class TaskSequence:
+    """What runs, and when if the program's slots hold.
+
+    `index` is the chain's task that each stands for (a recompute for the one it goes before);
+    `folding` is of the sequence, `chain_folding` of the chain.
+    """
+
+    chain: Chain
+    tasks: list[Task]
+    index: list[int]
+    units: UnitMap
+    uses: dict[str, list[Use]]
+    folding: Folding
+    chain_folding: Folding
+    clock: TaskClock
+
+    @cached_property
+    def _places(self) -> list[Place]:
+        return [self.folding.place(i) for i in range(len(self.tasks))]
+
+    @staticmethod
+    def of(chain: Chain, decisions: Decisions, call_ns: Mapping[str, float]) -> "TaskSequence":
+        """`call_ns`: how long each call takes alone."""
+        units = UnitMap(chain)
+        tasks = with_recomputes(chain, decisions.recomputes(chain))
+        position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+        position |= {r.task.task_id: position[r.before] for r in chain.recomputes}
+        index = [position[task.task_id] for task in tasks]
+        chain_folding = Folding.of(chain, chain.tasks)
+        places_ns = [decisions.slot_ns[chain_folding.place(i)] for i in index]
+        alone_ns = [call_ns[task.call] for task in tasks]
+        return TaskSequence(
+            chain, tasks, index, units, uses_by_unit(tasks, units), Folding.of(chain, tasks),
+            chain_folding, TaskClock(_durations_ns(index, alone_ns, places_ns)),
+        )  # fmt: skip
+
+    def stays(self, decisions: Decisions) -> list[Stay]:
+        """When each unit is on the device, without time for copies."""
+
+        def keep(unit: Unit, before: int, after: int) -> bool:
+            return decisions.keeps(unit, self.gap_place(before, after))
+
+        return chosen_stays(self.uses, self.units, keep, len(self.tasks))
+
+    def place(self, position: int) -> Place:
+        """Place of a task of the sequence."""
+        return self._places[position]
+
+    def gap_place(self, before: int, after: int) -> Place:
+        """Place of the gap between two tasks of the sequence, as decisions name it."""
+        if after <= before:
+            return self.chain_folding.gap_place(1, 0)
+        return self.chain_folding.gap_place(self.index[before], self.index[after])
+
+
+def _durations_ns(index: list[int], alone_ns: list[float], slots_ns: list[float]) -> list[float]:
+    """Each task's slot in the program; a recompute takes its own time out of its task's."""
+    found: list[float] = []
+    for i, task_ns in enumerate(alone_ns):
+        if i + 1 < len(index) and index[i + 1] == index[i]:
+            found.append(task_ns)
+            continue
+        recomputed = i > 0 and index[i - 1] == index[i]
+        spent_ns = alone_ns[i - 1] if recomputed else 0.0
+        found.append(max(task_ns, slots_ns[i] - spent_ns))
+    return found
