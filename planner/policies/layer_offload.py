@@ -33,7 +33,8 @@ def plan_layer_offload(
     FSDP2 accumulates on the CPU like this; FSDP1 with CPU offload cannot accumulate outside
     `no_sync`. Kinder than FSDP2: the copies of gradients that are added up do not block the
     Python thread, embedding and head are layers of their own, and the chunks of a round share one
-    load. Left out: collectives, and the Python thread's own time.
+    load. Less kind: with several rounds the host keeps room for two sets of gradients. Left out:
+    collectives, and the Python thread's own time.
 
     Source: `CPUOffload` and `no_sync` in https://docs.pytorch.org/docs/stable/fsdp.html,
     `CPUOffloadPolicy` in https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html,
@@ -56,6 +57,12 @@ def _placements(chain: Chain) -> Iterator[Packed]:
 def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
     tasks = at_level(chain, level)
     at_home = HostContent.of(chain, units).units
+    made_at = {
+        (leaf.leaf, leaf.makes): position
+        for position, task in enumerate(tasks)
+        for leaves in units.touched(task).values()
+        for leaf in leaves
+    }
 
     def keep(unit: Unit, before: int, after: int) -> bool:
         return unit.unit_id not in at_home
@@ -64,11 +71,13 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
     loads = sorted({stay.begin for stay in stays if units.units[stay.unit].persistent})
 
     def with_copies(stay: Stay) -> Stay:
-        """A load comes one layer ahead; a gradient leaves while the next layer is at work."""
+        """A load comes one layer ahead, a gradient leaves while the next layer is at work."""
         if stay.unit not in at_home:
             return stay
         if units.units[stay.unit].persistent:
-            return replace(stay, begin=loads[max(0, bisect_left(loads, stay.begin) - 1)])
+            ahead = loads[max(0, bisect_left(loads, stay.begin) - 1)]
+            read = [(leaf.leaf, leaf.reads) for leaf in stay.uses[0].leaves if leaf.reads]
+            return replace(stay, begin=max([ahead, *(made_at.get(key, -1) + 1 for key in read)]))
         following = bisect_left(loads, stay.end) + 1
         return replace(stay, end=loads[following] if following < len(loads) else len(tasks))
 
@@ -89,12 +98,14 @@ def _synchronous(schedule: Schedule) -> Schedule:
         for op in schedule.ops
         if isinstance(op, Compute) and schedule.calls[op.call].processor == "host"
     ]
-    first = next(
+    loads = [
         i
         for i, op in enumerate(schedule.ops)
         if isinstance(op, Copy) and op.stream.queue == "h2d" and roles[op.tensor] == "parameter"
-    )
-    ops = list(schedule.ops)
+    ]
+    if not updates or not loads:
+        return schedule
+    ops, first = list(schedule.ops), loads[0]
     waits = dict.fromkeys([*ops[first].waits_previous, updates[-1]])
     ops[first] = ops[first].model_copy(update={"waits_previous": tuple(waits)})
     return schedule.model_copy(update={"ops": tuple(ops)})

@@ -24,7 +24,8 @@ def plan_optimizer_offload(
 
     Models ZeRO-Offload on one device. Gradients accumulate on the device and go to the host as
     soon as they are final, in the last round; the host updates each group when its gradients are
-    there, and the updated parameters are copied into their places on the device. Saved
+    there, and the updated parameters are copied into their places on the device. With one round
+    a gradient's bytes go to others soon after its copy, as the paper's buffers do. Saved
     activations stay on the device: all of them if they fit, else every block is recomputed from
     its input.
 

@@ -1,6 +1,9 @@
 """Chains whose optimizer runs on the host, for the policies that want them."""
 
+from random import Random
+
 from tests.helpers.flat_machine import DRAM_PER_NS, FLOP_PER_NS
+from tests.helpers.small_chains import MIB
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
@@ -60,6 +63,23 @@ def two_task_chain(policy: str, compute_ns: int, update_ns: int, size_bytes: int
         recipe={"optimizer": optimizer_place(policy)},
         model_flops=1,
     )
+
+
+def some_on_host(chain: Chain, random: Random) -> Chain:
+    """A small chain of which some tasks, never all, run on the host; without recomputes."""
+    calls, tasks = dict(chain.calls), []
+    spared = random.randrange(len(chain.tasks))
+    for i, task in enumerate(chain.tasks):
+        if i != spared and random.random() < 0.5:
+            work = Work(
+                unit="adamw", shape=(), flops=0, hbm_bytes=0, launches=1,
+                host_dram_bytes=random.randrange(1, 20) * 64 * MIB,
+            )  # fmt: skip
+            name = f"host.{task.call}"
+            calls[name] = KernelCall(kernel="u", attributes={}, cost=(work,), processor="host")
+            task = task.model_copy(update={"call": name})
+        tasks.append(task)
+    return chain.model_copy(update={"calls": calls, "tasks": tuple(tasks), "recomputes": ()})
 
 
 def _tensor(name: str, role: Role, size_bytes: int) -> Tensor:

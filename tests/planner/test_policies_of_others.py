@@ -1,5 +1,8 @@
 """What the policies that model others promise, read off the schedules and their timelines."""
 
+from random import Random
+from statistics import median
+
 import pytest
 
 from tests.helpers.flat_machine import (
@@ -10,7 +13,7 @@ from tests.helpers.flat_machine import (
     WAIT_NS,
     flat_machine,
 )
-from tests.helpers.host_chains import preset_chain_of, tiny_chain_of, two_task_chain
+from tests.helpers.host_chains import preset_chain_of, some_on_host, tiny_chain_of, two_task_chain
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
@@ -19,12 +22,13 @@ from tests.helpers.plans import (
     smallest_device_bytes,
     smallest_host_bytes,
 )
+from tests.helpers.small_chains import small_case
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.lowering import lower_again
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.plan import WrongChainError, plan_chain
+from twinstream.planner.plan import WrongChainError, plan_chain, step_bound
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
@@ -121,6 +125,27 @@ def test_the_smallest_caps_would_do_and_one_mib_less_would_not(policy, rounds):
     shortage = raised.value.shortage
     assert (shortage.policy, shortage.cap) == (policy, "host")
     assert host - MIB < (shortage.smallest_host_bytes or 0) <= host
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_any_tasks_of_any_chain_may_run_on_the_host(block):
+    """Random chains: content goes back and forth between the two as often as it likes."""
+    ratios = []
+    for seed in range(block * 50, block * 50 + 50):
+        case = small_case(seed)
+        chain = some_on_host(case.chain, Random(seed))
+        for policy in ON_HOST:
+            schedule = planned(chain, case.machine, Caps(), policy)
+            assert verify(schedule) == [], (seed, policy)
+            assert conforms(schedule, chain) == [], (seed, policy)
+            taken = [arena_bytes(schedule, tier) for tier in (DEVICE, HOST)]
+            caps = Caps(device_bytes=taken[0], host_bytes=taken[1])
+            bound = step_bound(chain, case.machine, caps)
+            assert bound is not None
+            step_s = simulate(schedule, case.machine).step_ns / 1e9
+            assert bound.step_s <= step_s * (1 + 1e-9), (seed, policy)
+            ratios.append(step_s / bound.step_s)
+    assert median(ratios) < 1.2
 
 
 # --- full_recompute
