@@ -29,6 +29,10 @@ from twinstream.schedule.verify import require_safe
 BackendName = Literal["cpu", "cuda"]
 
 
+class HostKernelError(TwinstreamError):
+    """A schedule has the host CPU compute, which only the simulator does so far."""
+
+
 class NoCudaError(TwinstreamError):
     """CUDA was asked for and there is none."""
 
@@ -78,10 +82,12 @@ def execute(
     """Prove the schedule safe and conforming, then run it.
 
     Raises:
+        HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
         UnsafeSchedule: the proof fails; nothing has run.
         NoCudaError: CUDA was asked for and there is none.
         HostMemoryError: the arenas do not fit this machine's memory.
     """
+    _require_device_kernels(schedule)
     require_safe(schedule)
     require_conforming(schedule, lower_again(schedule))
     with _memory(schedule, options.backend) as memory:
@@ -93,6 +99,15 @@ def execute(
         passes = _run(schedule, runner, options)
         after = read_carried(schedule, arenas, state)
     return Execution(_timeline(schedule, passes, options.backend), after)
+
+
+def _require_device_kernels(schedule: Schedule) -> None:
+    on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
+    if on_host:
+        raise HostKernelError(
+            f"policy '{schedule.policy}' has the host CPU run {', '.join(on_host)}, and there are "
+            "no such kernels yet: simulate the schedule, or plan with another policy to run it"
+        )
 
 
 def _run(schedule: Schedule, runner: OpRunner, options: RunOptions) -> list[PassSpans]:

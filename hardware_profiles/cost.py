@@ -8,6 +8,7 @@ from typing import Literal
 from twinstream.hardware_profiles.errors import UnknownDtypeError
 from twinstream.hardware_profiles.schema import Efficiency, Machine, is_compute_unit
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import KernelCall
 
 # float16 runs on the same tensor cores at the same rate as bfloat16 on every shipped machine.
 # float32 is plain float32: a profile that wants TF32 states it as its float32 peak.
@@ -69,6 +70,39 @@ def work_alone_ns(work: Work, machine: Machine) -> float:
 def cost_alone_ns(works: Iterable[Work], machine: Machine) -> float:
     """Time of a task alone: its groups of kernels run one after the other."""
     return sum((work_time(work, machine).alone_ns for work in works), 0.0)
+
+
+def call_alone_ns(call: KernelCall, machine: Machine) -> float:
+    """Time in ns of a kernel call alone on the processor it runs on.
+
+    Raises:
+        MissingNumberError: the profile lacks a number that this call needs.
+    """
+    if call.processor == "host":
+        return sum((host_work_ns(work, machine) for work in call.cost), 0.0)
+    return cost_alone_ns(call.cost, machine)
+
+
+def host_work_ns(work: Work, machine: Machine) -> float:
+    """Time in ns of one group of like kernels that has the host CPU to itself.
+
+    It moves bytes at host DRAM x curve(bytes per launch), at most at the usable DRAM rate, and
+    computes at the host's float32 peak; the slower of the two counts. The curve is that of the
+    unit with `host_` before its name, or `host_vector`. A call on the CPU costs no launch.
+
+    Raises:
+        MissingNumberError: the profile lacks a number that this work needs.
+    """
+    compute_ns = 0.0
+    if work.flops:
+        compute_ns = work.flops * 1e9 / machine.number("host_peak_fp32_flop_per_s")
+    nominal = machine.number("host_dram_bytes_per_s") if work.host_dram_bytes else math.inf
+    if math.isinf(nominal):
+        return compute_ns
+    curve = machine.curve(f"host_{work.unit}", "host_vector")
+    own_ns = _time_ns(work.host_dram_bytes, work.launches, nominal, curve)
+    dram_ns = work.host_dram_bytes * 1e9 / machine.rate("host_dram_bytes_per_s")
+    return max(compute_ns, own_ns, dram_ns)
 
 
 def copy_alone_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine) -> float:

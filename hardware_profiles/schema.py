@@ -24,7 +24,12 @@ CURVE_OF_RATE = {
     "pcie_duplex_bytes_per_s": "duplex",
     "host_dram_bytes_per_s": "host_dram",
 }
-RATE_FIELDS = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", *CURVE_OF_RATE)
+RATE_FIELDS = (
+    "peak_bf16_flop_per_s",
+    "peak_fp32_flop_per_s",
+    "host_peak_fp32_flop_per_s",
+    *CURVE_OF_RATE,
+)
 CAPACITY_FIELDS = ("device_memory_bytes", "host_memory_bytes")
 # Costs may be zero and are never unconstrained: a machine without the cost states 0.
 COST_FIELDS = (
@@ -99,7 +104,8 @@ class Machine(Node):
 
     Keys of `efficiency` are the links and memories (`h2d`, `d2h`, `duplex`, `hbm`, `host_dram`)
     and the units of work, refined by head dimension or dtype where that matters: `matmul`,
-    `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`.
+    `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`. What the host CPU
+    computes has units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
     """
 
     name: Text
@@ -115,6 +121,7 @@ class Machine(Node):
     pcie_duplex_bytes_per_s: Number | None = None
     host_dram_bytes_per_s: Number | None = None
     host_memory_bytes: Number | None = None
+    host_peak_fp32_flop_per_s: Number | None = None
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
     event_wait_latency_ns: Number | None = None

@@ -3,7 +3,7 @@
 from twinstream.models.workspace import workspace_bytes
 from twinstream.schedule.chain import Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import Attribute, KernelCall, Label, TaskOperand
+from twinstream.schedule.ops import Attribute, KernelCall, Label, Processor, TaskOperand
 from twinstream.schedule.tensors import Role, Tensor
 
 
@@ -36,11 +36,18 @@ class ChainBuilder:
         )  # fmt: skip
 
     def call(
-        self, call_id: str, kernel: str, attributes: dict[str, Attribute], cost: tuple[Work, ...]
+        self,
+        call_id: str,
+        kernel: str,
+        attributes: dict[str, Attribute],
+        cost: tuple[Work, ...],
+        processor: Processor = "device",
     ) -> str:
         """Declare a kernel call, and the scratch tensor that its implementation needs."""
         if call_id not in self.calls:
-            self.calls[call_id] = KernelCall(kernel=kernel, attributes=attributes, cost=cost)
+            self.calls[call_id] = KernelCall(
+                kernel=kernel, attributes=attributes, cost=cost, processor=processor
+            )
             if size := workspace_bytes(kernel, attributes):
                 self.declare_flat(f"scratch.{call_id}", size, "scratch", "uint8")
         return call_id

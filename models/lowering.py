@@ -2,22 +2,22 @@
 
 Order: in every round all chunks pass a layer before the first chunk starts on the next; the head
 takes chunks in reverse; backward takes layers and chunks in reverse. In the last round a group's
-optimizer task follows its last gradient at once. Tensors keep their names from round to round;
-versions tell rounds apart.
+optimizer task follows its last gradient at once, unless the recipe's `optimizer` says otherwise.
+Tensors keep their names from round to round; versions tell rounds apart.
 """
 
 import hashlib
 import json
-import zlib
 
 from pydantic import ValidationError
 
 from twinstream.models.chain_builder import ChainBuilder
 from twinstream.models.declarations import Shapes, declare_tensors
 from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.optimizer_tasks import OptimizerTasks
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.models.work import ChunkWork, adamw_work
+from twinstream.models.work import ChunkWork
 from twinstream.schedule.chain import Chain, Input, Output
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -82,7 +82,9 @@ class _Lowering:
             Input(tensor="step_state", version=1, source="step_state", index=0)
         )
         state = self.builder.write("step_state", "step_state")
-        self.step_state = state.model_copy(update={"mode": "read"})
+        self.optimizer = OptimizerTasks(
+            self.builder, self.shapes, self.recipe, state.model_copy(update={"mode": "read"})
+        )
         for round_ in range(self.workload.rounds_per_step):
             self.round_starts.append(len(self.builder.tasks))
             self._forward(round_)
@@ -92,9 +94,6 @@ class _Lowering:
             self._embed_backward(round_)
         loss = self.builder.read("loss", "loss")
         self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
-
-    def _last(self, round_: int) -> bool:
-        return round_ == self.workload.rounds_per_step - 1
 
     def _chunks_reversed(self) -> range:
         return range(self.workload.chunks_per_round - 1, -1, -1)
@@ -155,15 +154,14 @@ class _Lowering:
                 builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
                 builder.read("tokens", f"tokens.{chunk}"),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
-                builder.accumulate("gradients", "grad.head"),
+                self.optimizer.gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
             ]
             if tied:
                 operands.append(builder.read("embedding", "param.embedding"))
-                operands.append(builder.accumulate("embedding_gradients", "grad.embedding"))
+                operands.append(self.optimizer.gradient("embedding_gradients", "embedding", round_))
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
-        if self._last(round_):
-            self._optimizer("head")
+        self.optimizer.after_group("head", round_)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         builder = self.builder
@@ -176,7 +174,7 @@ class _Lowering:
                 builder.read("attention", f"attention.{layer}.{chunk}"),
                 builder.read("projections", f"projections.{layer}.{chunk}"),
                 builder.update("d_hidden", f"d_hidden.{chunk}"),
-                builder.accumulate("gradients", f"grad.{layer}"),
+                self.optimizer.gradient("gradients", str(layer), round_),
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
@@ -185,8 +183,7 @@ class _Lowering:
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
             builder.bind_recomputes(before=task_id)
-        if self._last(round_):
-            self._optimizer(str(layer))
+        self.optimizer.after_group(str(layer), round_)
 
     def _recomputes(self, round_: int, layer: int, chunk: int) -> None:
         builder = self.builder
@@ -225,38 +222,10 @@ class _Lowering:
             operands = [
                 builder.read("tokens", f"tokens.{chunk}"),
                 builder.read("d_hidden", f"d_hidden.{chunk}"),
-                builder.accumulate("gradients", "grad.embedding"),
+                self.optimizer.gradient("gradients", "embedding", round_),
             ]
             self._add("embed_backward", call, operands, round_=round_, chunk=chunk)
-        if self._last(round_):
-            self._optimizer("embedding")
-
-    def _optimizer(self, group: str) -> None:
-        """One AdamW task per part of the group's flat tensor."""
-        builder, recipe = self.builder, self.recipe
-        for part in self.shapes.optimizer_parts(group):
-            attributes: dict[str, Attribute] = {
-                "dtype": self.spec.dtype,
-                "num_elements": part.num_elements,
-                "element_offset": part.element_offset,
-                "tensor_seed": zlib.crc32(f"param.{group}".encode()),
-                "beta1": recipe.beta1,
-                "beta2": recipe.beta2,
-                "eps": recipe.eps,
-                "weight_decay": recipe.weight_decay,
-                "stochastic_rounding": recipe.stochastic_rounding and self.spec.dtype == "bfloat16",
-            }
-            cost = adamw_work(part.num_elements, self.spec.dtype, self.spec.itemsize)
-            call = builder.call(f"adamw.{part.suffix}", "adamw_step/eager", attributes, cost)
-            operands = [
-                builder.update("parameters", f"param.{part.suffix}"),
-                builder.read("gradients", f"grad.{part.suffix}"),
-                builder.update("state", f"opt.{part.suffix}"),
-                self.step_state.model_copy(update={"name": "step_state"}),
-            ]
-            layer = int(group) if group.isdigit() else None
-            label = Label(kind="optimizer_step", layer=layer)
-            builder.add(f"optimizer.{part.suffix}", call, operands, label)
+        self.optimizer.after_group("embedding", round_)
 
     def _work(self, start: int) -> ChunkWork:
         return ChunkWork(self.spec, self.workload, start)

@@ -1,8 +1,12 @@
 """The training recipe: what decides the bits of a run, apart from the data."""
 
+from typing import Literal
+
 from pydantic import Field, PositiveInt
 
 from twinstream.schedule.node import Node
+
+OptimizerPlace = Literal["device", "host", "host_after_backward"]
 
 
 class Recipe(Node):
@@ -11,6 +15,10 @@ class Recipe(Node):
     Learning rate, bias correction, step and seed are data of the run (the small device tensor
     `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 only. The head works
     on at most `max_row_slice` rows of logits at a time.
+
+    `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
+    as its last gradient is there; or on the host CPU after the whole backward pass, the gradients
+    of all rounds added up there.
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -19,6 +27,7 @@ class Recipe(Node):
     weight_decay: float = Field(default=1e-4, ge=0)
     stochastic_rounding: bool = True
     max_row_slice: PositiveInt = 1024
+    optimizer: OptimizerPlace = "device"
 
     def row_slice(self, num_tokens: int) -> int:
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""

@@ -159,3 +159,25 @@ def adamw_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]
             dtype=dtype,
         ),
     )
+
+
+def host_adamw_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
+    """The same pass by the host CPU, through host DRAM."""
+    return tuple(_on_host(work) for work in adamw_work(num_elements, dtype, itemsize))
+
+
+def host_accumulate_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
+    """The host adds a gradient to another: reads both, writes one."""
+    added = Work(
+        unit="accumulate",
+        shape=(num_elements,),
+        flops=num_elements,
+        hbm_bytes=3 * num_elements * itemsize,
+        launches=1,
+        dtype=dtype,
+    )
+    return (_on_host(added),)
+
+
+def _on_host(work: Work) -> Work:
+    return work.model_copy(update={"hbm_bytes": 0, "host_dram_bytes": work.hbm_bytes})

@@ -234,6 +234,8 @@ def _formulas() -> dict[str, Callable[[Attributes], int]]:
         "head_loss/eager": _head_loss,
         "embed_backward/eager": _embed_backward,
         "adamw_step/eager": _none,
+        "adamw_step/host": _none,
+        "accumulate/host": _none,
     }
 
 

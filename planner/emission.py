@@ -1,10 +1,12 @@
 """Freeze a task sequence and its stays into a schedule.
 
 The walk is in task order, as a runtime would issue: before a task the loads whose bytes become
-free there, in order of need; the task; then the offload of every content that became final.
+free there, in order of need; the task; then the offload of every content that became final. A
+task of the host CPU works on what is at home in host memory; then what it made is copied to where
+it is needed on the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
@@ -20,6 +22,7 @@ from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
 from twinstream.schedule.workload import MachineRef
 
 COMPUTE = Stream(queue="compute")
+HOST_COMPUTE = Stream(queue="host_compute")
 H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
@@ -66,6 +69,7 @@ def host_units(placement: Placement) -> list[Unit]:
     stays = placement.stays
     moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
     moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
+    moved |= traffic.host_units
     return [unit for name, unit in placement.units.units.items() if name in moved]
 
 
@@ -127,7 +131,10 @@ class _Emission:
             due.sort(key=lambda i: (self.placement.stays[i].uses[0].position, i))
             for index in due:
                 ops += self._load(index)
-            ops.append(self._compute(task, slot_at[position]))
+            if self._on_host(task):
+                ops += self._host_compute(task)
+            else:
+                ops.append(self._compute(task, COMPUTE, slot_at[position]))
             for index, leaves in self.traffic.stores.get(position, {}).items():
                 ops += self._store(index, leaves)
         return ops
@@ -172,13 +179,27 @@ class _Emission:
             )
             offset += align_up(unit.tensor.size_bytes)
 
-    def _compute(self, task: Task, slots: dict[str, str]) -> Compute:
+    def _on_host(self, task: Task) -> bool:
+        return self.placement.chain.calls[task.call].processor == "host"
+
+    def _host_compute(self, task: Task) -> list[Op]:
+        """The task on what is at home, and copies of what it makes into stays that go on."""
+        ops: list[Op] = []
+        for operand in task.operands:
+            if operand.mode == "read":
+                ops += self._fed(operand.tensor, operand.version, self.homes[self._unit(operand)])
+        ops.append(self._compute(task, HOST_COMPUTE, self.homes))
+        for index, leaves in self.traffic.refreshes.get(task.task_id, {}).items():
+            ops += self._copies_in(index, leaves)
+        return ops
+
+    def _compute(self, task: Task, stream: Stream, slots: Mapping[str, str]) -> Compute:
         operands = tuple(
             Operand(**dict(operand), slot=slots[self._unit(operand)]) for operand in task.operands
         )
         return Compute(
             op_id=task.task_id,
-            stream=COMPUTE,
+            stream=stream,
             task=task.task_id,
             call=task.call,
             operands=operands,
@@ -188,19 +209,27 @@ class _Emission:
     def _unit(self, operand: TaskOperand) -> str:
         return self.units.unit_of_leaf[self.units.leaves(operand.tensor, None)[0]]
 
+    def _fed(self, tensor: str, version: int, home: str) -> list[Op]:
+        """The host fills the home with an input when it is first asked for."""
+        if (fed := self._inputs.pop((tensor, version), None)) is None:
+            return []
+        return [
+            Feed(
+                op_id=f"feed.{tensor}.{version}", stream=HOST_QUEUE, tensor=tensor,
+                version=version, slot=home, source=fed.source, index=fed.index,
+            )
+        ]  # fmt: skip
+
     def _load(self, index: int) -> list[Op]:
+        return self._copies_in(index, self.traffic.loads.get(index, {}))
+
+    def _copies_in(self, index: int, leaves: dict[str, int]) -> list[Op]:
         unit = self.placement.stays[index].unit
         stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else H2D
         ops: list[Op] = []
-        for tensor, version in self._copied(unit, self.traffic.loads.get(index, {})):
+        for tensor, version in self._copied(unit, leaves):
             home, slot = self.homes[unit], self._slot_of_stay[index]
-            if fed := self._inputs.pop((tensor, version), None):
-                ops.append(
-                    Feed(
-                        op_id=f"feed.{tensor}.{version}", stream=HOST_QUEUE, tensor=tensor,
-                        version=version, slot=home, source=fed.source, index=fed.index,
-                    )
-                )  # fmt: skip
+            ops += self._fed(tensor, version, home)
             ops.append(
                 Copy(
                     op_id=self._copy_id("h2d", tensor), stream=stream, tensor=tensor,

@@ -3,9 +3,15 @@
 from collections.abc import Callable, Mapping
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import OptimizerPlace
 from twinstream.planner.bound import lower_bound
+from twinstream.planner.host_bound import raised_by_host
+from twinstream.planner.host_tasks import host_tasks, without_host_tasks
 from twinstream.planner.judge import Judge
+from twinstream.planner.policies.full_recompute import plan_full_recompute
+from twinstream.planner.policies.layer_offload import plan_layer_offload
 from twinstream.planner.policies.optimal import plan_optimal
+from twinstream.planner.policies.optimizer_offload import plan_optimizer_offload
 from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
@@ -22,9 +28,29 @@ class UnknownPolicyError(TwinstreamError):
     """No policy of that name."""
 
 
+class WrongChainError(TwinstreamError):
+    """The chain's optimizer runs elsewhere than the policy has it."""
+
+
 def policies() -> Mapping[str, Policy]:
-    """The policies by name."""
-    return {"optimal": plan_optimal, "streaming": plan_streaming, "resident": plan_resident}
+    """The policies by name; the last three model what others do, for comparison."""
+    return {
+        "optimal": plan_optimal,
+        "streaming": plan_streaming,
+        "resident": plan_resident,
+        "full_recompute": plan_full_recompute,
+        "optimizer_offload": plan_optimizer_offload,
+        "layer_offload": plan_layer_offload,
+    }
+
+
+def optimizer_place(policy: str) -> OptimizerPlace:
+    """Where and when the chains of a policy update the parameters: `Recipe.optimizer`."""
+    places: Mapping[str, OptimizerPlace] = {
+        "optimizer_offload": "host",
+        "layer_offload": "host_after_backward",
+    }
+    return places.get(policy, "device")
 
 
 def plan_chain(
@@ -41,11 +67,13 @@ def plan_chain(
 
     Raises:
         UnknownPolicyError: the message lists the policies there are.
+        WrongChainError: the chain's recipe has another `optimizer` than the policy.
         InfeasiblePlan: the caps are too small for the policy; it says what would do.
     """
     known = policies()
     if policy not in known:
         raise UnknownPolicyError(f"unknown policy '{policy}'; known: {', '.join(known)}")
+    _require_chain_of(policy, chain)
     schedule = known[policy](chain, machine, caps, judge)
     require_safe(schedule)
     require_conforming(schedule, chain)
@@ -53,15 +81,31 @@ def plan_chain(
 
 
 def step_bound(chain: Chain, machine: Machine, caps: Caps) -> StepBound | None:
-    """The lower bound in the form that schedules carry; None when nothing fits the caps."""
+    """The lower bound in the form that schedules carry; None when nothing fits the caps.
+
+    Of a chain with tasks on the host it is that of `raised_by_host`.
+    """
     few = with_rounds(chain, PROGRAM_ROUNDS)
+    with_host = bool(host_tasks(chain))
+    if with_host:
+        few = without_host_tasks(few)
     found = lower_bound(few, machine, caps, num_rounds=len(chain.round_starts))
     if found is None:
         return None
-    return StepBound(
+    bound = StepBound(
         step_s=found.step_s,
         device_s_per_gib=found.device_s_per_gib,
         host_s_per_gib=found.host_s_per_gib,
         link_s_per_gb_per_s=found.link_s_per_gb_per_s,
         limits=found.limits,
     )
+    return raised_by_host(bound, chain, machine) if with_host else bound
+
+
+def _require_chain_of(policy: str, chain: Chain) -> None:
+    place, wanted = chain.recipe.get("optimizer", "device"), optimizer_place(policy)
+    if place != wanted:
+        raise WrongChainError(
+            f"policy '{policy}' plans chains with the optimizer on '{wanted}', this one has it on "
+            f"'{place}': lower it with Recipe(optimizer=\"{wanted}\")"
+        )

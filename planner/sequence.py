@@ -18,3 +18,15 @@ def with_recomputes(chain: Chain, levels: Mapping[str, str]) -> list[Task]:
             tasks.append(before[task.task_id])
         tasks.append(task)
     return tasks
+
+
+def at_level(chain: Chain, level: str | None) -> list[Task]:
+    """All blocks recomputed from one level; None: nothing is recomputed."""
+    groups = {r.group for r in chain.recomputes} if level else set()
+    return with_recomputes(chain, dict.fromkeys(groups, level or ""))
+
+
+def declared_levels(chain: Chain) -> list[str]:
+    """Recompute levels in the order the chain declares them: the cheapest first."""
+    names = [r.task.label.level for r in chain.recomputes]
+    return list(dict.fromkeys(name for name in names if name is not None))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
-from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
+from twinstream.hardware_profiles.cost import call_alone_ns, copy_alone_ns, work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
@@ -48,7 +48,8 @@ class MachineCosts:
 
     A kernel sequence is one flow: alone it takes the sum of its kernels' times; it uses compute
     all that time and its HBM bytes evenly over it. A copy uses its direction of the link, the
-    link's joint limit, HBM and host DRAM. What the host fills or takes uses host DRAM.
+    link's joint limit, HBM and host DRAM. What the host fills or takes uses host DRAM; what it
+    computes uses the host CPU and its bytes of host DRAM evenly over its time alone.
     """
 
     def __init__(self, schedule: Schedule, machine: Machine) -> None:
@@ -64,6 +65,8 @@ class MachineCosts:
                 ("host_dram", "host_dram_bytes_per_s"),
             )
         }
+        if any(call.processor == "host" for call in schedule.calls.values()):
+            self.capacity = {**self.capacity, "host_compute": 1.0}
         self._copied_bytes = _copied_bytes(schedule)
         self._calls = {name: self._call_cost(name) for name in schedule.calls}
         self._copies: dict[tuple[str, int], OpCost] = {}
@@ -80,7 +83,12 @@ class MachineCosts:
                 assert_never(op)
 
     def _call_cost(self, name: str) -> OpCost:
-        works = self._schedule.calls[name].cost
+        call = self._schedule.calls[name]
+        works = call.cost
+        if call.processor == "host":
+            host_ns = call_alone_ns(call, self._machine)
+            dram_bytes = float(sum(work.host_dram_bytes for work in works))
+            return _op_cost(0, host_ns, (("host_compute", host_ns), ("host_dram", dram_bytes)))
         times = [work_time(work, self._machine) for work in works]
         alone_ns = sum(max(t.compute_ns, t.memory_ns) for t in times)
         hbm_bytes = sum(work.hbm_bytes for work in works)

@@ -18,7 +18,7 @@ from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.plan import plan_chain
+from twinstream.planner.plan import optimizer_place, plan_chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Fetch
@@ -64,7 +64,8 @@ def plan(
         device_mem: cap of device memory, `24GiB`, `80%` or bytes; by default all of it. The
             machine's reserve for context and libraries is taken off.
         host_mem: cap of pinned host memory; by default all that the profile states.
-        policy: `resident` or `streaming`.
+        policy: by name; see `twinstream.planner.plan.policies`. It decides where the optimizer
+            runs, whatever the recipe of `step` says.
 
     Returns:
         A schedule that is verified and conforms to the model's task chain.
@@ -76,11 +77,12 @@ def plan(
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
     caps = _caps(profile, device_mem, host_mem)
+    recipe = step.recipe.model_copy(update={"optimizer": optimizer_place(policy)})
     failed: InfeasiblePlan | None = None
     for workload in chunkings(spec, step):
         try:
             return plan_chain(
-                lower(spec, workload, step.recipe),
+                lower(spec, workload, recipe),
                 profile,
                 caps,
                 policy,

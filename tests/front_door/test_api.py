@@ -24,6 +24,16 @@ def test_a_plan_stays_within_its_device_cap():
     assert ts.simulate(schedule, "cpu").step_ns > 0
 
 
+@pytest.mark.parametrize("policy", ["full_recompute", "optimizer_offload", "layer_offload"])
+def test_what_others_do_is_planned_and_simulated_on_the_chain_that_it_needs(policy):
+    schedule = ts.plan("tiny", "cpu", step=STEP, policy=policy)
+    assert ts.verify(schedule) == []
+    reloaded = ts.Schedule.model_validate_json(schedule.model_dump_json())
+    assert ts.simulate(reloaded, "cpu").step_ns > 0
+    on_host = {call.kernel for call in schedule.calls.values() if call.processor == "host"}
+    assert ("adamw_step/host" in on_host) == (policy != "full_recompute")
+
+
 def test_training_is_the_same_whatever_the_caps():
     free = ts.plan("tiny", "cpu", step=STEP, policy="resident")
     tight = ts.plan("tiny", "cpu", step=STEP, device_mem="6MiB", policy="streaming")

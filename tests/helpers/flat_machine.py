@@ -11,6 +11,7 @@ H2D_PER_NS = 50
 D2H_PER_NS = 40
 DUPLEX_PER_NS = 60
 DRAM_PER_NS = 200
+HOST_FLOP_PER_NS = 1000
 LAUNCH_NS = 30
 COPY_NS = 7
 WAIT_NS = 5
@@ -29,6 +30,7 @@ def flat_machine(**changes: Any) -> Machine:
         "pcie_d2h_bytes_per_s": number(D2H_PER_NS * 1e9),
         "pcie_duplex_bytes_per_s": number(DUPLEX_PER_NS * 1e9),
         "host_dram_bytes_per_s": number(DRAM_PER_NS * 1e9),
+        "host_peak_fp32_flop_per_s": number(HOST_FLOP_PER_NS * 1e9),
         "launch_latency_ns": number(LAUNCH_NS),
         "copy_latency_ns": number(COPY_NS),
         "event_wait_latency_ns": number(WAIT_NS),
@@ -36,6 +38,7 @@ def flat_machine(**changes: Any) -> Machine:
         "efficiency": {
             **{name: curve(1.0, 0, "bytes") for name in ("hbm", "h2d", "d2h", "duplex", "vector")},
             "host_dram": curve(1.0, 0, "bytes"),
+            "host_vector": curve(1.0, 0, "bytes"),
             "matmul": curve(1.0, 0, "flops"),
             "attention_forward": curve(1.0, 0, "flops"),
             "attention_backward": curve(1.0, 0, "flops"),

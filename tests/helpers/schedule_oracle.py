@@ -15,7 +15,10 @@ from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import Slot, Tensor
 
 RACE = "race"
-LAYOUT = {"BadPart", "SlotMisaligned", "ArenaExceedsCap", "TensorOutsideSlot", "BadWait"}
+LAYOUT = {
+    "BadPart", "SlotMisaligned", "ArenaExceedsCap", "TensorOutsideSlot", "BadWait",
+    "OperandInWrongMemory",
+}  # fmt: skip
 
 Byte = tuple[str, int]
 Content = tuple[str, int, int]
@@ -160,6 +163,7 @@ def layout_problems(schedule: Schedule) -> set[str]:
         | _fit_problems(schedule, tensors)
         | _carried_problems(schedule, tensors)
         | _wait_problems(schedule)
+        | _memory_problems(schedule)
     )
 
 
@@ -186,6 +190,16 @@ def _carried_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str
         taken.append((str(slot.tier), base + low, base + high))
     if any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a, b in combinations(taken, 2)):
         return {"CarriedNotValid"}
+    return set()
+
+
+def _memory_problems(schedule: Schedule) -> set[str]:
+    tiers = {s.slot_id: s.tier.kind for s in schedule.slots}
+    for op in schedule.ops:
+        if isinstance(op, Compute):
+            processor = schedule.calls[op.call].processor
+            if any(tiers[operand.slot] != processor for operand in op.operands):
+                return {"OperandInWrongMemory"}
     return set()
 
 

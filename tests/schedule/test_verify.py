@@ -3,6 +3,7 @@
 import pytest
 
 from tests.schedule.small import (
+    CALL,
     SCHEDULE,
     TENSORS,
     tensor,
@@ -21,6 +22,7 @@ from twinstream.schedule.violations import (
     BadPart,
     BadWait,
     CarriedNotValid,
+    OperandInWrongMemory,
     OperandsOverlap,
     OverwriteTooEarly,
     ReadTooEarly,
@@ -125,6 +127,28 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
         ("op-head",),
         "loss",
         "device.loss",
+        ),
+    ),
+    "an operand of the device's in host memory": (
+        with_operand("op-step", 1, slot="host.weight"),
+        OperandInWrongMemory(
+        "op 'op-step' runs on the device, but its operand 'weight' is in slot 'host.weight' of "
+        "host:0",
+        ("op-step",),
+        "weight",
+        "host.weight",
+        ),
+    ),
+    "an operand of the host's in device memory": (
+        SCHEDULE.model_copy(
+            update={"calls": {"call": CALL.model_copy(update={"processor": "host"})}}
+        ),
+        OperandInWrongMemory(
+        "op 'op-step' runs on the host, but its operand 'weight' is in slot 'device.weight' of "
+        "device:0",
+        ("op-step",),
+        "weight",
+        "device.weight",
         ),
     ),
     "a slot that starts behind the tensor": (

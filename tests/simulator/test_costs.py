@@ -10,6 +10,7 @@ from tests.helpers.flat_machine import (
     FLOP_PER_NS,
     H2D_PER_NS,
     HBM_PER_NS,
+    HOST_FLOP_PER_NS,
     LAUNCH_NS,
     WAIT_NS,
     flat_machine,
@@ -100,6 +101,43 @@ def test_two_directions_at_once_share_the_duplex_limit():
     )
     spans = one_pass([op("a", "h2d"), op("b", "d2h")], flat_machine(), tensors=(x,), slots=slots)
     assert spans == [(0, COPY_NS + 1000)] * 2
+
+
+def host_call(flops: int, dram_bytes: int) -> dict[str, KernelCall]:
+    work = Work(
+        unit="adamw", shape=(), flops=flops, hbm_bytes=0, launches=1, host_dram_bytes=dram_bytes
+    )
+    return {
+        "call": KernelCall(kernel="nothing/host", attributes={}, cost=(work,), processor="host")
+    }
+
+
+@pytest.mark.parametrize(("flops", "dram", "ns"), [(90, 20, 90), (10, 20, 20)])
+def test_a_task_of_the_host_takes_the_slower_of_its_arithmetic_and_host_dram(flops, dram, ns):
+    calls = host_call(flops * HOST_FLOP_PER_NS, dram * DRAM_PER_NS)
+    assert one_pass([op("a", "compute")], flat_machine(), calls=calls) == [(0, ns)]
+
+
+def test_a_task_of_the_host_and_a_copy_share_host_dram():
+    """Both together need 200 B/ns + 50 B/ns of 200: the copy has its 50, the task 150, then 200."""
+    size = H2D_PER_NS * 1000
+    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
+    slots = tuple(
+        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
+        for tier in (DEVICE, HOST)
+    )
+    spans = one_pass(
+        [op("a", "compute"), op("b", "h2d")], flat_machine(copy_latency_ns=number(0)),
+        tensors=(x,), slots=slots, calls=host_call(0, 2000 * DRAM_PER_NS),
+    )  # fmt: skip
+    assert spans == [(0, 1000 + (2000 * 200 - 1000 * 150) // 200), (0, 1000)]
+
+
+def test_only_schedules_with_tasks_on_the_host_need_the_hosts_numbers():
+    lacking = flat_machine(host_peak_fp32_flop_per_s=None)
+    assert "host_compute" not in MachineCosts(sketch([op("a", "compute")]), lacking).capacity
+    with pytest.raises(MissingNumberError, match="host_peak_fp32_flop_per_s"):
+        simulate(sketch([op("a", "compute")], calls=host_call(1, 1)), lacking)
 
 
 def test_unconstrained_links_leave_only_latencies():

@@ -12,6 +12,7 @@ class Work(Node):
     `attention_backward`, `rms_norm`, `swiglu`, `adamw`, ...; unknown units use `vector`). `shape`
     is what that curve may depend on: (M, N, K) for a matmul, (query tokens, context tokens,
     heads, head_dim, sequences) for attention, (elements,) for the rest. A multiply-add is 2 FLOPs.
+    Work on the device moves `hbm_bytes`, work on the host CPU `host_dram_bytes`.
     """
 
     unit: str
@@ -20,3 +21,4 @@ class Work(Node):
     hbm_bytes: NonNegativeInt
     launches: NonNegativeInt
     dtype: str = "bfloat16"
+    host_dram_bytes: NonNegativeInt = 0

@@ -9,10 +9,14 @@ from twinstream.schedule.node import Node
 
 Attribute = bool | int | float | str
 Mode = Literal["read", "write", "update", "scratch"]
+Processor = Literal["device", "host"]
 
 
 class Stream(Node):
-    """An in-order queue. By convention `compute`, `h2d`, `d2h`, `host`; names are open."""
+    """An in-order queue. By convention `compute`, `h2d`, `d2h`, `host`; names are open.
+
+    What the host CPU computes has the queue `host_compute`.
+    """
 
     device: NonNegativeInt = 0
     queue: str
@@ -32,11 +36,15 @@ class Label(Node):
 
 
 class KernelCall(Node):
-    """A kernel (registry key with implementation), its attributes and what it costs."""
+    """A kernel (registry key with implementation), its attributes and what it costs.
+
+    Its operands lie in the memory of the `processor` that it runs on.
+    """
 
     kernel: str
     attributes: dict[str, Attribute]
     cost: tuple[Work, ...]
+    processor: Processor = "device"
 
 
 class TaskOperand(Node):

@@ -1,4 +1,4 @@
-"""Static rules: parts inside parents, slots aligned and within caps, tensors inside slots."""
+"""Static rules: parts inside parents, slots aligned, within caps and in the right memory."""
 
 from itertools import pairwise
 
@@ -9,6 +9,7 @@ from twinstream.schedule.violations import (
     ArenaExceedsCap,
     BadPart,
     CarriedNotValid,
+    OperandInWrongMemory,
     SlotMisaligned,
     TensorOutsideSlot,
     Violation,
@@ -26,6 +27,7 @@ def layout_violations(schedule: Schedule, access_map: AccessMap) -> list[Violati
         *_part_violations(access_map),
         *_slot_violations(schedule, access_map),
         *_fit_violations(schedule, access_map),
+        *_memory_violations(schedule, access_map),
         *_carried_violations(schedule, access_map),
     ]
 
@@ -107,6 +109,29 @@ def _fit_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation
         if why := access_map.fit_error(tensor, slot, num_parts):
             where, ops = (f"in op '{op_id}'", (op_id,)) if op_id else ("among what is carried", ())
             found.append(TensorOutsideSlot(f"{where} {why}", ops, tensor, slot))
+    return found
+
+
+def _memory_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
+    """A device's operands lie in a device's memory, the host's in host memory."""
+    found: list[Violation] = []
+    memory = {name: slot.tier.kind for name, slot in access_map.slots.items()}
+    for op in schedule.ops:
+        if op.kind != "compute":
+            continue
+        processor = schedule.calls[op.call].processor
+        for operand in op.operands:
+            if memory[operand.slot] != processor:
+                found.append(
+                    OperandInWrongMemory(
+                        f"op '{op.op_id}' runs on the {processor}, but its operand "
+                        f"'{operand.name}' is in slot '{operand.slot}' of "
+                        f"{access_map.slots[operand.slot].tier}",
+                        (op.op_id,),
+                        operand.tensor,
+                        operand.slot,
+                    )
+                )
     return found
 
 

@@ -41,6 +41,10 @@ class TensorOutsideSlot(Violation):
     rule = "a tensor lies inside the slot it is used in"
 
 
+class OperandInWrongMemory(Violation):
+    rule = "a kernel's operands lie in the memory of the processor that it runs on"
+
+
 class OperandsOverlap(Violation):
     rule = "an op does not write bytes that it also reads or writes as another operand"
 

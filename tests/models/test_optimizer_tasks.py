@@ -1,0 +1,91 @@
+"""Where a chain's optimizer runs, in which order, and what it costs there."""
+
+import pytest
+
+from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
+from twinstream.models.declarations import Shapes
+from twinstream.models.recipe import Recipe
+from twinstream.schedule.chain import Chain, Task
+
+PRESETS = ("tiny", "tiny-qwen3")
+WORKLOAD_NAMES = ("packed", "sliced", "one chunk")
+
+
+def on_host(chain: Chain) -> list[Task]:
+    return [task for task in chain.tasks if chain.calls[task.call].processor == "host"]
+
+
+def kinds(tasks: list[Task]) -> list[str]:
+    return [task.label.kind for task in tasks]
+
+
+@pytest.mark.parametrize("workload", WORKLOAD_NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_on_the_host_the_tasks_are_the_same_in_the_same_order(workload, preset):
+    device = tiny_chain(workload, preset)
+    host = tiny_chain(workload, preset, Recipe(optimizer="host"))
+    assert on_host(device) == []
+    assert host.tasks == device.tasks
+    assert {task.task_id for task in on_host(host)} == {
+        task.task_id for task in device.tasks if task.label.kind == "optimizer_step"
+    }
+    assert host.recipe["optimizer"] == "host"
+
+
+def test_an_update_moves_its_bytes_through_host_dram():
+    """Parameter, gradient, m and v are read, parameter, m and v written: seven times."""
+    chain = tiny_chain("packed", recipe=Recipe(optimizer="host"))
+    sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    for task in on_host(chain):
+        (work,) = chain.calls[task.call].cost
+        parameters = next(o.tensor for o in task.operands if o.name == "parameters")
+        assert (work.hbm_bytes, work.host_dram_bytes) == (0, 7 * sizes[parameters])
+
+
+@pytest.mark.parametrize("workload", WORKLOAD_NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_after_backward_all_updates_follow_the_last_gradient_in_the_models_order(workload, preset):
+    chain = tiny_chain(workload, preset, Recipe(optimizer="host_after_backward"))
+    updates = [i for i, t in enumerate(chain.tasks) if t.label.kind == "optimizer_step"]
+    assert updates == list(range(updates[0], len(chain.tasks)))
+    shapes = Shapes(small(preset), WORKLOADS[workload])
+    wanted = [f"optimizer.{p.suffix}" for g in shapes.groups for p in shapes.optimizer_parts(g)]
+    assert [chain.tasks[i].task_id for i in updates] == wanted
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_after_backward_the_host_adds_up_the_gradients_of_every_round_but_the_first(preset):
+    chain = tiny_chain("packed", preset, Recipe(optimizer="host_after_backward"))
+    shapes = Shapes(small(preset), WORKLOADS["packed"])
+    sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    added = [task for task in on_host(chain) if task.label.kind == "accumulate"]
+    assert [task.task_id for task in added] == [
+        f"r1.accumulate.{group}" for group in reversed(shapes.groups)
+    ]
+    for task in added:
+        total, new = task.operands
+        assert (total.mode, new.mode) == ("update", "read")
+        (work,) = chain.calls[task.call].cost
+        assert work.host_dram_bytes == 3 * sizes[total.tensor]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_after_backward_the_device_makes_every_rounds_gradients_afresh(preset):
+    chain = tiny_chain("packed", preset, Recipe(optimizer="host_after_backward"))
+    first: dict[tuple[str, int | None], str] = {}
+    for task in chain.tasks:
+        for operand in task.operands:
+            if operand.name in ("gradients", "embedding_gradients") and task not in on_host(chain):
+                first.setdefault((operand.tensor, task.label.round), operand.mode)
+    assert set(first.values()) == {"write"}
+    assert {name for name, _ in first} == {
+        f"{kind}.{group}"
+        for kind in ("grad", "round_grad")
+        for group in Shapes(small(preset), WORKLOADS["packed"]).groups
+    }
+
+
+def test_with_one_round_nothing_is_added_up():
+    chain = tiny_chain("one chunk", recipe=Recipe(optimizer="host_after_backward"))
+    assert set(kinds(on_host(chain))) == {"optimizer_step"}
+    assert not [t for t in chain.tensors if t.tensor_id.startswith("round_grad")]
