@@ -1,6 +1,6 @@
 """Ways to cut a training step into rounds and chunks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twinstream.models.declarations import Shapes
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
@@ -11,6 +11,8 @@ from twinstream.schedule.workload import Workload
 
 TARGET_CHUNK_TOKENS = 8192
 _SMALLEST_SLICE_TOKENS = 1024
+_MOST_CHUNKS = 8
+_FALLBACKS = 3
 
 
 class ChunkingError(TwinstreamError):
@@ -49,6 +51,44 @@ def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     if not found:
         raise misfits[0]
     return found
+
+
+def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+    """All workloads among which `optimal` chooses, the preferred one first.
+
+    Chunks of half, once and twice the preferred size, or whole sequences of that many, or slices;
+    1, 2, 4 or 8 times the chunks that one sequence or one chunk takes in a round, up to 8 (or one
+    sequence), and what `chunkings` prefers. What the user fixed stays.
+
+    Raises:
+        ChunkingError: the fixed numbers contradict each other; says which.
+    """
+    preferred = chunkings(spec, step)
+    found = [preferred[0]]
+    for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens)):
+        per_sequence = max(1, step.seq_len // size)
+        for times in (1, 2, 4, 8):
+            chunks = step.chunks_per_round or times * per_sequence
+            if times > 1 and chunks > _MOST_CHUNKS:
+                continue
+            try:
+                found.append(_workload(spec, replace(step, chunks_per_round=chunks), size))
+            except ChunkingError:
+                continue
+    return list(dict.fromkeys([*found, *preferred[:_FALLBACKS]]))
+
+
+def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
+    if step.chunk_tokens:
+        return [step.chunk_tokens]
+    wanted = [preferred, preferred * 2, preferred // 2]
+    return [
+        size
+        for size in wanted
+        if size >= _SMALLEST_SLICE_TOKENS
+        and (size % step.seq_len == 0 or step.seq_len % size == 0)
+        and (step.tokens_per_step is None or step.tokens_per_step % size == 0)
+    ]
 
 
 def _check(step: TrainingStep) -> None:

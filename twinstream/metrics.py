@@ -54,7 +54,7 @@ def summarize(
         hfu=executed / step_s / peak,
         device_peak_bytes=arena_bytes(schedule, DEVICE) + schedule.caps.device_reserve_bytes,
         host_peak_bytes=arena_bytes(schedule, HOST),
-        h2d_bytes=moved.get("h2d", 0),
+        h2d_bytes=moved.get("h2d", 0) + moved.get("h2d_inputs", 0),
         d2h_bytes=moved.get("d2h", 0),
         recompute_fraction=recomputed / executed,
         lower_bound_s=bound.step_s if bound else None,

@@ -7,10 +7,11 @@ from dataclasses import replace
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.fitting import Packed, first_fitting
+from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.host_tasks import HostContent, device_uses
 from twinstream.planner.judge import Judge
 from twinstream.planner.residency import Stay, chosen_stays
-from twinstream.planner.rounds import Folding, pack_folded
+from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
 from twinstream.planner.uses import Unit, UnitMap
 from twinstream.schedule.chain import Chain
@@ -82,8 +83,9 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
         return replace(stay, end=loads[following] if following < len(loads) else len(tasks))
 
     stays = [with_copies(stay) for stay in stays]
-    offsets, extent = pack_folded(stays, units, Folding.of(chain, tasks))
-    return Packed(Placement(chain, tasks, units, stays, offsets), extent)
+    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None)
+    placement = Placement(chain, tasks, units, packed.stays, packed.offsets)
+    return Packed(placement, packed.extent_bytes)
 
 
 def _synchronous(schedule: Schedule) -> Schedule:

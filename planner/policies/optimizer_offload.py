@@ -7,10 +7,11 @@ from twinstream.hardware_profiles.cost import call_alone_ns, copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.fitting import Packed, first_fitting
+from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.host_tasks import HostContent, device_uses
 from twinstream.planner.judge import Judge
 from twinstream.planner.residency import Stay, TaskClock, resident_stays
-from twinstream.planner.rounds import Folding, pack_folded
+from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -71,5 +72,6 @@ def _placed(
     stays = resident_stays(device_uses(chain, tasks, units), units, len(tasks))
     if copies_ahead:
         stays = [drained(stay) for stay in stays]
-    offsets, extent = pack_folded(stays, units, Folding.of(chain, tasks))
-    return Packed(Placement(chain, tasks, units, stays, offsets), extent)
+    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None)
+    placement = Placement(chain, tasks, units, packed.stays, packed.offsets)
+    return Packed(placement, packed.extent_bytes)

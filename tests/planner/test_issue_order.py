@@ -37,10 +37,12 @@ def need_of(chain: Chain, schedule: Schedule, position: int) -> int:
 @pytest.mark.parametrize(("workload", "preset"), CASES)
 def test_loads_are_issued_in_order_of_need(workload, preset, policy):
     for chain, schedule in tiny_plans(workload, preset, policy):
-        loads = [i for i, op in enumerate(schedule.ops) if op.stream.queue == "h2d"]
-        needs = [need_of(chain, schedule, i) for i in loads]
-        assert needs == sorted(needs)
-        assert loads
+        queues: dict[str, list[int]] = {"h2d": [], "h2d_inputs": []}
+        for i, op in enumerate(schedule.ops):
+            if op.stream.queue in queues:
+                queues[op.stream.queue].append(need_of(chain, schedule, i))
+        assert all(needs == sorted(needs) for needs in queues.values())
+        assert queues["h2d_inputs"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,121 @@
+"""Plan a training step: choose how to cut it, then where every tensor lives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering import lower
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.bound import lower_bound
+from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.judge import Judge
+from twinstream.planner.plan import finished, optimizer_place, plan_chain, step_bound
+from twinstream.planner.policies.optimal import JUDGED_ROUNDS, Plan, optimal_plans
+from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.workload import Workload
+
+DEFAULT_OVERHEAD = 0.01
+_BOUNDED = 6
+_PLANNED = 2
+_MANY_ROUNDS = 128
+
+
+def plan_step(
+    spec: ModelSpec,
+    step: TrainingStep,
+    machine: Machine,
+    caps: Caps,
+    policy: str,
+    judge: Judge | None = None,
+) -> Schedule:
+    """A verified, conforming schedule of a training step, with its lower bounds.
+
+    `optimal` chooses the chunking with the least step time; every other policy takes the preferred
+    one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many.
+
+    Raises:
+        ChunkingError: what is fixed of the step contradicts itself.
+        UnknownPolicyError: the message lists the policies there are.
+        InfeasiblePlan: the caps are too small for the policy; it says what would do.
+    """
+    if policy == "optimal":
+        return _Family(spec, step, machine, caps, judge).best()
+    recipe = step.recipe.model_copy(update={"optimizer": optimizer_place(policy)})
+    failed: InfeasiblePlan | None = None
+    for workload in chunkings(spec, step):
+        try:
+            return plan_chain(lower(spec, workload, recipe), machine, caps, policy, judge)
+        except InfeasiblePlan as error:
+            failed = error
+    assert failed is not None, "there is always at least one chunking"
+    raise failed
+
+
+def proposed_tokens(
+    spec: ModelSpec, step: TrainingStep, machine: Machine, overhead: float = DEFAULT_OVERHEAD
+) -> int:
+    """The fewest tokens per step at which the optimizer takes at most a share of the step.
+
+    The step's time is taken from the lower bound without caps, for the preferred chunking:
+    `overhead` is what it takes beyond its rounds, each as long as a further one would be.
+    """
+    workload = chunkings(spec, step)[0]
+    chain = _few_rounds(spec, _with_rounds(workload, PROGRAM_ROUNDS), step.recipe)
+    caps = Caps()
+    some, more = (
+        lower_bound(chain, machine, caps, num_rounds=n) for n in (_MANY_ROUNDS, 2 * _MANY_ROUNDS)
+    )
+    assert some is not None and more is not None, "nothing is capped"
+    round_s = (more.step_s - some.step_s) / _MANY_ROUNDS
+    beyond_s = max(0.0, some.step_s - _MANY_ROUNDS * round_s)
+    rounds = max(1, ceil(beyond_s * (1.0 - overhead) / (overhead * round_s)))
+    return workload.tokens_per_step // workload.rounds_per_step * rounds
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """A way to cut the step, and what it takes at least."""
+
+    workload: Workload
+    few: Chain
+    step_s: float
+
+
+class _Family:
+    """All admissible ways to cut a step, and the search for the best."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        step: TrainingStep,
+        machine: Machine,
+        caps: Caps,
+        judge: Judge | None,
+    ) -> None:
+        self.spec, self.step, self.machine, self.caps, self.judge = spec, step, machine, caps, judge
+        self.recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
+
+    def best(self) -> Schedule:
+        """The fastest schedule found; its bound has the least of all admissible workloads."""
+        bounded, family_s = self._bounded()
+        best: tuple[Plan, Workload] | None = None
+        for found in bounded[:_PLANNED] if not self._only_later_fit(bounded) else bounded:
+            if best is not None and found.step_s * 1e9 >= best[0].step_ns:
+                break
+            rounds = found.workload.rounds_per_step
+            plans = optimal_plans(
+                found.few, self.machine, self.caps, self.judge, num_rounds=rounds
+            )
+            if plans and (best is None or plans[0].step_ns < best[0].step_ns):
+                best = plans[0], found.workload
+        if best is None:
+            return self._refused()
+        plan, workload = best
+        chain = lower(self.spec, workload, self.recipe)
+        return finished(plan.make(chain), chain, "optimal", self._step_bound(chain, family_s))
