@@ -75,9 +75,14 @@ def plan_chain(
         raise UnknownPolicyError(f"unknown policy '{policy}'; known: {', '.join(known)}")
     _require_chain_of(policy, chain)
     schedule = known[policy](chain, machine, caps, judge)
+    return finished(schedule, chain, step_bound(chain, machine, caps))
+
+
+def finished(schedule: Schedule, chain: Chain, bound: StepBound | None) -> Schedule:
+    """The schedule with its bound, proven safe and conforming."""
     require_safe(schedule)
     require_conforming(schedule, chain)
-    return schedule.model_copy(update={"bound": step_bound(chain, machine, caps)})
+    return schedule.model_copy(update={"bound": bound})
 
 
 def step_bound(chain: Chain, machine: Machine, caps: Caps) -> StepBound | None:

@@ -1,13 +1,10 @@
 """Plan a training step: choose how to cut it, then where every tensor lives."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 
-from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
-from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
@@ -21,7 +18,6 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
 
 DEFAULT_OVERHEAD = 0.01
-_BOUNDED = 6
 _PLANNED = 2
 _MANY_ROUNDS = 128
 
@@ -66,7 +62,8 @@ def proposed_tokens(
     `overhead` is what it takes beyond its rounds, each as long as a further one would be.
     """
     workload = chunkings(spec, step)[0]
-    chain = _few_rounds(spec, _with_rounds(workload, PROGRAM_ROUNDS), step.recipe)
+    three = workload.model_copy(update={"rounds_per_step": PROGRAM_ROUNDS})
+    chain = lower(spec, three, step.recipe)
     caps = Caps()
     some, more = (
         lower_bound(chain, machine, caps, num_rounds=n) for n in (_MANY_ROUNDS, 2 * _MANY_ROUNDS)
@@ -103,19 +100,47 @@ class _Family:
 
     def best(self) -> Schedule:
         """The fastest schedule found; its bound has the least of all admissible workloads."""
-        bounded, family_s = self._bounded()
-        best: tuple[Plan, Workload] | None = None
-        for found in bounded[:_PLANNED] if not self._only_later_fit(bounded) else bounded:
-            if best is not None and found.step_s * 1e9 >= best[0].step_ns:
+        bounded = self._bounded()
+        best: tuple[Plan, _Bounded] | None = None
+        tried = 0
+        for found in bounded:
+            if best is not None and (tried >= _PLANNED or found.step_s * 1e9 >= best[0].step_ns):
                 break
-            rounds = found.workload.rounds_per_step
             plans = optimal_plans(
-                found.few, self.machine, self.caps, self.judge, num_rounds=rounds
-            )
+                found.few, self.machine, self.caps, self.judge,
+                num_rounds=found.workload.rounds_per_step,
+            )  # fmt: skip
+            tried += 1
             if plans and (best is None or plans[0].step_ns < best[0].step_ns):
-                best = plans[0], found.workload
+                best = plans[0], found
         if best is None:
             return self._refused()
-        plan, workload = best
+        plan, found = best
+        chain = lower(self.spec, found.workload, self.recipe)
+        schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
+        bound = step_bound(chain, self.machine, self.caps)
+        if bound is not None:
+            bound = bound.model_copy(update={"family_step_s": bounded[0].step_s})
+        return finished(schedule, chain, bound)
+
+    def _bounded(self) -> list[_Bounded]:
+        """Admissible workloads that the bound does not rule out, the least bound first."""
+        found = []
+        for workload in admissible(self.spec, self.step):
+            few = lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)
+            small = with_rounds(few, PROGRAM_ROUNDS)
+            bound = lower_bound(small, self.machine, self.caps, num_rounds=workload.rounds_per_step)
+            if bound is not None:
+                found.append(_Bounded(workload, few, bound.step_s))
+        return sorted(found, key=lambda bounded: bounded.step_s)
+
+    def _refused(self) -> Schedule:
+        """Raise what `plan_chain` says of the chunks that take the least."""
+        workload = chunkings(self.spec, self.step)[-1]
         chain = lower(self.spec, workload, self.recipe)
-        return finished(plan.make(chain), chain, "optimal", self._step_bound(chain, family_s))
+        return plan_chain(chain, self.machine, self.caps, "optimal", self.judge)
+
+
+def _with_rounds(workload: Workload, most: int) -> Workload:
+    rounds = min(workload.rounds_per_step, most)
+    return workload.model_copy(update={"rounds_per_step": rounds})

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering import lower
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.chunking import TrainingStep, chunkings
-from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.plan import optimizer_place, plan_chain
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Fetch
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from twinstream.executor.state import State
     from twinstream.executor.training import TokenSource
 
-DEFAULT_POLICY = "streaming"
+DEFAULT_POLICY = "optimal"
 
 
 class NoTorchError(TwinstreamError):
@@ -77,21 +75,9 @@ def plan(
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
     caps = _caps(profile, device_mem, host_mem)
-    recipe = step.recipe.model_copy(update={"optimizer": optimizer_place(policy)})
-    failed: InfeasiblePlan | None = None
-    for workload in chunkings(spec, step):
-        try:
-            return plan_chain(
-                lower(spec, workload, recipe),
-                profile,
-                caps,
-                policy,
-                judge=lambda schedule: replay(schedule, profile),
-            )
-        except InfeasiblePlan as error:
-            failed = error
-    assert failed is not None, "there is always at least one chunking"
-    raise failed
+    return plan_step(
+        spec, step, profile, caps, policy, judge=lambda schedule: replay(schedule, profile)
+    )
 
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:

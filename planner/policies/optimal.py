@@ -16,6 +16,7 @@ from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.margins import Allowances, QueueModel
+from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.rounding import Decisions
@@ -28,7 +29,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import Timeline
 
-_JUDGED_ROUNDS = 4
+JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
 _IN_FLIGHT_BLOCKS = 0.5
 _TURNS = 4
@@ -92,14 +93,14 @@ class _Search:
     ) -> None:
         self.machine, self.caps, self.judge, self.num_rounds = machine, caps, judge, num_rounds
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
-        self.judged = with_rounds(chain, _JUDGED_ROUNDS)
+        self.judged = with_rounds(chain, JUDGED_ROUNDS)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
 
     def plans(self) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
-        for policy in (plan_resident, plan_streaming):
+        for policy in (plan_resident, plan_full_recompute, plan_streaming):
             make = partial(_plain, policy, self.machine, self.caps)
             try:
                 schedule = make(self.judged)

@@ -32,7 +32,8 @@ class StepBound(Node):
     """What no schedule of the same chain, machine and caps can beat, and what it hangs on.
 
     Prices are the seconds per step that one more unit saves: a GiB of a memory, a GB/s of a rate.
-    `limits` name the resources without which the bound would be lower.
+    `limits` name the resources without which the bound would be lower. `family_step_s` is the least
+    bound over all admissible ways to cut the step into rounds and chunks, where that was asked.
     """
 
     step_s: float
@@ -40,6 +41,7 @@ class StepBound(Node):
     host_s_per_gib: float
     link_s_per_gb_per_s: dict[str, float]
     limits: tuple[str, ...]
+    family_step_s: float | None = None
 
 
 class Schedule(Node):
