@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import OptimizerPlace
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound import LowerBound, lower_bound
 from twinstream.planner.host_bound import raised_by_host
 from twinstream.planner.host_tasks import host_tasks, without_host_tasks
 from twinstream.planner.judge import Judge
@@ -97,14 +97,20 @@ def step_bound(chain: Chain, machine: Machine, caps: Caps) -> StepBound | None:
     found = lower_bound(few, machine, caps, num_rounds=len(chain.round_starts))
     if found is None:
         return None
-    bound = StepBound(
+    bound = as_step_bound(found)
+    return raised_by_host(bound, chain, machine) if with_host else bound
+
+
+def as_step_bound(found: LowerBound, family_step_s: float | None = None) -> StepBound:
+    """A lower bound as schedules carry it; with the least one of a family of chains."""
+    return StepBound(
         step_s=found.step_s,
         device_s_per_gib=found.device_s_per_gib,
         host_s_per_gib=found.host_s_per_gib,
         link_s_per_gb_per_s=found.link_s_per_gb_per_s,
         limits=found.limits,
+        family_step_s=family_step_s,
     )
-    return raised_by_host(bound, chain, machine) if with_host else bound
 
 
 def _require_chain_of(policy: str, chain: Chain) -> None:

@@ -1,16 +1,19 @@
 """Plan a training step: choose how to cut it, then where every tensor lives."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound import LowerBound, lower_bound
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.plan import finished, optimizer_place, plan_chain, step_bound
+from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain
 from twinstream.planner.policies.optimal import JUDGED_ROUNDS, Plan, optimal_plans
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.schedule.chain import Chain
@@ -19,6 +22,7 @@ from twinstream.schedule.workload import Workload
 
 DEFAULT_OVERHEAD = 0.01
 _PLANNED = 2
+_WORTH_IT = 1.01
 _MANY_ROUNDS = 128
 
 
@@ -40,6 +44,30 @@ def plan_step(
         UnknownPolicyError: the message lists the policies there are.
         InfeasiblePlan: the caps are too small for the policy; it says what would do.
     """
+    with gc_paused():
+        return _plan_step(spec, step, machine, caps, policy, judge)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Planning makes millions of small objects without cycles; looking for any takes a quarter."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _plan_step(
+    spec: ModelSpec,
+    step: TrainingStep,
+    machine: Machine,
+    caps: Caps,
+    policy: str,
+    judge: Judge | None,
+) -> Schedule:
     if policy == "optimal":
         return _Family(spec, step, machine, caps, judge).best()
     recipe = step.recipe.model_copy(update={"optimizer": optimizer_place(policy)})
@@ -81,7 +109,7 @@ class _Bounded:
 
     workload: Workload
     few: Chain
-    step_s: float
+    bound: LowerBound
 
 
 class _Family:
@@ -104,13 +132,14 @@ class _Family:
         best: tuple[Plan, _Bounded] | None = None
         tried = 0
         for found in bounded:
-            if best is not None and (tried >= _PLANNED or found.step_s * 1e9 >= best[0].step_ns):
+            if best is not None and (
+                tried >= _PLANNED or found.bound.step_s * 1e9 * _WORTH_IT >= best[0].step_ns
+            ):
                 break
             plans = optimal_plans(
                 found.few, self.machine, self.caps, self.judge,
-                num_rounds=found.workload.rounds_per_step,
+                num_rounds=found.workload.rounds_per_step, bound_s=found.bound.step_s,
             )  # fmt: skip
-            tried += 1
             if plans and (best is None or plans[0].step_ns < best[0].step_ns):
                 best = plans[0], found
         if best is None:
@@ -118,9 +147,7 @@ class _Family:
         plan, found = best
         chain = lower(self.spec, found.workload, self.recipe)
         schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
-        bound = step_bound(chain, self.machine, self.caps)
-        if bound is not None:
-            bound = bound.model_copy(update={"family_step_s": bounded[0].step_s})
+        bound = as_step_bound(found.bound, family_step_s=bounded[0].bound.step_s)
         return finished(schedule, chain, bound)
 
     def _bounded(self) -> list[_Bounded]:
@@ -131,8 +158,8 @@ class _Family:
             small = with_rounds(few, PROGRAM_ROUNDS)
             bound = lower_bound(small, self.machine, self.caps, num_rounds=workload.rounds_per_step)
             if bound is not None:
-                found.append(_Bounded(workload, few, bound.step_s))
-        return sorted(found, key=lambda bounded: bounded.step_s)
+                found.append(_Bounded(workload, few, bound))
+        return sorted(found, key=lambda bounded: bounded.bound.step_s)
 
     def _refused(self) -> Schedule:
         """Raise what `plan_chain` says of the chunks that take the least."""

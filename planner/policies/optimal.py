@@ -1,8 +1,9 @@
 """`optimal`: decisions from the lower bound's program, made whole, filled, judged, and again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 
@@ -35,7 +36,10 @@ _IN_FLIGHT_BLOCKS = 0.5
 _TURNS = 4
 _REPAIRS = 8
 _HOST_REPAIRS = 3
-_NEAR_ENOUGH = 1.003
+_HOST_SHARE = 0.99
+_NEAR_ENOUGH = 1.005
+_GAIN = 0.998
+
 
 Maker = Callable[[Chain], Schedule]
 Policy = Callable[[Chain, Machine, Caps], Schedule]
@@ -63,7 +67,13 @@ def plan_optimal(
         TwinstreamError: there is no judge.
         InfeasiblePlan: nothing fits the caps; what would is that of `streaming`.
     """
-    plans = optimal_plans(chain, machine, caps, judge, num_rounds=len(chain.round_starts))
+    num_rounds = len(chain.round_starts)
+    bound = lower_bound(with_rounds(chain, PROGRAM_ROUNDS), machine, caps, num_rounds=num_rounds)
+    plans: list[Plan] = []
+    if bound is not None:
+        plans = optimal_plans(
+            chain, machine, caps, judge, num_rounds=num_rounds, bound_s=bound.step_s
+        )
     for plan in plans:
         try:
             return plan.make(chain).model_copy(update={"policy": "optimal"})
@@ -73,12 +83,21 @@ def plan_optimal(
 
 
 def optimal_plans(
-    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None, *, num_rounds: int
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    judge: Judge | None,
+    *,
+    num_rounds: int,
+    bound_s: float,
 ) -> list[Plan]:
-    """Plans for a step of so many rounds, the fastest first; the chain may have as few as four."""
+    """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
+
+    Nothing more is tried once a plan is as good as the bound, to a fraction of a percent.
+    """
     if judge is None:
         raise TwinstreamError("policy 'optimal' needs a simulator as its judge; pass one")
-    return _Search(chain, machine, caps, judge, num_rounds).plans()
+    return _Search(chain, machine, caps, judge, num_rounds).plans(bound_s * 1e9)
 
 
 @dataclass(frozen=True)
@@ -97,43 +116,43 @@ class _Search:
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
 
-    def plans(self) -> list[Plan]:
+    def plans(self, bound_ns: float) -> list[Plan]:
         """All plans that fit, the fastest first."""
-        found: list[Plan] = []
-        for policy in (plan_resident, plan_full_recompute, plan_streaming):
-            make = partial(_plain, policy, self.machine, self.caps)
-            try:
-                schedule = make(self.judged)
-            except InfeasiblePlan:
-                continue
-            found.append(Plan(self._step_ns(schedule, self.judge(schedule)), make))
-        bound = lower_bound(self.small, self.machine, self.caps, num_rounds=self.num_rounds)
-        if bound is None:
-            return []
-        enough_ns = bound.step_s * 1e9 * _NEAR_ENOUGH
-        if not found or min(plan.step_ns for plan in found) > enough_ns:
-            found += self._turns(enough_ns)
+        found = [*self._of(plan_resident), *self._of(plan_full_recompute)]
+        for more in (self._turns, partial(self._of, plan_streaming)):
+            if min((plan.step_ns for plan in found), default=inf) > bound_ns * _NEAR_ENOUGH:
+                found += more()
         return sorted(found, key=lambda plan: plan.step_ns)
 
-    def _turns(self, enough_ns: float) -> Iterator[Plan]:
+    def _of(self, policy: Policy) -> list[Plan]:
+        """The plan of another policy, if it has one."""
+        make = partial(_plain, policy, self.machine, self.caps)
+        try:
+            schedule = make(self.judged)
+        except InfeasiblePlan:
+            return []
+        return [Plan(self._step_ns(schedule, self.judge(schedule)), make)]
+
+    def _turns(self) -> list[Plan]:
         """Decide, judge, and leave room on the links where compute waited for copies."""
         in_flight = round(_IN_FLIGHT_BLOCKS * self._copied_beside_a_block())
         shares: Shares | None = full_shares(len(self.small.tasks))
+        found: list[Plan] = []
         for _ in range(_TURNS):
-            if shares is None:
-                return
-            candidate = self._fitting(in_flight, shares)
-            if candidate is None:
+            fitting = self._fitting(in_flight, shares) if shares is not None else None
+            if fitting is None:
                 in_flight //= 2
                 continue
-            make = partial(self.schedule, candidate)
-            schedule = make(self.judged)
+            candidate, placement = fitting
+            schedule = emit(placement, self.machine, self.caps, "optimal")
             timeline = self.judge(schedule)
-            plan = Plan(self._step_ns(schedule, timeline), make)
-            yield plan
-            if plan.step_ns <= enough_ns:
-                return
+            plan = Plan(self._step_ns(schedule, timeline), partial(self.schedule, candidate))
+            worse = len(found) > 1 and plan.step_ns > _GAIN * min(p.step_ns for p in found)
+            found.append(plan)
             shares = lowered(shares, schedule, timeline.passes[-1], self.judged, self.small)
+            if worse or shares is None:
+                break
+        return found
 
     def schedule(self, candidate: _Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
@@ -146,11 +165,11 @@ class _Search:
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
         return self.block_ns / 1e9 * sum(rate for rate in rates if rate < float("inf"))
 
-    def _fitting(self, in_flight: int, shares: Shares) -> _Candidate | None:
+    def _fitting(self, in_flight: int, shares: Shares) -> tuple[_Candidate, Placement] | None:
         """Decisions that fit both caps, with so many bytes left for copies in flight."""
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
         units = UnitMap(self.small)
-        host_room = host
+        host_room = None if host is None else round(host * _HOST_SHARE)
         for _ in range(_HOST_REPAIRS):
             caps = _caps_of_arenas(
                 self.caps, None if device is None else device - in_flight, host_room
@@ -164,10 +183,9 @@ class _Search:
             found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
             if found is None:
                 return None
-            candidate, placement = found
-            over = _over(host_bytes(placement), host)
+            over = _over(host_bytes(found[1]), host)
             if not over:
-                return candidate
+                return found
             host_room = None if host_room is None else host_room - over
         return None
 
@@ -228,9 +246,8 @@ def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedu
 
 
 def _over(needed_bytes: int, cap_bytes: int | None) -> int:
-    """By how much a cap is to be lowered: what is missing, and a little more."""
-    missing = 0 if cap_bytes is None else max(0, needed_bytes - cap_bytes)
-    return missing + missing // 16
+    """By how much a cap is to be lowered: what is missing, and as much again."""
+    return 0 if cap_bytes is None else 2 * max(0, needed_bytes - cap_bytes)
 
 
 def _caps_of_arenas(caps: Caps, device_arena: int | None, host_arena: int | None) -> Caps:
