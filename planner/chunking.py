@@ -12,7 +12,6 @@ from twinstream.schedule.workload import Workload
 TARGET_CHUNK_TOKENS = 8192
 _SMALLEST_SLICE_TOKENS = 1024
 _MOST_CHUNKS = 8
-_FALLBACKS = 3
 
 
 class ChunkingError(TwinstreamError):
@@ -56,15 +55,15 @@ def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
 def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     """All workloads among which `optimal` chooses, the preferred one first.
 
-    Chunks of half, once and twice the preferred size, or whole sequences of that many, or slices;
-    1, 2, 4 or 8 times the chunks that one sequence or one chunk takes in a round, up to 8 (or one
-    sequence), and what `chunkings` prefers. What the user fixed stays.
+    Chunks of half, once and twice the preferred size (of long sequences once, twice and four
+    times); 1, 2, 4 or 8 times the chunks that one sequence or one chunk takes in a round, up to 8
+    (or one sequence). What the user fixed stays.
 
     Raises:
         ChunkingError: the fixed numbers contradict each other; says which.
     """
     preferred = chunkings(spec, step)
-    found = [preferred[0]]
+    found = [] if step.seq_len > _MOST_CHUNKS * preferred[0].chunk_tokens else [preferred[0]]
     for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens)):
         per_sequence = max(1, step.seq_len // size)
         for times in (1, 2, 4, 8):
@@ -75,13 +74,15 @@ def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
                 found.append(_workload(spec, replace(step, chunks_per_round=chunks), size))
             except ChunkingError:
                 continue
-    return list(dict.fromkeys([*found, *preferred[:_FALLBACKS]]))
+    return list(dict.fromkeys(found))
 
 
 def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
     if step.chunk_tokens:
         return [step.chunk_tokens]
     wanted = [preferred, preferred * 2, preferred // 2]
+    if step.seq_len > _MOST_CHUNKS * preferred:
+        wanted = [preferred * 4, preferred * 2, preferred]
     return [
         size
         for size in wanted

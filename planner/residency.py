@@ -168,13 +168,17 @@ def _with_margins(group: Sequence[Use], clock: TaskClock, margins: Margins) -> t
 def _groups(used: Sequence[Use], keep: Callable[[Use, Use], bool]) -> list[list[Use]]:
     """Cut the uses where the content in between is dead, new from the host, or not kept."""
     groups: list[list[Use]] = []
+    left: dict[str, int] = {}
     for use in used:
-        if groups and _same_content(groups[-1], use):
-            adjacent = use.position == groups[-1][-1].position + 1
-            if adjacent or keep(groups[-1][-1], use):
-                groups[-1].append(use)
-                continue
-        groups.append([use])
+        goes_on = bool(groups) and _is_left(left, use)
+        if goes_on and use.position != groups[-1][-1].position + 1:
+            goes_on = keep(groups[-1][-1], use)
+        if goes_on:
+            groups[-1].append(use)
+        else:
+            groups.append([use])
+            left = {}
+        _leave(left, use)
     return groups
 
 
@@ -182,10 +186,19 @@ def _same_content(group: Sequence[Use], use: Use) -> bool:
     """Whether `use` needs content that the group leaves: it reads that, or adds another leaf."""
     left: dict[str, int] = {}
     for earlier in group:
-        for leaf in earlier.leaves:
-            made = leaf.makes if leaf.makes is not None else leaf.reads
-            if made is not None:
-                left[leaf.leaf] = made
+        _leave(left, earlier)
+    return _is_left(left, use)
+
+
+def _leave(left: dict[str, int], use: Use) -> None:
+    """Versions of leaves after a use."""
+    for leaf in use.leaves:
+        made = leaf.makes if leaf.makes is not None else leaf.reads
+        if made is not None:
+            left[leaf.leaf] = made
+
+
+def _is_left(left: dict[str, int], use: Use) -> bool:
     reads = [leaf for leaf in use.leaves if leaf.reads is not None]
     if reads:
         return all(left.get(leaf.leaf, leaf.reads) == leaf.reads for leaf in reads)

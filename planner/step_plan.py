@@ -4,8 +4,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
+from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
@@ -23,6 +24,7 @@ from twinstream.schedule.workload import Workload
 DEFAULT_OVERHEAD = 0.01
 _PLANNED = 2
 _WORTH_IT = 1.01
+_WORTH_BOUNDING = 1.005
 _MANY_ROUNDS = 128
 
 
@@ -130,11 +132,9 @@ class _Family:
         """The fastest schedule found; its bound has the least of all admissible workloads."""
         bounded = self._bounded()
         best: tuple[Plan, _Bounded] | None = None
-        tried = 0
-        for found in bounded:
-            if best is not None and (
-                tried >= _PLANNED or found.bound.step_s * 1e9 * _WORTH_IT >= best[0].step_ns
-            ):
+        for tried, found in enumerate(bounded):
+            least_ns = found.bound.step_s * 1e9 * _WORTH_IT
+            if best is not None and (tried >= _PLANNED or least_ns >= best[0].step_ns):
                 break
             plans = optimal_plans(
                 found.few, self.machine, self.caps, self.judge,
@@ -147,19 +147,54 @@ class _Family:
         plan, found = best
         chain = lower(self.spec, found.workload, self.recipe)
         schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
-        bound = as_step_bound(found.bound, family_step_s=bounded[0].bound.step_s)
+        bound = as_step_bound(found.bound, family_step_s=min(b.bound.step_s for b in bounded))
         return finished(schedule, chain, bound)
 
     def _bounded(self) -> list[_Bounded]:
-        """Admissible workloads that the bound does not rule out, the least bound first."""
-        found = []
+        """Admissible workloads by their bounds, the least first; of nearly equal ones the shorter.
+
+        Left out is what cannot be better than another's bound by half a percent, because its tasks
+        alone take as long. Where nothing fits, ever smaller chunks are tried.
+        """
+        found: list[_Bounded] = []
+        least_s = inf
         for workload in admissible(self.spec, self.step):
-            few = lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)
-            small = with_rounds(few, PROGRAM_ROUNDS)
-            bound = lower_bound(small, self.machine, self.caps, num_rounds=workload.rounds_per_step)
-            if bound is not None:
-                found.append(_Bounded(workload, few, bound))
-        return sorted(found, key=lambda bounded: bounded.bound.step_s)
+            bounded = self._bound_of(workload, least_s)
+            if bounded is not None:
+                found.append(bounded)
+                least_s = min(least_s, bounded.bound.step_s)
+        for workload in [] if found else chunkings(self.spec, self.step):
+            bounded = self._bound_of(workload, inf)
+            if bounded is not None:
+                found.append(bounded)
+                break
+        near_s = _WORTH_IT * least_s
+        return sorted(
+            found,
+            key=lambda f: (
+                max(f.bound.step_s, near_s),
+                len(f.few.tasks) if f.bound.step_s <= near_s else 0,
+            ),
+        )
+
+    def _bound_of(self, workload: Workload, least_s: float) -> _Bounded | None:
+        few = lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)
+        if self._alone_s(few, workload) * _WORTH_BOUNDING >= least_s:
+            return None
+        small = with_rounds(few, PROGRAM_ROUNDS)
+        rounds = workload.rounds_per_step
+        bound = lower_bound(small, self.machine, self.caps, num_rounds=rounds)
+        return None if bound is None else _Bounded(workload, few, bound)
+
+    def _alone_s(self, few: Chain, workload: Workload) -> float:
+        """What the tasks of all rounds take alone."""
+        alone = {name: cost_alone_ns(c.cost, self.machine) for name, c in few.calls.items()}
+        total_ns = sum(alone[task.call] for task in few.tasks)
+        more = workload.rounds_per_step - len(few.round_starts)
+        if more > 0:
+            middle = few.tasks[few.round_starts[1] : few.round_starts[2]]
+            total_ns += more * sum(alone[task.call] for task in middle)
+        return total_ns / 1e9
 
     def _refused(self) -> Schedule:
         """Raise what `plan_chain` says of the chunks that take the least."""

@@ -14,7 +14,7 @@ from twinstream.planner.congestion import Shares, full_shares, lowered
 from twinstream.planner.emission import Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judge import Judge
 from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.policies.full_recompute import plan_full_recompute
@@ -33,6 +33,7 @@ from twinstream.schedule.timeline import Timeline
 JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
 _IN_FLIGHT_BLOCKS = 0.5
+_IN_FLIGHT_SHARE = 0.125
 _TURNS = 4
 _REPAIRS = 8
 _HOST_REPAIRS = 3
@@ -118,11 +119,20 @@ class _Search:
 
     def plans(self, bound_ns: float) -> list[Plan]:
         """All plans that fit, the fastest first."""
-        found = [*self._of(plan_resident), *self._of(plan_full_recompute)]
+        found: list[Plan] = []
+        if self._holds_all_state():
+            found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         for more in (self._turns, partial(self._of, plan_streaming)):
-            if min((plan.step_ns for plan in found), default=inf) > bound_ns * _NEAR_ENOUGH:
+            best_ns = min((plan.step_ns for plan in found), default=inf)
+            if best_ns > bound_ns * _NEAR_ENOUGH:
                 found += more()
         return sorted(found, key=lambda plan: plan.step_ns)
+
+    def _holds_all_state(self) -> bool:
+        """Whether the device has room for what persists at the least."""
+        cap, persistent = self.caps.arena_bytes("device"), set(self.small.persistent)
+        state = sum(t.size_bytes for t in self.small.tensors if t.tensor_id in persistent)
+        return cap is None or state <= cap
 
     def _of(self, policy: Policy) -> list[Plan]:
         """The plan of another policy, if it has one."""
@@ -135,7 +145,7 @@ class _Search:
 
     def _turns(self) -> list[Plan]:
         """Decide, judge, and leave room on the links where compute waited for copies."""
-        in_flight = round(_IN_FLIGHT_BLOCKS * self._copied_beside_a_block())
+        in_flight = self._in_flight()
         shares: Shares | None = full_shares(len(self.small.tasks))
         found: list[Plan] = []
         for _ in range(_TURNS):
@@ -157,13 +167,22 @@ class _Search:
     def schedule(self, candidate: _Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
         sequence = TaskSequence.of(chain, candidate.decisions, self.call_ns)
-        placement, _ = self._place(sequence, candidate)
+        placement, over = self._place(sequence, candidate)
+        if over and self.caps.device_bytes is not None:
+            needed = self.caps.device_bytes + max(over.values())
+            task = sequence.tasks[0].task_id
+            raise InfeasiblePlan(
+                Shortage("optimal", "device", self.caps.device_bytes, needed, task, None, None)
+            )
         return emit(placement, self.machine, self.caps, "optimal")
 
-    def _copied_beside_a_block(self) -> float:
-        """Bytes that both directions copy while the longest task runs."""
+    def _in_flight(self) -> int:
+        """Bytes to leave for copies: what both directions copy beside a block, within reason."""
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
-        return self.block_ns / 1e9 * sum(rate for rate in rates if rate < float("inf"))
+        beside = self.block_ns / 1e9 * sum(rate for rate in rates if rate < inf)
+        wanted = round(_IN_FLIGHT_BLOCKS * beside)
+        device = self.caps.arena_bytes("device")
+        return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
 
     def _fitting(self, in_flight: int, shares: Shares) -> tuple[_Candidate, Placement] | None:
         """Decisions that fit both caps, with so many bytes left for copies in flight."""
