@@ -14,6 +14,7 @@ from twinstream.planner.bound_program import Program, Solution
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.bound_slots import LinkShares, Resource, SlotProgram
 from twinstream.planner.gaps import Element, Gap
+from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
@@ -43,7 +44,7 @@ class LowerBound:
     Prices are the seconds that one more unit saves: a GiB of device or host memory, a GB/s of a
     link direction. `limits` are the resources without which the bound would be lower.
     `choices`, `recomputed` (by recompute task) and `slot_ms` (by task, from the start of the
-    recompute before it) are the optimum found.
+    recompute before it) are the optimum found; positions in them are segments of tasks.
     """
 
     step_s: float
@@ -54,6 +55,7 @@ class LowerBound:
     choices: tuple[Choice, ...]
     recomputed: dict[str, float]
     slot_ms: tuple[float, ...]
+    segment_of_task: tuple[int, ...]
 
 
 def lower_bound(
@@ -102,10 +104,11 @@ class _Bound:
         tied: bool,
     ) -> None:
         self.chain, self.machine, self.caps = chain, machine, caps
-        rounds = RoundClasses.of(chain, num_rounds)
+        self.segments = Segments.of(chain)
+        rounds = RoundClasses.of(chain, self.segments, num_rounds)
         self.program = Program()
-        self.gaps = GapProgram(self.program, chain, rounds, tied=tied)
-        self.slots = SlotProgram(self.program, chain, machine, rounds)
+        self.gaps = GapProgram(self.program, chain, self.segments, rounds, tied=tied)
+        self.slots = SlotProgram(self.program, chain, self.segments, machine, rounds)
 
     def solve(self, copy_cost: float, shares: LinkShares | None = None) -> LowerBound | None:
         compute = self.slots.add_compute(self.gaps.recompute)
@@ -129,13 +132,18 @@ class _Bound:
 
     def _occupied(self, segments: Sequence[tuple[int, int, Terms]]) -> list[int]:
         all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
-        return occupancy(self.program, segments, len(self.chain.tasks), all_gib)
+        return occupancy(self.program, segments, self.segments.count, all_gib)
 
     def _device_rows(self, kept: Sequence[int], used_gib: Sequence[float]) -> list[int]:
         """At every task: its operands, what is kept, early loads, and unfinished offloads."""
         cap = self.caps.arena_bytes("device")
         if cap is None:
             return []
+        if not self.segments.single:  # copies in flight are left out: when in a segment, is open
+            return [
+                self.program.at_most([(column, 1.0)], cap / GIB - used)
+                for column, used in zip(kept, used_gib, strict=True)
+            ]
         twice: list[Terms] = [[] for _ in kept]  # an operand, and perhaps not yet stored
         for task, terms in self.gaps.evicted_at_uses():
             twice[task] += [(column, -gib) for column, gib in terms]
@@ -175,20 +183,21 @@ class _Bound:
         ]
 
     def _used_gib(self) -> list[float]:
-        """GiB that each task itself must have on the device."""
+        """GiB that each task itself must have on the device; of a segment the most of any."""
         parts: dict[str, list[str]] = {}
         sizes = {t.tensor_id: t.size_bytes for t in self.chain.tensors}
         for tensor in self.chain.tensors:
             if tensor.parent is not None:
                 parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
-        found = []
-        for task in self.chain.tasks:
+        found = [0.0] * self.segments.count
+        for i, task in enumerate(self.chain.tasks):
             leaves = {
                 leaf
                 for o in task.operands
                 for leaf in parts.get(o.tensor, [o.tensor])[: o.num_parts]
             }
-            found.append(sum(sizes[leaf] for leaf in leaves) / GIB)
+            segment = self.segments.of_task[i]
+            found[segment] = max(found[segment], sum(sizes[leaf] for leaf in leaves) / GIB)
         return found
 
     def _result(
@@ -220,5 +229,6 @@ class _Bound:
                 for (number, index, extra), columns in self.gaps.columns.items()
             ),
             recomputed={name: float(values[c]) for name, c in self.gaps.recompute.items()},
-            slot_ms=tuple(self.slots.with_own_recompute(values, self.gaps.recompute)),
+            slot_ms=tuple(self.slots.task_ms(values, self.gaps.recompute)),
+            segment_of_task=self.segments.of_task,
         )

@@ -7,6 +7,7 @@ from typing import Literal
 from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.gaps import Element, Gap, elements
+from twinstream.planner.segments import Segments
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 
@@ -43,16 +44,24 @@ class GapColumns:
 class GapProgram:
     """All gaps of a chain. A key is (element, gap, whether it is the one between two middles)."""
 
-    def __init__(self, program: Program, chain: Chain, rounds: RoundClasses, *, tied: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        chain: Chain,
+        segments: Segments,
+        rounds: RoundClasses,
+        *,
+        tied: bool,
+    ) -> None:
         """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
-        self.elements = elements(chain)
-        self.recompute = {r.task.task_id: program.column() for r in chain.recomputes}
+        self.elements = elements(chain, segments)
+        self.recompute = _recompute_columns(program, chain, segments)
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []
         self.loaded_at: list[tuple[int, int, Terms]] = []
         self.host_at: list[tuple[int, int, Terms]] = []
-        self._remakes = _remaking_columns(chain, self.recompute)
+        self._remakes = _remaking_columns(chain, segments, self.recompute)
         self._chain = chain
         for number, element in enumerate(self.elements):
             self._add_columns(number, element)
@@ -284,7 +293,7 @@ class GapProgram:
     def _segments(self, gap: Gap) -> list[tuple[int, int, Side]]:
         inside = gap.begin + 1
         if gap.end <= gap.begin:
-            return [(inside, self.rounds.num_tasks, "inside"), (0, gap.end, "inside")]
+            return [(inside, self.rounds.num_segments, "inside"), (0, gap.end, "inside")]
         if not self.rounds.crosses(gap):
             return [(inside, gap.end, "inside")]
         boundary = max(inside, self.rounds.starts[self.rounds.of_position(gap.end)])
@@ -295,7 +304,7 @@ class GapProgram:
         for recompute in self._chain.recomputes:
             column = self.recompute[recompute.task.task_id]
             groups.setdefault(recompute.group, []).append((column, 1.0))
-        for terms in groups.values():
+        for terms in dict.fromkeys(tuple(terms) for terms in groups.values()):
             self.program.at_most(terms, 1.0)
 
 
@@ -318,12 +327,27 @@ def occupancy(
     return columns
 
 
-def _remaking_columns(
-    chain: Chain, recompute_columns: dict[str, int]
-) -> dict[str, list[tuple[int, int]]]:
-    """By leaf: (task right before which it is made again, recompute column)."""
-    units = UnitMap(chain)
+def _recompute_columns(program: Program, chain: Chain, segments: Segments) -> dict[str, int]:
+    """By recompute: its column, one for all of a segment that are alike in their groups."""
     position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    numbers: dict[str, int] = {}
+    shared: dict[tuple[int, int], int] = {}
+    found: dict[str, int] = {}
+    for recompute in chain.recomputes:
+        number = numbers[recompute.group] = numbers.get(recompute.group, -1) + 1
+        key = segments.of_task[position[recompute.before]], number
+        if key not in shared:
+            shared[key] = program.column()
+        found[recompute.task.task_id] = shared[key]
+    return found
+
+
+def _remaking_columns(
+    chain: Chain, segments: Segments, recompute_columns: dict[str, int]
+) -> dict[str, list[tuple[int, int]]]:
+    """By leaf: (segment before or in which it is made again, recompute column)."""
+    units = UnitMap(chain)
+    position = {task.task_id: segments.of_task[i] for i, task in enumerate(chain.tasks)}
     found: dict[str, list[tuple[int, int]]] = {}
     for recompute in chain.recomputes:
         place = position[recompute.before], recompute_columns[recompute.task.task_id]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from twinstream.planner.gaps import Gap
+from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 
 CLASSES = 3
@@ -13,15 +14,16 @@ class RoundClasses:
     """Rounds of a chain; of three, the second may stand for many."""
 
     starts: tuple[int, ...]
-    num_tasks: int
+    num_segments: int
     num_rounds: int
 
     @staticmethod
-    def of(chain: Chain, num_rounds: int | None) -> "RoundClasses":
+    def of(chain: Chain, segments: Segments, num_rounds: int | None) -> "RoundClasses":
         lowered = len(chain.round_starts)
         count = num_rounds or lowered
         assert count == lowered or (lowered == CLASSES and count > CLASSES)
-        return RoundClasses(chain.round_starts, len(chain.tasks), count)
+        starts = tuple(segments.of_task[start] for start in chain.round_starts)
+        return RoundClasses(starts, segments.count, count)
 
     @property
     def folded(self) -> bool:

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms
 from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
+from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 
@@ -24,9 +25,11 @@ LinkShares = Mapping[str, Sequence[float]]
 class Slot:
     """From the start of a task to the start of the next, with the recompute before that.
 
-    A load that the next task waits for may go on beside its recompute. The slot is `span_ms` long;
-    meanwhile `loaded` and `stored` GiB are copied. At its start `ahead` GiB lie on
-    the device for later tasks, and `behind` GiB wait there for their copy to the host.
+    A load that the next task waits for may go on beside its recompute. Where tasks are taken
+    together: from the start of the first one's own recompute to that of the next segment's first.
+    The slot is `span_ms` long; meanwhile `loaded` and `stored` GiB are copied. At its start
+    `ahead` GiB lie on the device for later tasks, and `behind` GiB wait there for their copy to
+    the host.
     """
 
     span_ms: int
@@ -49,9 +52,15 @@ class SlotProgram:
     """Slots of all tasks, and the rows that tie them to the machine and to each other."""
 
     def __init__(
-        self, program: Program, chain: Chain, machine: Machine, rounds: RoundClasses
+        self,
+        program: Program,
+        chain: Chain,
+        segments: Segments,
+        machine: Machine,
+        rounds: RoundClasses,
     ) -> None:
         self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
+        self.segments = segments
         self.calls = {name: _alone(call.cost, machine) for name, call in chain.calls.items()}
         total_gib = 1.0 + 4.0 * sum(t.size_bytes for t in chain.tensors) / GIB
         self._total_gib = total_gib
@@ -61,7 +70,15 @@ class SlotProgram:
                 program.column(upper=longest_ms),
                 *(program.column(upper=total_gib) for _ in range(4)),
             )
-            for _ in chain.tasks
+            for _ in range(segments.count)
+        ]
+        alone = [self.calls[task.call] for task in chain.tasks]
+        self.alone = [
+            (
+                sum(alone[i][0] for i in segments.tasks(n)),
+                sum(alone[i][1] for i in segments.tasks(n)),
+            )
+            for n in range(segments.count)
         ]
 
     def step_ms(self) -> Terms:
@@ -72,39 +89,52 @@ class SlotProgram:
         """A slot lasts as long as its task alone, and the recompute before the next."""
         again: list[Terms] = [[] for _ in self.slots]
         for position, column, alone_ms in self._recomputes(recompute_columns):
-            again[position - 1].append((column, alone_ms))
+            again[position - 1 if self.segments.single else position].append((column, alone_ms))
         return [
-            self.program.at_most([(slot.span_ms, -1.0), *terms], -self.calls[task.call][0])
-            for task, slot, terms in zip(self.chain.tasks, self.slots, again, strict=True)
+            self.program.at_most([(slot.span_ms, -1.0), *terms], -alone_ms)
+            for (alone_ms, _), slot, terms in zip(self.alone, self.slots, again, strict=True)
         ]
 
-    def with_own_recompute(
+    def task_ms(
         self, values: NDArray[np.float64], recompute_columns: dict[str, int]
     ) -> list[float]:
-        """Length of every slot, were it from the start of its own recompute to that of the next."""
+        """Length of every task's slot, were it from the start of its own recompute.
+
+        What a segment takes beyond its tasks is shared out evenly.
+        """
         spans_ms = [float(values[slot.span_ms]) for slot in self.slots]
-        for position, column, alone_ms in self._recomputes(recompute_columns):
-            again_ms = float(values[column]) * alone_ms
-            spans_ms[position - 1] -= again_ms
-            spans_ms[position] += again_ms
-        return spans_ms
+        if self.segments.single:
+            for position, column, alone_ms in self._recomputes(recompute_columns):
+                again_ms = float(values[column]) * alone_ms
+                spans_ms[position - 1] -= again_ms
+                spans_ms[position] += again_ms
+            return spans_ms
+        found: list[float] = []
+        for number, span_ms in enumerate(spans_ms):
+            tasks = self.segments.tasks(number)
+            more_ms = max(0.0, span_ms - self.alone[number][0]) / len(tasks)
+            found += [self.calls[self.chain.tasks[i].call][0] + more_ms for i in tasks]
+        return found
 
     def _recomputes(self, recompute_columns: dict[str, int]) -> list[tuple[int, int, float]]:
-        """(task that each is before, column, ms alone).
+        """(segment that each is before or in, column, ms alone).
 
         Before the first task of a class the slot is of another one, which may be recomputed
-        another number of times: such recomputes are left out, as if they took no time.
+        another number of times: such recomputes are left out, as if they took no time. Those that
+        share a column each count as the shortest of them.
         """
-        position = {task.task_id: i for i, task in enumerate(self.chain.tasks)}
-        return [
-            (
-                position[r.before],
-                recompute_columns[r.task.task_id],
-                self.calls[r.task.call][0],
-            )
-            for r in self.chain.recomputes
-            if not self.rounds.begins_class(position[r.before])
-        ]
+        position = {
+            task.task_id: self.segments.of_task[i] for i, task in enumerate(self.chain.tasks)
+        }
+        found: dict[int, tuple[int, int, float]] = {}
+        for recompute in self.chain.recomputes:
+            at, column = position[recompute.before], recompute_columns[recompute.task.task_id]
+            if self.segments.single and self.rounds.begins_class(at):
+                continue
+            alone_ms = self.calls[recompute.task.call][0]
+            _, number, shortest_ms = found.get(column, (at, 0, alone_ms))
+            found[column] = at, number + 1, min(shortest_ms, alone_ms)
+        return [(at, column, number * ms) for column, (at, number, ms) in found.items()]
 
     def add_resources(self, shares: LinkShares | None = None) -> list[Resource]:
         """In every slot, what is copied (and computed on HBM) takes its time.
@@ -123,10 +153,13 @@ class SlotProgram:
             if gib_per_ms == float("inf"):
                 continue
             rows = []
-            share = (shares or {}).get(name, [1.0] * len(self.slots))
-            for i, (task, slot) in enumerate(zip(self.chain.tasks, self.slots, strict=True)):
-                computed = self.calls[task.call][1] if name == "hbm" else 0.0
-                usable = gib_per_ms * share[i]
+            share = (shares or {}).get(name)
+            for i, slot in enumerate(self.slots):
+                computed = self.alone[i][1] if name == "hbm" else 0.0
+                usable = gib_per_ms
+                if share is not None:
+                    tasks = self.segments.tasks(i)
+                    usable *= sum(share[task] for task in tasks) / len(tasks)
                 terms = [(slot.span_ms, -usable), (slot.loaded, load), (slot.stored, store)]
                 rows.append(self.program.at_most(terms, -computed))
             found.append(Resource(name, rows, gib_per_ms))
@@ -135,11 +168,22 @@ class SlotProgram:
     def add_loads(self, gaps: GapProgram) -> None:
         """What a task needs has been copied before it starts; what is early lies there."""
         due: list[Terms] = [[] for _ in self.slots]
-        for task, terms in gaps.loads():
-            due[task] += terms
+        for at, terms in gaps.loads():
+            if (by := self._due_by(at)) is not None:
+                due[by] += terms
         arriving = self._boundaries([(s.ahead, s.loaded) for s in self.slots], [[] for _ in due])
         for i, slot in enumerate(self.slots):
             self.program.equal([(slot.ahead, 1.0), *due[i], *_negative(arriving[i])], 0.0)
+
+    def _due_by(self, segment: int) -> int | None:
+        """The segment before which a load must be through: the next one, of tasks taken together.
+
+        None where that one is of another class of rounds: such loads take no time.
+        """
+        if self.segments.single:
+            return segment
+        after = (segment + 1) % len(self.slots)
+        return None if self.rounds.begins_class(after) else after
 
     def add_stores(self, gaps: GapProgram) -> None:
         """What leaves the device stays until it is copied; in a step everything is."""

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
+from twinstream.planner.segments import Segments
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 
@@ -50,33 +52,27 @@ class Element:
     gaps: tuple[Gap, ...]
 
 
-def elements(chain: Chain) -> list[Element]:
-    """All content of a chain that can be kept, moved or made again.
+def elements(chain: Chain, segments: Segments) -> list[Element]:
+    """All content of a chain that can be kept, moved or made again; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
     with no task inside are left out, too: staying costs nothing there. With more than two chunks
     a round, so are gaps of no more tasks than chunks: content may stay over them at no cost,
     which relaxes the program and keeps it small.
     """
-    chunks = chain.workload.chunks_per_round
+    chunks = ceil(chain.workload.chunks_per_round * segments.count / len(segments.of_task))
     shortest = chunks if chunks > _CHUNKS_IN_FULL else 0
     units = UnitMap(chain)
-    touches = _touches(chain, units)
+    touches = _touches(chain, units, segments)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     roles = {t.tensor_id: t.role for t in chain.tensors}
     persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
-    remade = {
-        leaf: recompute.group
-        for recompute in chain.recomputes
-        for operand in recompute.task.operands
-        if operand.mode == "write"
-        for leaf in units.leaves(operand.tensor, operand.num_parts)
-    }
+    remade = _remade_how(chain, units, segments)
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
         if roles[leaf] not in _FREE_ROLES:
-            alone = leaf if leaf in remade else ""
-            alike.setdefault((tuple(found), leaf in persistent, alone), []).append(leaf)
+            key = (tuple(found), leaf in persistent, remade.get(leaf))
+            alike.setdefault(key, []).append(leaf)
     return [
         Element(
             tuple(leaves),
@@ -85,7 +81,7 @@ def elements(chain: Chain) -> list[Element]:
             tuple(
                 _gaps(
                     touches[leaves[0]],
-                    cycle=len(chain.tasks) if leaves[0] in persistent else None,
+                    cycle=segments.count if leaves[0] in persistent else None,
                     shortest=shortest,
                 )
             ),
@@ -94,19 +90,43 @@ def elements(chain: Chain) -> list[Element]:
     ]
 
 
-def _touches(chain: Chain, units: UnitMap) -> dict[str, list[Touch]]:
+def _remade_how(
+    chain: Chain, units: UnitMap, segments: Segments
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    """By leaf: the recomputes that make it again, as (segment, number in its group)."""
+    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    numbers: dict[str, int] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
+    for recompute in chain.recomputes:
+        number = numbers[recompute.group] = numbers.get(recompute.group, -1) + 1
+        place = segments.of_task[position[recompute.before]], number
+        for operand in recompute.task.operands:
+            if operand.mode == "write":
+                for leaf in units.leaves(operand.tensor, operand.num_parts):
+                    found.setdefault(leaf, []).append(place)
+    return {leaf: tuple(places) for leaf, places in found.items()}
+
+
+def _touches(chain: Chain, units: UnitMap, segments: Segments) -> dict[str, list[Touch]]:
+    """Uses of each leaf; of several in a segment, content is read if the first of them reads it."""
     found: dict[str, list[Touch]] = {}
-    for position, task in enumerate(chain.tasks):
+    for task_position, task in enumerate(chain.tasks):
+        position = segments.of_task[task_position]
+        in_task: dict[str, Touch] = {}
         for leaves in units.touched(task).values():
             for use in leaves:
-                touch = Touch(position, use.reads is not None, use.makes is not None)
-                mine = found.setdefault(use.leaf, [])
-                if mine and mine[-1].position == position:
-                    before = mine.pop()
-                    touch = Touch(
-                        position, before.reads or touch.reads, before.makes or touch.makes
-                    )
-                mine.append(touch)
+                before = in_task.get(use.leaf, Touch(position, False, False))
+                in_task[use.leaf] = Touch(
+                    position,
+                    before.reads or use.reads is not None,
+                    before.makes or use.makes is not None,
+                )
+        for leaf, touch in in_task.items():
+            mine = found.setdefault(leaf, [])
+            if mine and mine[-1].position == position:
+                first = mine.pop()
+                touch = Touch(position, first.reads, first.makes or touch.makes)
+            mine.append(touch)
     return found
 
 

@@ -4,8 +4,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from twinstream.planner.bound import LowerBound
+from twinstream.planner.residency import content_gaps
 from twinstream.planner.rounds import Folding, Place
-from twinstream.planner.uses import Unit, UnitMap
+from twinstream.planner.uses import Unit, UnitMap, uses_by_unit
 from twinstream.schedule.chain import Chain
 
 GapKey = tuple[str, Place]
@@ -89,17 +90,24 @@ def _shares(
     solved: LowerBound, chain: Chain, units: UnitMap, folding: Folding
 ) -> dict[GapKey, tuple[float, float]]:
     """Bytes of every gap that are kept, and bytes that are moved."""
+    segment = solved.segment_of_task
+    share = {
+        (leaf, choice.gap.begin): (choice.kept, choice.loaded)
+        for choice in solved.choices
+        if not choice.between_middles
+        for leaf in choice.element.leaves
+    }
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     found: dict[GapKey, tuple[float, float]] = {}
-    for choice in solved.choices:
-        if choice.between_middles:
-            continue
-        place = folding.gap_place(choice.gap.begin, choice.gap.end)
-        for leaf in choice.element.leaves:
-            key = (units.unit_of_leaf[leaf], place)
+    for name, before, after in content_gaps(uses_by_unit(chain.tasks, units), units):
+        key = (name, folding.gap_place(before, after))
+        for leaf in units.units[name].leaves:
+            shares = share.get((leaf, segment[before]))
+            if shares is None or (segment[before] == segment[after] and after > before):
+                continue
             kept, moved = found.get(key, (0.0, 0.0))
             size = sizes[leaf]
-            found[key] = kept + choice.kept * size, moved + choice.loaded * size
+            found[key] = kept + shares[0] * size, moved + shares[1] * size
     return found
 
 
