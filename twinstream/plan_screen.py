@@ -159,7 +159,7 @@ def policies_screen(outcomes: Sequence[PolicyOutcome], best: Schedule) -> Group:
         f"sequences of {work.seq_len:,}"
     )
     below = (
-        "* the fastest; gaps are to the bound of the policy's own chain; redone is the share of the "
+        "* the fastest; gaps are to the bound of the policy's own chain; redone is a share of all "
         "FLOPs"
     )
     reasons = [_reason(outcome) for outcome in outcomes if outcome.reason]
