@@ -20,13 +20,18 @@ class ChunkingError(TwinstreamError):
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What the user fixed of a step; None is left to the planner. The recipe is never changed."""
+    """What the user fixed of a step; None is left to the planner. The recipe is never changed.
+
+    `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
+    are left open.
+    """
 
     seq_len: int
     tokens_per_step: int | None = None
     chunk_tokens: int | None = None
     chunks_per_round: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
+    optimizer_overhead: float = 0.01
 
 
 def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
@@ -94,6 +99,11 @@ def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
 
 def _check(step: TrainingStep) -> None:
     tokens, chunk = step.tokens_per_step, step.chunk_tokens
+    if not 0.0 < step.optimizer_overhead < 1.0:
+        raise ChunkingError(
+            f"the optimizer cannot take {step.optimizer_overhead:g} of a step; give a share "
+            "between 0 and 1, such as 1% or 0.01"
+        )
     if tokens is not None and tokens % step.seq_len:
         raise ChunkingError(
             f"{tokens} tokens per step are not whole sequences of {step.seq_len} tokens; "

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
@@ -21,11 +21,12 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
 
-DEFAULT_OVERHEAD = 0.01
 _PLANNED = 2
 _WORTH_IT = 1.01
 _WORTH_BOUNDING = 1.005
 _MANY_ROUNDS = 128
+_MOST_CHUNKS_BOUNDED = 8
+_SPARE_ROUNDS = 8
 
 
 def plan_step(
@@ -39,7 +40,8 @@ def plan_step(
     """A verified, conforming schedule of a training step, with its lower bounds.
 
     `optimal` chooses the chunking with the least step time; every other policy takes the preferred
-    one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many.
+    one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many, for
+    every policy alike.
 
     Raises:
         ChunkingError: what is fixed of the step contradicts itself.
@@ -47,7 +49,8 @@ def plan_step(
         InfeasiblePlan: the caps are too small for the policy; it says what would do.
     """
     with gc_paused():
-        return _plan_step(spec, step, machine, caps, policy, judge)
+        whole = with_tokens(spec, step, machine, caps)
+        return _plan_step(spec, whole, machine, caps, policy, judge)
 
 
 @contextmanager
@@ -83,26 +86,59 @@ def _plan_step(
     raise failed
 
 
-def proposed_tokens(
-    spec: ModelSpec, step: TrainingStep, machine: Machine, overhead: float = DEFAULT_OVERHEAD
-) -> int:
-    """The fewest tokens per step at which the optimizer takes at most a share of the step.
+def with_tokens(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: Caps) -> TrainingStep:
+    """The step itself, with the proposed tokens per step where they are open."""
+    if step.tokens_per_step is not None:
+        return step
+    return replace(step, tokens_per_step=proposed_tokens(spec, step, machine, caps))
 
-    The step's time is taken from the lower bound without caps, for the preferred chunking:
-    `overhead` is what it takes beyond its rounds, each as long as a further one would be.
+
+def proposed_tokens(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: Caps) -> int:
+    """The fewest tokens per step at which the optimizer takes at most its share of the step.
+
+    The share is `step.optimizer_overhead`. The optimizer takes what a step takes beyond its rounds,
+    each as long as a further one would be; both by the lower bound within the caps, or without
+    them where nothing fits. They are whole rounds of the preferred chunking; where that is not
+    fixed, up to an eighth more, so that rounds can be merged into larger ones.
     """
     workload = chunkings(spec, step)[0]
-    three = workload.model_copy(update={"rounds_per_step": PROGRAM_ROUNDS})
-    chain = lower(spec, three, step.recipe)
-    caps = Caps()
-    some, more = (
-        lower_bound(chain, machine, caps, num_rounds=n) for n in (_MANY_ROUNDS, 2 * _MANY_ROUNDS)
+    short = _shortened(workload)
+    round_s, beyond_s = _round_and_beyond_s(spec, short, step, machine, caps)
+    share = step.optimizer_overhead
+    rounds = max(1, ceil(beyond_s * (1.0 - share) / (share * round_s)))
+    rounds = ceil(rounds * short.chunks_per_round / workload.chunks_per_round)
+    if step.chunk_tokens is None or step.chunks_per_round is None:
+        several = 1
+        while several < _SPARE_ROUNDS and several * 2 * _SPARE_ROUNDS <= rounds:
+            several *= 2
+        rounds = ceil(rounds / several) * several
+    return workload.chunk_tokens * workload.chunks_per_round * rounds
+
+
+def _shortened(workload: Workload) -> Workload:
+    """Rounds of few chunks instead, with no more work per token: quick to bound."""
+    per_sequence = min(workload.chunks_per_sequence, _MOST_CHUNKS_BOUNDED)
+    sequences = min(workload.chunks_per_round, _MOST_CHUNKS_BOUNDED) // per_sequence
+    return Workload(
+        seq_len=min(workload.seq_len, workload.chunk_tokens * per_sequence),
+        chunk_tokens=workload.chunk_tokens,
+        chunks_per_round=per_sequence * sequences,
+        rounds_per_step=PROGRAM_ROUNDS,
     )
-    assert some is not None and more is not None, "nothing is capped"
+
+
+def _round_and_beyond_s(
+    spec: ModelSpec, workload: Workload, step: TrainingStep, machine: Machine, caps: Caps
+) -> tuple[float, float]:
+    """Seconds of a further round, and of a step beyond its rounds, by the lower bound."""
+    recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
+    chain = lower(spec, workload, recipe)
+    some = lower_bound(chain, machine, caps, num_rounds=_MANY_ROUNDS)
+    more = lower_bound(chain, machine, caps, num_rounds=2 * _MANY_ROUNDS)
+    if some is None or more is None:
+        return _round_and_beyond_s(spec, workload, step, machine, Caps())
     round_s = (more.step_s - some.step_s) / _MANY_ROUNDS
-    beyond_s = max(0.0, some.step_s - _MANY_ROUNDS * round_s)
-    rounds = max(1, ceil(beyond_s * (1.0 - overhead) / (overhead * round_s)))
-    return workload.tokens_per_step // workload.rounds_per_step * rounds
+    return round_s, max(0.0, some.step_s - _MANY_ROUNDS * round_s)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Plan, simulate and execute GPU training steps under memory limits, from one schedule."""
 
 from twinstream.api import Run, RunSettings, execute, plan, simulate
+from twinstream.explain import Explanation, explain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.metrics import Summary, summarize
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
+from twinstream.policies_compared import PoliciesCompared, compare_policies
 from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
@@ -17,7 +19,9 @@ from twinstream.schedule.verify import verify
 __all__ = [
     "Caps",
     "Comparison",
+    "Explanation",
     "ModelSpec",
+    "PoliciesCompared",
     "Recipe",
     "Run",
     "RunSettings",
@@ -27,8 +31,10 @@ __all__ = [
     "TrainingStep",
     "TwinstreamError",
     "compare",
+    "compare_policies",
     "conforms",
     "execute",
+    "explain",
     "load_machine",
     "load_model",
     "plan",

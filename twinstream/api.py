@@ -74,7 +74,7 @@ def plan(
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
-    caps = _caps(profile, device_mem, host_mem)
+    caps = caps_of(profile, device_mem, host_mem)
     return plan_step(
         spec, step, profile, caps, policy, judge=lambda schedule: replay(schedule, profile)
     )
@@ -220,7 +220,8 @@ def _torch_source(batches: TextBatches) -> TokenSource:
     return chunk
 
 
-def _caps(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
+def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
+    """The caps given, each by default all that the profile states, and the device's reserve."""
     return Caps(
         device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
         host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),

@@ -4,9 +4,10 @@ from pydantic import NonNegativeInt
 
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
+from twinstream.residence import copied_sizes
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
@@ -20,7 +21,8 @@ class Summary(Node):
     and on the device the reserve. `h2d_bytes` and `d2h_bytes` are per step.
     `recompute_fraction` is the share of executed FLOPs that recompute tasks redo.
     `lower_bound_s` is that of the machine the schedule was planned for, `gap` how far above it
-    the step is; both are None on another machine.
+    the step is; `gap_family` is how far above the least bound of all ways to cut the step into
+    rounds and chunks, where that was asked. They are None on another machine.
     """
 
     step_time_s: float
@@ -35,6 +37,7 @@ class Summary(Node):
     recompute_fraction: float
     lower_bound_s: float | None = None
     gap: float | None = None
+    gap_family: float | None = None
     plan_seconds: float | None = None
 
 
@@ -59,6 +62,7 @@ def summarize(
         recompute_fraction=recomputed / executed,
         lower_bound_s=bound.step_s if bound else None,
         gap=step_s / bound.step_s - 1.0 if bound else None,
+        gap_family=step_s / bound.family_step_s - 1.0 if bound and bound.family_step_s else None,
         plan_seconds=plan_seconds,
     )
 
@@ -76,10 +80,7 @@ def executed_flops(schedule: Schedule) -> tuple[int, int]:
 
 def copied_bytes(schedule: Schedule) -> dict[str, int]:
     """Bytes that copies move in one step, by queue."""
-    tensors = {t.tensor_id: t for t in schedule.tensors}
     moved: dict[str, int] = {}
-    for op in schedule.ops:
-        if isinstance(op, Copy):
-            size = tensors[op.tensor].size_bytes
-            moved[op.stream.queue] = moved.get(op.stream.queue, 0) + size
+    for op, size_bytes in copied_sizes(schedule):
+        moved[op.stream.queue] = moved.get(op.stream.queue, 0) + size_bytes
     return moved

@@ -40,6 +40,8 @@ _HOST_REPAIRS = 3
 _HOST_SHARE = 0.99
 _NEAR_ENOUGH = 1.005
 _GAIN = 0.998
+_MANY_TASKS = 1500
+_NEAR_ENOUGH_OF_MANY = 1.1
 
 
 Maker = Callable[[Chain], Schedule]
@@ -122,9 +124,11 @@ class _Search:
         found: list[Plan] = []
         if self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
+        many = len(self.small.tasks) > _MANY_TASKS
+        near_enough = _NEAR_ENOUGH_OF_MANY if many else _NEAR_ENOUGH
         for more in (self._turns, partial(self._of, plan_streaming)):
             best_ns = min((plan.step_ns for plan in found), default=inf)
-            if best_ns > bound_ns * _NEAR_ENOUGH:
+            if best_ns > bound_ns * near_enough:
                 found += more()
         return sorted(found, key=lambda plan: plan.step_ns)
 
@@ -146,10 +150,10 @@ class _Search:
     def _turns(self) -> list[Plan]:
         """Decide, judge, and leave room on the links where compute waited for copies."""
         in_flight = self._in_flight()
-        shares: Shares | None = full_shares(len(self.small.tasks))
+        shares = full_shares(len(self.small.tasks))
         found: list[Plan] = []
         for _ in range(_TURNS):
-            fitting = self._fitting(in_flight, shares) if shares is not None else None
+            fitting = self._fitting(in_flight, shares)
             if fitting is None:
                 in_flight //= 2
                 continue
@@ -159,9 +163,11 @@ class _Search:
             plan = Plan(self._step_ns(schedule, timeline), partial(self.schedule, candidate))
             worse = len(found) > 1 and plan.step_ns > _GAIN * min(p.step_ns for p in found)
             found.append(plan)
-            shares = lowered(shares, schedule, timeline.passes[-1], self.judged, self.small)
-            if worse or shares is None:
+            spans = timeline.passes[-1]
+            less = lowered(shares, schedule, spans, self.judged, self.small)
+            if worse or less is None:
                 break
+            shares = less
         return found
 
     def schedule(self, candidate: _Candidate, chain: Chain) -> Schedule:

@@ -10,7 +10,8 @@ STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
 
 
 def test_the_readmes_example_works():
-    schedule = ts.plan("8b", "h100", step=ts.TrainingStep(seq_len=8192), device_mem="24GiB")
+    step = ts.TrainingStep(seq_len=8192, tokens_per_step=8192)
+    schedule = ts.plan("8b", "h100", step=step, device_mem="24GiB")
     timeline = ts.simulate(schedule, "h100")
     summary = ts.summarize(schedule, timeline, ts.load_machine("h100"))
     assert ts.verify(schedule) == []

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,15 @@ import typer
 
 from twinstream import api
 from twinstream.planner.plan import policies
+from twinstream.policies_compared import ALL
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
 from twinstream.schedule.sizes import SizeError
+
+
+class ShareError(TwinstreamError):
+    """A share that cannot be read."""
+
 
 _PLAN = "What to plan"
 _LIMITS = "Limits"
@@ -36,6 +44,29 @@ def _check_size(text: str | None) -> str | None:
     if text is not None and len(text) > _LONGEST_SIZE:
         raise SizeError(f"'{text[:_LONGEST_SIZE]}...' is no size; write it as 24GiB, 80% or bytes")
     return text
+
+
+def _check_share(text: str | None) -> str | None:
+    """Refuse what is no share before the work."""
+    if text is not None:
+        share_of(text)
+    return text
+
+
+def share_of(text: str) -> float:
+    """
+    >>> share_of("1%"), share_of("0.01")
+    (0.01, 0.01)
+    """
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = nan
+    if not 0.0 < number < 1.0:
+        raise ShareError(
+            f"--optimizer-overhead '{text}' is no share between 0 and 1; write it as 1% or 0.01"
+        )
+    return number
 
 
 def output(what: str) -> typer.models.OptionInfo:
@@ -80,7 +111,17 @@ TokensPerStep = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Tokens of an optimizer step; by default one round.",
+        help="Tokens of an optimizer step; by default as few as --optimizer-overhead allows.",
+        rich_help_panel=_PLAN,
+    ),
+]
+OptimizerOverhead = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        callback=_check_share,
+        help="Share of the step that the optimizer may take where --tokens-per-step is not given: "
+        "1% (the default) or 0.01.",
         rich_help_panel=_PLAN,
     ),
 ]
@@ -127,6 +168,16 @@ _POLICY = typer.Option(
     rich_help_panel=_LIMITS,
 )
 Policy = Annotated[str | None, _POLICY]
+PolicyOrAll = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME",
+        help=f"One of: {', '.join(policies())}; by default {api.DEFAULT_POLICY}. "
+        f"`{ALL}` compares them; -o then writes the fastest.",
+        rich_help_panel=_LIMITS,
+    ),
+]
 
 Backend = Annotated[
     str, typer.Option(metavar="NAME", help="auto (CUDA where there is one), cpu or cuda.")
@@ -160,6 +211,7 @@ class PlanOptions:
     machine: str | None
     seq_len: int | None
     tokens_per_step: int | None
+    optimizer_overhead: str | None
     chunk_tokens: int | None
     chunks_per_round: int | None
     device_mem: str | None

@@ -1,18 +1,22 @@
 """`plan`: decide where every tensor lives, and predict what that yields."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from twinstream import api
 from twinstream.commands import options
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.explain import explain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.metrics import summarize
+from twinstream.plan_screen import plan_screen, policies_screen
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.plan import policies
+from twinstream.policies_compared import ALL, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
-from twinstream.tables import summary_table
 
 
 def plan(  # noqa: PLR0913
@@ -20,39 +24,69 @@ def plan(  # noqa: PLR0913
     machine: options.Machine,
     seq_len: options.SeqLen,
     tokens_per_step: options.TokensPerStep = None,
+    optimizer_overhead: options.OptimizerOverhead = None,
     chunk_tokens: options.ChunkTokens = None,
     chunks_per_round: options.ChunksPerRound = None,
     device_mem: options.DeviceMem = None,
     host_mem: options.HostMem = None,
-    policy: options.Policy = None,
+    policy: options.PolicyOrAll = None,
     output: Annotated[Path | None, options.output("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Plan a training step within memory caps and predict its speed."""
     wanted = options.PlanOptions(
-        model, machine, seq_len, tokens_per_step, chunk_tokens, chunks_per_round,
-        device_mem, host_mem, policy,
+        model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
+        chunks_per_round, device_mem, host_mem, policy,
     )  # fmt: skip
+    if policy == ALL:
+        _plan_all(wanted, output, as_json=as_json)
+        return
     schedule, plan_seconds = planned(wanted, quiet=as_json)
+    profile = load_machine(machine)
     with progress("simulating", quiet=as_json):
-        timeline = api.simulate(schedule, machine)
-    summary = summarize(schedule, timeline, load_machine(machine), plan_seconds)
+        timeline = api.simulate(schedule, profile)
     if output is not None:
         write_document(schedule, output)
+    summary = summarize(schedule, timeline, profile, plan_seconds)
+    explanation = explain(schedule, timeline, profile)
     if as_json:
-        print_json(summary.model_dump() | describe(schedule))
+        more = {"explanation": explanation}
+        print_json(summary.model_dump() | describe(schedule) | more)
     else:
-        print_report(summary_table(summary, schedule, schedule.machine.name))
+        print_report(plan_screen(schedule, summary, explanation))
         if output is not None:
             print_report(f"Wrote the schedule to {output}.")
 
 
+def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool) -> None:
+    """Compare all policies; fails only where none fits."""
+    assert wanted.model is not None and wanted.machine is not None
+    what = f"planning {wanted.model} for {wanted.machine} by every policy"
+    with progress(what, len(policies()), quiet=as_json) as advance:
+        compared = compare_policies(
+            wanted.model,
+            wanted.machine,
+            step=_step(wanted),
+            device_mem=wanted.device_mem,
+            host_mem=wanted.host_mem,
+            on_policy=advance,
+        )
+    best = compared.best
+    if output is not None:
+        write_document(best, output)
+    if as_json:
+        found = {"policies": compared.outcomes, "best": best.policy}
+        print_json(found | {"best_schedule": describe(best)})
+        return
+    print_report(policies_screen(compared.outcomes, best))
+    if output is not None:
+        print_report(f"Wrote the schedule of {best.policy} to {output}.")
+
+
 def planned(wanted: options.PlanOptions, *, quiet: bool) -> tuple[Schedule, float]:
     """The schedule asked for, and the seconds it took to plan."""
-    assert wanted.model is not None and wanted.machine is not None and wanted.seq_len is not None
-    step = TrainingStep(
-        wanted.seq_len, wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round
-    )
+    assert wanted.model is not None and wanted.machine is not None
+    step = _step(wanted)
     start_s = time.perf_counter()
     with progress(f"planning {wanted.model} for {wanted.machine}", quiet=quiet):
         schedule = api.plan(
@@ -64,6 +98,27 @@ def planned(wanted: options.PlanOptions, *, quiet: bool) -> tuple[Schedule, floa
             policy=wanted.policy or api.DEFAULT_POLICY,
         )
     return schedule, time.perf_counter() - start_s
+
+
+def _step(wanted: options.PlanOptions) -> TrainingStep:
+    """What of the step is fixed.
+
+    Raises:
+        ShareError: the tokens per step are given, and a share to propose them by.
+    """
+    assert wanted.seq_len is not None
+    overhead = wanted.optimizer_overhead
+    if overhead is not None and wanted.tokens_per_step is not None:
+        raise options.ShareError(
+            "--optimizer-overhead proposes tokens per step where none are given; leave out "
+            "either it or --tokens-per-step"
+        )
+    step = TrainingStep(
+        wanted.seq_len, wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round
+    )
+    if overhead is None:
+        return step
+    return replace(step, optimizer_overhead=options.share_of(overhead))
 
 
 def describe(schedule: Schedule) -> dict[str, object]:

@@ -38,6 +38,7 @@ def run(  # noqa: PLR0913
     machine: options.MachineIfKnown = None,
     seq_len: options.SeqLenIfPlanned = None,
     tokens_per_step: options.TokensPerStep = None,
+    optimizer_overhead: options.OptimizerOverhead = None,
     chunk_tokens: options.ChunkTokens = None,
     chunks_per_round: options.ChunksPerRound = None,
     device_mem: options.DeviceMem = None,
@@ -55,8 +56,8 @@ def run(  # noqa: PLR0913
 ) -> None:
     """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
     wanted = options.PlanOptions(
-        model, machine, seq_len, tokens_per_step, chunk_tokens, chunks_per_round,
-        device_mem, host_mem, policy,
+        model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
+        chunks_per_round, device_mem, host_mem, policy,
     )  # fmt: skip
     settings = api.RunSettings(backend_named(backend), steps, learning_rate, seed, poison)
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)

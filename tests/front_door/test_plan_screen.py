@@ -1,0 +1,189 @@
+"""`plan` on one screen, `--policy all`, and tokens per step left open."""
+
+import json
+
+import pytest
+
+import twinstream as ts
+from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream.planner.plan import policies
+from twinstream.planner.step_plan import proposed_tokens
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.files import read_document
+
+PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
+TIGHT = ("--device-mem", "6MiB")
+OPEN = ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--policy", "resident")
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """`plan --policy all --json` where some policies do not fit."""
+    return call(*PLAN, *TIGHT, "--policy", "all", "--json").json()
+
+
+@pytest.mark.parametrize("policy", ["optimal", "streaming", "layer_offload"])
+def test_a_plan_is_explained_on_one_screen(policy):
+    outcome = call(*PLAN, *TIGHT, "--policy", policy)
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert len(lines) <= 40
+    for part in (
+        "step time", "tokens/s", "MFU, HFU", "lower bound", "limited by", "compute waits",
+        "copied per step", "recomputed", "optimizer_state", "taken", "cap",
+    ):  # fmt: skip
+        assert part in outcome.out
+    assert f"policy {policy}" in lines[0]
+
+
+def test_a_screen_for_a_large_model_fits_too(tmp_path):
+    outcome = call(
+        "plan", "--model", "8b", "--machine", "h100", "--seq-len", 8192, "--tokens-per-step", 16384,
+        "--device-mem", "24GiB", "--host-mem", "100GiB", "--policy", "streaming",
+    )  # fmt: skip
+    lines = outcome.out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert len(lines) <= 40
+
+
+def test_the_json_has_the_numbers_of_the_screen():
+    document = call(*PLAN, *TIGHT, "--json").json()
+    found = document["explanation"]
+    assert found.keys() == {
+        "limits", "compute_idle_fraction", "copied_bytes", "recomputed", "residence", "prices",
+    }  # fmt: skip
+    residence = found["residence"]
+    taken = sum(role["device_peak_bytes"] for role in residence["roles"])
+    taken += residence["device_unused_bytes"] + residence["device_reserve_bytes"]
+    assert taken == document["device_peak_bytes"]
+    assert document["gap"] == pytest.approx(
+        document["step_time_s"] / document["bound"]["step_s"] - 1
+    )
+    family_s = document["bound"]["family_step_s"]
+    assert document["gap_family"] == pytest.approx(document["step_time_s"] / family_s - 1)
+    assert document["gap_family"] >= document["gap"] - 1e-9
+
+
+def test_all_policies_are_compared_and_those_that_do_not_fit_say_why(compared):
+    outcomes = {outcome["policy"]: outcome for outcome in compared["policies"]}
+    assert list(outcomes) == list(policies())
+    steps_s = {
+        name: outcome["summary"]["step_time_s"]
+        for name, outcome in outcomes.items()
+        if outcome["summary"]
+    }
+    assert compared["best"] == min(steps_s, key=steps_s.__getitem__)
+    assert {"optimal", "streaming"} <= steps_s.keys()
+    resident = outcomes["resident"]
+    assert resident["summary"] is None
+    assert "device memory short" in resident["reason"]
+    work = outcomes["optimal"]["workload"]
+    assert work["chunk_tokens"] * work["chunks_per_round"] * work["rounds_per_step"] == 256
+    assert outcomes["optimal"]["summary"]["plan_seconds"] > 0
+
+
+def test_the_smallest_caps_in_the_comparison_do(compared):
+    outcomes = {outcome["policy"]: outcome for outcome in compared["policies"]}
+    least = outcomes["resident"]["smallest_device_bytes"]
+    plan = (*PLAN, "--policy", "resident", "--device-mem")
+    assert call(*plan, least).code == 0
+    assert error_of(*plan, least - 2**20)
+
+
+def test_the_table_of_all_policies_marks_the_best(compared):
+    outcome = call(*PLAN, *TIGHT, "--policy", "all")
+    assert outcome.code == 0, outcome.err
+    assert [line for line in outcome.out.splitlines() if len(line) > 100] == []
+    rows = {line.split()[0]: line for line in outcome.out.splitlines() if line.strip()}
+    assert rows.keys() >= set(policies())
+    assert [line for line in outcome.out.splitlines() if " * " in line] == [rows[compared["best"]]]
+    assert "resident: " in outcome.out
+    assert "fits with --device-mem" in outcome.out
+
+
+def test_the_output_of_all_policies_is_the_best_schedule(compared, tmp_path):
+    path = tmp_path / "best.json"
+    outcome = call(*PLAN, *TIGHT, "--policy", "all", "-o", path)
+    assert outcome.code == 0
+    assert f"Wrote the schedule of {compared['best']}" in outcome.out
+    schedule = read_document(Schedule, path)
+    assert schedule.policy == compared["best"] == compared["best_schedule"]["policy"]
+
+
+def test_where_no_policy_fits_the_first_one_says_what_would_do():
+    message = error_of(*PLAN, "--device-mem", "1MiB", "--policy", "all")
+    assert message.count("error:") == 1
+    suggested = message.split("What would do: --device-mem ")[1].split(";")[0]
+    assert call(*PLAN, "--device-mem", suggested, "--policy", "all", "--json").code == 0
+
+
+def test_only_plan_takes_all_policies():
+    assert "'all'" in error_of("run", *TINY_STEP, "--backend", "cpu", "--policy", "all")
+
+
+@pytest.mark.parametrize(("share", "chunk"), [(0.01, 128), (0.02, 64)])
+def test_the_tokens_proposed_keep_the_optimizer_at_its_share(share, chunk):
+    """Of a step of R rounds, what is beyond R times what one more round takes."""
+    fixed = ("--chunk-tokens", chunk, "--chunks-per-round", 1)
+    overhead = ("--optimizer-overhead", f"{share:%}")
+    document = call(*OPEN, *fixed, *overhead, "--json").json()
+    rounds = document["workload"]["rounds_per_step"]
+    assert rounds > 5
+    more = call(*OPEN, *fixed, "--tokens-per-step", (rounds + 1) * chunk, "--json").json()
+    round_s = more["step_time_s"] - document["step_time_s"]
+    measured = 1 - rounds * round_s / document["step_time_s"]
+    assert measured == pytest.approx(share, rel=0.1)
+
+
+def test_a_larger_share_needs_fewer_tokens_and_the_default_is_1_percent():
+    fixed = ("--chunk-tokens", 64, "--chunks-per-round", 1, "--json")
+
+    def rounds(*overhead: str) -> int:
+        workload = json.loads(call(*OPEN, *fixed, *overhead).out)["workload"]
+        return int(workload["rounds_per_step"])
+
+    few, default, many = (
+        rounds(*option)
+        for option in (("--optimizer-overhead", "4%"), (), ("--optimizer-overhead", "0.005"))
+    )
+    assert rounds("--optimizer-overhead", "0.01") == default
+    assert few < default < many
+    assert many == pytest.approx(2 * default, rel=0.1)
+
+
+def test_open_tokens_are_the_same_for_every_policy_and_whole_rounds_of_fixed_chunks():
+    step = ("--chunk-tokens", 512, "--chunks-per-round", 4, "--optimizer-overhead", "0.1%")
+    plan = (*OPEN[:-1], "all", *step, "--json")
+    works = [outcome["workload"] for outcome in call(*plan).json()["policies"]]
+    assert len({tuple(work.items()) for work in works}) == 1
+    assert works[0]["chunks_per_round"] == 4
+    assert works[0]["rounds_per_step"] > 1
+
+
+def test_the_share_holds_within_the_caps_and_rounds_can_be_merged():
+    step = ts.TrainingStep(seq_len=8192)
+    spec, machine = ts.load_model("8b"), ts.load_machine("h100")
+    plenty, tight = (
+        proposed_tokens(spec, step, machine, ts.Caps(device_bytes=gib * 2**30)) for gib in (78, 24)
+    )
+    # state that streams over PCIe takes longer than state in HBM
+    assert plenty < tight
+    assert tight // 8192 % 4 == 0
+
+
+@pytest.mark.parametrize("share", ["lots", "0", "2", "100%", "-1%", "nan", "", "%"])
+def test_a_share_that_is_none_is_refused_with_the_right_form(share):
+    message = error_of(*OPEN, "--optimizer-overhead", share)
+    assert "1% or 0.01" in message
+    assert message.count("\n") == 1
+
+
+def test_a_share_beside_given_tokens_is_refused():
+    message = error_of(*PLAN, "--optimizer-overhead", "1%")
+    assert "--tokens-per-step" in message
+
+
+def test_in_python_a_share_that_is_none_is_refused_too():
+    with pytest.raises(ts.TwinstreamError, match="between 0 and 1"):
+        ts.plan("tiny", "cpu", step=ts.TrainingStep(seq_len=64, optimizer_overhead=1.0))
