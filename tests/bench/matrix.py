@@ -1,0 +1,162 @@
+"""The quality matrix: how close `optimal` comes to the bound, over machines, models and caps.
+
+OMP_NUM_THREADS=1 python -m tests.bench.matrix --out FILE.csv --budget-s 3600 --cell-s 300
+python -m tests.bench.matrix --summary FILE.csv
+python -m tests.bench.matrix --summary FILE.csv --plot FILE.svg
+
+A cell's row is appended as soon as it is there; cells that the file has already are not run again,
+so that an interrupted run goes on where it stopped (take a row out to run its cell again). Any
+prefix of the cells is a fair sample. `--jobs`, `--limit`, `--only machine=h100` and `--skip-others`
+make less of it.
+"""
+
+import argparse
+import csv
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.bench.matrix_cells import Cell, cells
+from tests.bench.matrix_plot import plot
+from tests.bench.matrix_row import KEY_COLUMNS, Row, columns, measure
+from tests.bench.matrix_summary import summary
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def read_rows(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def missing_cells(path: Path, wanted: Iterable[Cell]) -> list[Cell]:
+    """The cells that the file has no row of; a new file gets its header."""
+    if not path.exists():
+        _append(path, columns())
+    with path.open(newline="", encoding="utf-8") as file:
+        header = tuple(next(csv.reader(file)))
+    if header != columns():
+        raise SystemExit(f"{path} has other columns than this version writes: give a new file")
+    done = {tuple(row[name] for name in KEY_COLUMNS) for row in read_rows(path)}
+    return [cell for cell in wanted if cell.key not in done]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Worker processes, and limits of time.
+
+    Past `budget_s` no cell is begun, and those begun are finished; a cell is cut off after
+    `cell_s`.
+    """
+
+    jobs: int = 2
+    budget_s: float | None = None
+    cell_s: int | None = None
+    others: bool = True
+
+
+def run(path: Path, wanted: Iterable[Cell], effort: Effort) -> None:
+    """Append a row per missing cell."""
+    todo, commit = missing_cells(path, wanted), _commit()
+    begun = time.perf_counter()
+
+    def in_time(queue: Iterable[Cell]) -> Iterator[Cell]:
+        for cell in queue:
+            if effort.budget_s is not None and time.perf_counter() - begun >= effort.budget_s:
+                return
+            yield cell
+
+    with ProcessPoolExecutor(effort.jobs, mp_context=get_context("spawn")) as pool:
+
+        def submit(cell: Cell) -> Future[Row]:
+            return pool.submit(measure, cell, commit, others=effort.others, limit_s=effort.cell_s)
+
+        for number, row in enumerate(_finished(in_time(todo), submit, effort.jobs), start=1):
+            _append(path, row.values())
+            _tell(row, number, len(todo), time.perf_counter() - begun)
+
+
+def _finished(
+    queue: Iterator[Cell], submit: Callable[[Cell], Future[Row]], jobs: int
+) -> Iterator[Row]:
+    """Rows as they come, with as many cells at work as there are jobs."""
+    working = {submit(cell) for cell in islice(queue, jobs)}
+    while working:
+        done, working = wait(working, return_when=FIRST_COMPLETED)
+        working |= {submit(cell) for cell in islice(queue, len(done))}
+        for future in done:
+            yield future.result()
+
+
+def _append(path: Path, values: Iterable[str]) -> None:
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerow(values)
+
+
+def _tell(row: Row, number: int, total: int, seconds: float) -> None:
+    cell = " ".join(row[name] for name in KEY_COLUMNS)
+    told = row["message"]
+    if row["status"] == "ok":
+        told = f"{float(row['step_s']):.3f} s, gap {float(row['gap_family']):.1%}"
+    took = f"planned in {row['plan_seconds'] or '?'} s"
+    print(
+        f"{number}/{total} {seconds:.0f} s | {cell} | {row['status']}: {told}, {took}", flush=True
+    )
+
+
+def _commit() -> str:
+    """The commit that is checked out, with a + where files differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.check_output(["git", "-C", str(REPO), *words], text=True).strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.matrix")
+    parser.add_argument("--out", type=Path, help="run, and append to this CSV file")
+    parser.add_argument("--jobs", type=int, default=2, help="worker processes")
+    parser.add_argument("--budget-s", type=float, help="begin no cell after so many seconds")
+    parser.add_argument("--cell-s", type=int, help="cut a cell off after so many seconds")
+    parser.add_argument("--limit", type=int, help="only so many cells, from the first")
+    axes = ", ".join(KEY_COLUMNS)
+    parser.add_argument(
+        "--only", action="append", default=[], help=f"only cells with AXIS=VALUE; axes: {axes}"
+    )
+    parser.add_argument("--skip-others", action="store_true", help="leave out other policies")
+    parser.add_argument("--summary", type=Path, help="print Markdown of this CSV file")
+    parser.add_argument("--plot", type=Path, help="write a plot of --summary or --out to this SVG")
+    given = parser.parse_args(arguments)
+    source = given.summary or given.out
+    if source is None:
+        parser.error("give --out to run or --summary to read a file")
+    if given.out:
+        wanted = _only(given.only)[: given.limit]
+        effort = Effort(given.jobs, given.budget_s, given.cell_s, not given.skip_others)
+        run(given.out, wanted, effort)
+    if given.summary:
+        print(summary(read_rows(given.summary)))
+    if given.plot:
+        given.plot.write_text(plot(read_rows(source)), encoding="utf-8")
+
+
+def _only(conditions: list[str]) -> list[Cell]:
+    wanted = dict(condition.split("=", 1) for condition in conditions)
+    if unknown := set(wanted) - set(KEY_COLUMNS):
+        raise SystemExit(f"no such axis: {', '.join(sorted(unknown))}")
+    return [
+        cell
+        for cell in cells()
+        if wanted.items() <= dict(zip(KEY_COLUMNS, cell.key, strict=True)).items()
+    ]
+
+
+if __name__ == "__main__":
+    main()

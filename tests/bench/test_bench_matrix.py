@@ -1,0 +1,107 @@
+"""The first cells of the quality matrix; the whole of it is `python -m tests.bench.matrix`.
+
+pytest tests/bench/test_bench_matrix.py -m bench -s
+"""
+
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.bench.matrix import Effort, missing_cells, read_rows, run
+from tests.bench.matrix_cells import (
+    DEVICE_GIB,
+    GIB,
+    HOST_GIB,
+    MACHINES,
+    MODELS,
+    SEQ_LENS,
+    Cell,
+    cells,
+    state_gib,
+)
+from tests.bench.matrix_plot import plot
+from tests.bench.matrix_row import KEY_COLUMNS, Row, measure
+from tests.bench.matrix_summary import faster_than_optimal, quantile, summary
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.planner.plan import optimizer_place, policies
+
+SAMPLE = 4  # cells of the shorter sequences, of the smaller models
+
+
+@pytest.mark.bench
+def test_bench_matrix_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "matrix.csv"
+    cheap = [cell for cell in cells() if cell.seq_len <= 8192 and cell.model in ("1b", "8b")]
+    run(path, cheap[:SAMPLE], Effort(jobs=2))
+    rows = read_rows(path)
+    with capsys.disabled():
+        print("\n" + summary(rows))
+    assert missing_cells(path, cheap[: SAMPLE + 1]) == [cheap[SAMPLE]]
+    assert Counter(row["status"] for row in rows) == {"ok": SAMPLE}
+    same_chain = [name for name in policies() if name != "optimal"]
+    same_chain = [name for name in same_chain if optimizer_place(name) == "device"]
+    assert faster_than_optimal(rows, same_chain) == []
+    for row in rows:
+        assert float(row["step_s"]) >= float(row["bound_s"]) >= float(row["family_bound_s"]) > 0
+        assert float(row["extent_issue"]) >= 1
+        assert float(row["extent_gib"]) <= float(row["device_gib"])
+    ElementTree.fromstring(plot(rows))
+
+
+@pytest.mark.bench
+def test_the_matrix_covers_every_axis_and_so_does_any_prefix() -> None:
+    found = cells()
+    assert len(found) == len(set(found)) >= 240
+    for sample in (found, found[:40]):
+        for axis, values in (("machine", MACHINES), ("model", MODELS), ("seq_len", SEQ_LENS)):
+            counts = Counter(getattr(cell, axis) for cell in sample)
+            assert set(counts) == set(values)
+    assert {cell.device_gib for cell in found} >= set(DEVICE_GIB)
+    assert {cell.host_gib for cell in found} == set(HOST_GIB)
+
+
+@pytest.mark.bench
+def test_cells_keep_to_their_machine_and_to_whole_sequences() -> None:
+    for cell in cells():
+        memory_bytes = load_machine(cell.machine).number("device_memory_bytes")
+        assert cell.device_gib * GIB <= memory_bytes
+        assert cell.tokens_per_step % cell.seq_len == 0
+        assert cell.tokens_per_step == max(262_144, cell.seq_len)
+        # the state alone needs both memories together, but for what is used once
+        assert cell.device_gib + cell.host_gib > 0.9 * state_gib(cell.model)
+
+
+@pytest.mark.bench
+def test_a_cell_that_takes_too_long_has_a_row_that_says_so() -> None:
+    slow = Cell("h100", "8b", 8192, 24, 256)
+    row = measure(slow, "none", others=True, limit_s=1)
+    assert (row["status"], row["message"]) == ("timeout", "cut off after 1 s")
+    assert tuple(row[name] for name in KEY_COLUMNS) == slow.key
+
+
+@pytest.mark.bench
+def test_the_budget_begins_no_cell_once_it_is_spent(tmp_path: Path) -> None:
+    path = tmp_path / "matrix.csv"
+    run(path, cells()[:2], Effort(jobs=1, budget_s=0.0))
+    assert read_rows(path) == []
+
+
+def test_quantiles_are_values_that_enough_others_do_not_exceed() -> None:
+    values = [float(i) for i in range(1, 21)]
+    assert quantile(values, 0.95) == 19.0
+    assert quantile(values, 1.0) == 20.0
+    assert quantile([3.0], 0.5) == 3.0
+
+
+def test_only_a_policy_that_fits_and_takes_less_is_faster() -> None:
+    row: Row = {"status": "ok", "step_s": "2.0", "streaming": "1.9", "resident": "2.0", "none": ""}
+    failed = {**row, "status": "infeasible", "step_s": ""}
+    assert faster_than_optimal([row, failed], ("streaming", "resident", "none")) == [
+        (row, "streaming")
+    ]
+
+
+def test_a_cell_is_named_in_the_file_by_its_axes() -> None:
+    assert Cell("h100", "8b", 2048, 24, 128).key == ("h100", "8b", "2048", "24", "128")
