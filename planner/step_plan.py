@@ -15,7 +15,15 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain
-from twinstream.planner.policies.optimal import JUDGED_ROUNDS, Plan, optimal_plans
+from twinstream.planner.policies.optimal import (
+    JUDGED_ROUNDS,
+    Plan,
+    has_plan,
+    optimal_plans,
+    refusal_of_streaming,
+    required,
+)
+from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -167,30 +175,39 @@ class _Family:
     def best(self) -> Schedule:
         """The fastest schedule found; its bound has the least of all admissible workloads."""
         bounded = self._bounded()
-        best: tuple[Plan, _Bounded] | None = None
-        for tried, found in enumerate(bounded):
-            least_ns = found.bound.step_s * 1e9 * _WORTH_IT
-            if best is not None and (tried >= _PLANNED or least_ns >= best[0].step_ns):
+        found = self._plans(bounded, _PLANNED)
+        if not found:
+            bounded += [b for w in chunkings(self.spec, self.step) if (b := self._bound_of(w, inf))]
+            found = self._plans(bounded, len(bounded))
+        for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
+            chain = lower(self.spec, cut.workload, self.recipe)
+            try:
+                schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
+            except InfeasiblePlan:  # what fits few rounds need not fit all
+                continue
+            least_s = min(b.bound.step_s for b in bounded)
+            return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
+        raise self._refused()
+
+    def _plans(self, bounded: list[_Bounded], most: int) -> list[tuple[Plan, _Bounded]]:
+        """Plans for the first of the workloads that have any, as long as others may be faster."""
+        found: list[tuple[Plan, _Bounded]] = []
+        for tried, cut in enumerate(bounded):
+            best_ns = min((plan.step_ns for plan, _ in found), default=inf)
+            if found and (tried >= most or cut.bound.step_s * 1e9 * _WORTH_IT >= best_ns):
                 break
             plans = optimal_plans(
-                found.few, self.machine, self.caps, self.judge,
-                num_rounds=found.workload.rounds_per_step, bound_s=found.bound.step_s,
+                cut.few, self.machine, self.caps, self.judge,
+                num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
             )  # fmt: skip
-            if plans and (best is None or plans[0].step_ns < best[0].step_ns):
-                best = plans[0], found
-        if best is None:
-            return self._refused()
-        plan, found = best
-        chain = lower(self.spec, found.workload, self.recipe)
-        schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
-        bound = as_step_bound(found.bound, family_step_s=min(b.bound.step_s for b in bounded))
-        return finished(schedule, chain, bound)
+            found += [(plan, cut) for plan in plans]
+        return found
 
     def _bounded(self) -> list[_Bounded]:
         """Admissible workloads by their bounds, the least first; of nearly equal ones the shorter.
 
         Left out is what cannot be better than another's bound by half a percent, because its tasks
-        alone take as long. Where nothing fits, ever smaller chunks are tried.
+        alone take as long.
         """
         found: list[_Bounded] = []
         least_s = inf
@@ -199,11 +216,6 @@ class _Family:
             if bounded is not None:
                 found.append(bounded)
                 least_s = min(least_s, bounded.bound.step_s)
-        for workload in [] if found else chunkings(self.spec, self.step):
-            bounded = self._bound_of(workload, inf)
-            if bounded is not None:
-                found.append(bounded)
-                break
         near_s = _WORTH_IT * least_s
         return sorted(
             found,
@@ -232,11 +244,18 @@ class _Family:
             total_ns += more * sum(alone[task.call] for task in middle)
         return total_ns / 1e9
 
-    def _refused(self) -> Schedule:
-        """Raise what `plan_chain` says of the chunks that take the least."""
-        workload = chunkings(self.spec, self.step)[-1]
-        chain = lower(self.spec, workload, self.recipe)
-        return plan_chain(chain, self.machine, self.caps, "optimal", self.judge)
+    def _refused(self) -> InfeasiblePlan:
+        """The error, with the caps that would do for the workload that takes the least memory."""
+        workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+        least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
+        few = lower(self.spec, _with_rounds(least, JUDGED_ROUNDS), self.recipe)
+        judge, rounds = required(self.judge), least.rounds_per_step
+
+        def fits(caps: Caps) -> bool:
+            return has_plan(few, self.machine, caps, judge, num_rounds=rounds)
+
+        streaming = refusal_of_streaming(few, self.machine, self.caps)
+        return refused(few, self.caps, streaming, fits)
 
 
 def _with_rounds(workload: Workload, most: int) -> Workload:

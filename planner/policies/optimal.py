@@ -20,6 +20,7 @@ from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
+from twinstream.planner.refusal import refused
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
@@ -68,9 +69,9 @@ def plan_optimal(
 
     Raises:
         TwinstreamError: there is no judge.
-        InfeasiblePlan: nothing fits the caps; what would is that of `streaming`.
+        InfeasiblePlan: nothing fits the caps; it says what would do.
     """
-    num_rounds = len(chain.round_starts)
+    judge, num_rounds = required(judge), len(chain.round_starts)
     bound = lower_bound(with_rounds(chain, PROGRAM_ROUNDS), machine, caps, num_rounds=num_rounds)
     plans: list[Plan] = []
     if bound is not None:
@@ -82,7 +83,38 @@ def plan_optimal(
             return plan.make(chain).model_copy(update={"policy": "optimal"})
         except InfeasiblePlan:
             continue
-    return plan_streaming(chain, machine, caps)  # raises, with what would do
+    few = with_rounds(chain, JUDGED_ROUNDS)
+
+    def fits(caps: Caps) -> bool:
+        return has_plan(few, machine, caps, judge, num_rounds=num_rounds)
+
+    raise refused(few, caps, refusal_of_streaming(few, machine, caps), fits)
+
+
+def refusal_of_streaming(chain: Chain, machine: Machine, caps: Caps) -> InfeasiblePlan:
+    """What `streaming` says of caps that are too small for it."""
+    try:
+        plan_streaming(chain, machine, caps)
+    except InfeasiblePlan as error:
+        return error
+    raise AssertionError("its plan is among those of 'optimal', which found none")
+
+
+def required(judge: Judge | None) -> Judge:
+    """The judge; without one there is no plan."""
+    if judge is None:
+        raise TwinstreamError("policy 'optimal' needs a simulator as its judge; pass one")
+    return judge
+
+
+def has_plan(chain: Chain, machine: Machine, caps: Caps, judge: Judge, *, num_rounds: int) -> bool:
+    """Whether any plan fits the caps."""
+    if (
+        lower_bound(with_rounds(chain, PROGRAM_ROUNDS), machine, caps, num_rounds=num_rounds)
+        is None
+    ):
+        return False
+    return _Search(chain, machine, caps, judge, num_rounds).fits()
 
 
 def optimal_plans(
@@ -98,9 +130,7 @@ def optimal_plans(
 
     Nothing more is tried once a plan is as good as the bound, to a fraction of a percent.
     """
-    if judge is None:
-        raise TwinstreamError("policy 'optimal' needs a simulator as its judge; pass one")
-    return _Search(chain, machine, caps, judge, num_rounds).plans(bound_s * 1e9)
+    return _Search(chain, machine, caps, required(judge), num_rounds).plans(bound_s * 1e9)
 
 
 @dataclass(frozen=True)
@@ -131,6 +161,13 @@ class _Search:
             if best_ns > bound_ns * near_enough:
                 found += more()
         return sorted(found, key=lambda plan: plan.step_ns)
+
+    def fits(self) -> bool:
+        """Whether a plan would be found by the program; none is judged."""
+        if self._holds_all_state() and self._of(plan_resident):
+            return True
+        in_flight, shares = self._in_flight(), full_shares(len(self.small.tasks))
+        return any(self._fitting(in_flight >> turn, shares) for turn in (0, _TURNS - 1))
 
     def _holds_all_state(self) -> bool:
         """Whether the device has room for what persists at the least."""

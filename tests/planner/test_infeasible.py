@@ -106,14 +106,18 @@ def test_whatever_the_model_and_the_caps_the_advice_holds(model, policy, device,
     check(chain, policy, device_bytes, int(host * smallest_host_bytes(chain, policy)))
 
 
-def test_caps_that_optimal_names_would_do():
-    """They are those of `streaming`; that nothing smaller would do is not claimed."""
-    chain = tiny_chain("packed")
-    device_bytes = smallest_device_bytes(chain, "optimal")
-    assert device_bytes == smallest_device_bytes(chain, "streaming")
-    assert fits(chain, "optimal", device_bytes + RESERVE, None)
-    host_bytes = smallest_host_bytes(chain, "optimal", device_bytes)
-    assert fits(chain, "optimal", device_bytes + RESERVE, host_bytes)
+@pytest.mark.parametrize("workload", ["packed", "sliced"])
+def test_caps_that_optimal_names_would_do_and_a_little_less_would_not(workload):
+    """It tries caps in steps of 256 bytes, or of a MiB where they are large."""
+    chain = tiny_chain(workload)
+    for host_bytes in (None, smallest_host_bytes(chain, "streaming") * 2):
+        caps = Caps(device_bytes=50_000, host_bytes=host_bytes, device_reserve_bytes=RESERVE)
+        found = shortage_of(chain, caps, "optimal")
+        assert found.policy == "optimal" and found.cap == "device"
+        least = found.smallest_device_bytes
+        assert least is not None and least == found.needed_bytes
+        assert fits(chain, "optimal", least, host_bytes)
+        assert not fits(chain, "optimal", least - 256, host_bytes)
 
 
 def test_the_message_names_cap_bytes_task_and_flags():

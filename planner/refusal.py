@@ -1,0 +1,63 @@
+"""What caps would do where `optimal` finds no plan: tried, not guessed."""
+
+from collections.abc import Callable
+
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
+
+_UNIT = 2**20
+_SMALL_UNIT = 2**8  # for caps under 64 MiB
+
+
+def refused(
+    chain: Chain, caps: Caps, streaming: InfeasiblePlan, fits: Callable[[Caps], bool]
+) -> InfeasiblePlan:
+    """The error for a chain that does not fit the caps.
+
+    The caps that `streaming` names would do, because its plan is among those tried. Smaller ones
+    are searched only where the program finds a plan just below.
+
+    Args:
+        chain: whose task with the most operands is named.
+        caps: that do not fit.
+        streaming: what it says of the same caps.
+        fits: whether the program finds a plan within caps.
+    """
+    named = streaming.shortage
+    device = _smallest(caps, "device_bytes", named.smallest_device_bytes, fits)
+    host = _smallest(caps, "host_bytes", named.smallest_host_bytes, fits)
+    task = _largest_task(chain)
+    if device is None and host is not None and caps.host_bytes is not None:
+        return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes, host, task, None, host))
+    have = named.cap_bytes
+    needed = device if device is not None else named.needed_bytes
+    return InfeasiblePlan(Shortage("optimal", named.cap, have, needed, task, device, host))
+
+
+def _smallest(
+    caps: Caps, field: str, would_do: int | None, fits: Callable[[Caps], bool]
+) -> int | None:
+    """The smallest cap that would do, the other as given; None if none is known."""
+    given = getattr(caps, field)
+    if given is None or would_do is None:
+        return None
+    unit = _UNIT if would_do >= 64 * _UNIT else _SMALL_UNIT
+    high = would_do
+    if high - unit <= given or not fits(caps.model_copy(update={field: high - unit})):
+        return high
+    low, top = given // unit, high // unit
+    while top - low > 1:
+        middle = (low + top) // 2
+        if fits(caps.model_copy(update={field: middle * unit})):
+            top = middle
+        else:
+            low = middle
+    return top * unit
+
+
+def _largest_task(chain: Chain) -> str:
+    """The task whose operands take the most bytes."""
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
+    largest = max(chain.tasks, key=lambda t: sum(sizes[o.tensor] for o in t.operands))
+    return largest.task_id
