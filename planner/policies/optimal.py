@@ -34,7 +34,8 @@ from twinstream.schedule.timeline import Timeline
 JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
 _IN_FLIGHT_BLOCKS = 0.5
-_IN_FLIGHT_SHARE = 0.125
+_IN_FLIGHT_SHARE = 0.25
+_LESS_IN_FLIGHT = 3
 _TURNS = 4
 _REPAIRS = 8
 _HOST_REPAIRS = 3
@@ -167,7 +168,7 @@ class _Search:
         if self._holds_all_state() and self._of(plan_resident):
             return True
         in_flight, shares = self._in_flight(), full_shares(len(self.small.tasks))
-        return any(self._fitting(in_flight >> turn, shares) for turn in (0, _TURNS - 1))
+        return any(self._fitting(in_flight // less, shares) for less in (1, _LESS_IN_FLIGHT))
 
     def _holds_all_state(self) -> bool:
         """Whether the device has room for what persists at the least."""
@@ -191,8 +192,10 @@ class _Search:
         found: list[Plan] = []
         for _ in range(_TURNS):
             fitting = self._fitting(in_flight, shares)
+            if fitting is None and found:
+                break
             if fitting is None:
-                in_flight //= 2
+                in_flight //= _LESS_IN_FLIGHT
                 continue
             candidate, placement = fitting
             schedule = emit(placement, self.machine, self.caps, "optimal")
