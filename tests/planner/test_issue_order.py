@@ -33,7 +33,9 @@ def need_of(chain: Chain, schedule: Schedule, position: int) -> int:
     raise AssertionError(f"'{load.op_id}' loads what nobody needs")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+# `optimal` issues a load when its bytes become free, which may be after one that is due later:
+# in strict order of need its plans were 3 to 6 % slower (8B, h100, 8 to 24 GiB).
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
 @pytest.mark.parametrize(("workload", "preset"), CASES)
 def test_loads_are_issued_in_order_of_need(workload, preset, policy):
     for chain, schedule in tiny_plans(workload, preset, policy):
