@@ -55,6 +55,7 @@ class GapProgram:
     ) -> None:
         """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
+        self.whole_ends = tied and not segments.single
         self.elements = elements(chain, segments)
         self.recompute = _recompute_columns(program, chain, segments)
         self.columns: dict[Key, GapColumns] = {}
@@ -291,13 +292,14 @@ class GapProgram:
         ]
 
     def _segments(self, gap: Gap) -> list[tuple[int, int, Side]]:
-        inside = gap.begin + 1
+        """Where a gap's content counts: strictly inside, or in a plan all through long segments."""
+        inside, end = (gap.begin, gap.end + 1) if self.whole_ends else (gap.begin + 1, gap.end)
         if gap.end <= gap.begin:
-            return [(inside, self.rounds.num_segments, "inside"), (0, gap.end, "inside")]
+            return [(inside, self.rounds.num_segments, "inside"), (0, end, "inside")]
         if not self.rounds.crosses(gap):
-            return [(inside, gap.end, "inside")]
+            return [(inside, end, "inside")]
         boundary = max(inside, self.rounds.starts[self.rounds.of_position(gap.end)])
-        return [(inside, boundary, "leaving"), (boundary, gap.end, "entering")]
+        return [(inside, boundary, "leaving"), (boundary, end, "entering")]
 
     def _one_level_per_group(self) -> None:
         groups: dict[str, Terms] = {}

@@ -17,6 +17,7 @@ from twinstream.planner.judge import Judge
 from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain
 from twinstream.planner.policies.optimal import (
     JUDGED_ROUNDS,
+    MANY_TASKS,
     Plan,
     has_plan,
     optimal_plans,
@@ -31,7 +32,9 @@ from twinstream.schedule.workload import Workload
 
 _PLANNED = 2
 _WORTH_IT = 1.01
+_WORTH_IT_OF_MANY = 1.08
 _WORTH_BOUNDING = 1.005
+_FAR = 1.02
 _MANY_ROUNDS = 128
 _MOST_CHUNKS_BOUNDED = 8
 _SPARE_ROUNDS = 8
@@ -174,11 +177,16 @@ class _Family:
 
     def best(self) -> Schedule:
         """The fastest schedule found; its bound has the least of all admissible workloads."""
-        bounded = self._bounded()
+        bounded, left_out = self._bounded()
         found = self._plans(bounded, _PLANNED)
+        best_s = min((plan.step_ns for plan, _ in found), default=inf) / 1e9
+        if best_s > _FAR * min((b.bound.step_s for b in bounded), default=inf):
+            more = [b for w in left_out if (b := self._bound_of(w, best_s))]
+            found += self._plans(more, _PLANNED)
+            bounded += more
         if not found:
             bounded += [b for w in chunkings(self.spec, self.step) if (b := self._bound_of(w, inf))]
-            found = self._plans(bounded, len(bounded))
+            found = self._plans(bounded, len(bounded), thorough=True)
         for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
@@ -189,41 +197,48 @@ class _Family:
             return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
         raise self._refused()
 
-    def _plans(self, bounded: list[_Bounded], most: int) -> list[tuple[Plan, _Bounded]]:
+    def _plans(
+        self, bounded: list[_Bounded], most: int, *, thorough: bool = False
+    ) -> list[tuple[Plan, _Bounded]]:
         """Plans for the first of the workloads that have any, as long as others may be faster."""
         found: list[tuple[Plan, _Bounded]] = []
         for tried, cut in enumerate(bounded):
             best_ns = min((plan.step_ns for plan, _ in found), default=inf)
-            if found and (tried >= most or cut.bound.step_s * 1e9 * _WORTH_IT >= best_ns):
+            worth_it = _WORTH_IT if len(cut.few.tasks) <= MANY_TASKS else _WORTH_IT_OF_MANY
+            if found and (tried >= most or cut.bound.step_s * 1e9 * worth_it >= best_ns):
                 break
             plans = optimal_plans(
                 cut.few, self.machine, self.caps, self.judge,
                 num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
+                thorough=thorough,
             )  # fmt: skip
             found += [(plan, cut) for plan in plans]
         return found
 
-    def _bounded(self) -> list[_Bounded]:
+    def _bounded(self) -> tuple[list[_Bounded], list[Workload]]:
         """Admissible workloads by their bounds, the least first; of nearly equal ones the shorter.
 
         Left out is what cannot be better than another's bound by half a percent, because its tasks
-        alone take as long.
+        alone take as long; it may still have a better plan.
         """
         found: list[_Bounded] = []
+        left_out: list[Workload] = []
         least_s = inf
         for workload in admissible(self.spec, self.step):
             bounded = self._bound_of(workload, least_s)
-            if bounded is not None:
+            if bounded is None:
+                left_out.append(workload)
+            else:
                 found.append(bounded)
                 least_s = min(least_s, bounded.bound.step_s)
         near_s = _WORTH_IT * least_s
-        return sorted(
-            found,
+        found.sort(
             key=lambda f: (
                 max(f.bound.step_s, near_s),
                 len(f.few.tasks) if f.bound.step_s <= near_s else 0,
-            ),
+            )
         )
+        return found, left_out
 
     def _bound_of(self, workload: Workload, least_s: float) -> _Bounded | None:
         few = lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)

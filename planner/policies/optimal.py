@@ -42,8 +42,8 @@ _HOST_REPAIRS = 3
 _HOST_SHARE = 0.99
 _NEAR_ENOUGH = 1.005
 _GAIN = 0.998
-_MANY_TASKS = 1500
-_NEAR_ENOUGH_OF_MANY = 1.1
+_TURNS_OF_MANY = 3
+MANY_TASKS = 1500
 
 
 Maker = Callable[[Chain], Schedule]
@@ -118,7 +118,7 @@ def has_plan(chain: Chain, machine: Machine, caps: Caps, judge: Judge, *, num_ro
     return _Search(chain, machine, caps, judge, num_rounds).fits()
 
 
-def optimal_plans(
+def optimal_plans(  # noqa: PLR0913
     chain: Chain,
     machine: Machine,
     caps: Caps,
@@ -126,12 +126,15 @@ def optimal_plans(
     *,
     num_rounds: int,
     bound_s: float,
+    thorough: bool = True,
 ) -> list[Plan]:
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
-    Nothing more is tried once a plan is as good as the bound, to a fraction of a percent.
+    Nothing more is tried once a plan is as good as the bound, to a fraction of a percent. Of
+    chains of very many tasks that of `streaming` is made only if `thorough` and there is no other.
     """
-    return _Search(chain, machine, caps, required(judge), num_rounds).plans(bound_s * 1e9)
+    search = _Search(chain, machine, caps, required(judge), num_rounds)
+    return search.plans(bound_s * 1e9, thorough=thorough)
 
 
 @dataclass(frozen=True)
@@ -150,18 +153,21 @@ class _Search:
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
 
-    def plans(self, bound_ns: float) -> list[Plan]:
+    def plans(self, bound_ns: float, *, thorough: bool) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
         if self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
-        many = len(self.small.tasks) > _MANY_TASKS
-        near_enough = _NEAR_ENOUGH_OF_MANY if many else _NEAR_ENOUGH
-        for more in (self._turns, partial(self._of, plan_streaming)):
-            best_ns = min((plan.step_ns for plan in found), default=inf)
-            if best_ns > bound_ns * near_enough:
-                found += more()
+        if self._may_gain(found, bound_ns):
+            found += self._turns()
+        few = len(self.small.tasks) <= MANY_TASKS
+        if self._may_gain(found, bound_ns) if few else (thorough and not found):
+            found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
+
+    def _may_gain(self, found: list[Plan], bound_ns: float) -> bool:
+        best_ns = min((plan.step_ns for plan in found), default=inf)
+        return best_ns > bound_ns * _NEAR_ENOUGH
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program; none is judged."""
@@ -190,12 +196,13 @@ class _Search:
         in_flight = self._in_flight()
         shares = full_shares(len(self.small.tasks))
         found: list[Plan] = []
-        for _ in range(_TURNS):
+        many = len(self.small.tasks) > MANY_TASKS
+        for turn in range(_TURNS_OF_MANY if many else _TURNS):
             fitting = self._fitting(in_flight, shares)
-            if fitting is None and found:
+            if fitting is None and (found or in_flight == 0):
                 break
             if fitting is None:
-                in_flight //= _LESS_IN_FLIGHT
+                in_flight = in_flight // _LESS_IN_FLIGHT if turn == 0 else 0
                 continue
             candidate, placement = fitting
             schedule = emit(placement, self.machine, self.caps, "optimal")
@@ -311,8 +318,8 @@ def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedu
 
 
 def _over(needed_bytes: int, cap_bytes: int | None) -> int:
-    """By how much a cap is to be lowered: what is missing, and as much again."""
-    return 0 if cap_bytes is None else 2 * max(0, needed_bytes - cap_bytes)
+    """By how much a cap is to be lowered: what is missing, and a quarter more."""
+    return 0 if cap_bytes is None else max(0, needed_bytes - cap_bytes) * 5 // 4
 
 
 def _caps_of_arenas(caps: Caps, device_arena: int | None, host_arena: int | None) -> Caps:
