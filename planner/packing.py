@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 ALIGNMENT_BYTES = 256
 _TRIES = 24
 _GOOD_ENOUGH = 1.01
-_TOLERABLE = 1.03
 
 
 def align_up(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
@@ -29,55 +28,44 @@ def live_peak(intervals: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
 
 
 def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets for intervals (begin, end, size_bytes), and the extent they need."""
-    return pack_items([(((begin, end),), size) for begin, end, size in intervals])
+    """Offsets for intervals (begin, end, size_bytes), and the extent they need.
 
-
-def pack_items(
-    items: Sequence[tuple[tuple[tuple[int, int], ...], int]], *, enough: int | None = None
-) -> tuple[list[int], int]:
-    """Offsets for items alive in disjoint intervals ((begin, end), ...), size_bytes; the extent.
-
-    Greedy, each item at the lowest offset where nothing alive at the same time lies, in order of
-    bytes x time alive, the most first; then better orders are looked for by moving the items that
-    stick out ahead, until the extent is within 1 % of the live peak, or within 3 % and at most
-    `enough`, or tries run out. Where the live peak alone exceeds `enough` one try is made.
+    Greedy, each interval at the lowest offset where nothing alive at the same time lies, in order
+    of bytes x time alive, the most first; then better orders are looked for by moving the intervals
+    that stick out ahead, until the extent is within 1 % of the live peak, or tries run out.
     """
-    sizes = np.asarray([align_up(size) for _, size in items], dtype=np.int64)
+    sizes = np.asarray([align_up(size) for _, _, size in intervals], dtype=np.int64)
     if not len(sizes):
         return [], 0
-    meets = _meetings([ranges for ranges, _ in items])
-    alive = [sum(end - begin for begin, end in ranges) for ranges, _ in items]
-    peak, _ = live_peak([(b, e, size) for ranges, size in items for b, e in ranges])
-    order = sorted(range(len(items)), key=lambda i: (-alive[i] * int(sizes[i]), items[i][0][0], i))
+    meets = _meetings(intervals)
+    peak, _ = live_peak(intervals)
+    order = sorted(
+        range(len(intervals)),
+        key=lambda i: (
+            -(intervals[i][1] - intervals[i][0]) * int(sizes[i]), intervals[i][0], i
+        ),
+    )  # fmt: skip
     best, best_extent = _placed(order, meets, sizes)
-    offsets = best
-    allowed = peak * (_TOLERABLE if enough is not None and best_extent <= enough else _GOOD_ENOUGH)
-    for _ in range(0 if enough is not None and peak > enough else _TRIES):
-        if best_extent <= allowed:
+    offsets, extent = best, best_extent
+    for _ in range(_TRIES):
+        if best_extent <= peak * _GOOD_ENOUGH:
             break
-        extent = int((offsets + sizes).max())
         order = _moved_ahead(order, offsets + sizes >= extent)
         offsets, extent = _placed(order, meets, sizes)
         if extent < best_extent:
             best, best_extent = offsets, extent
-            if enough is not None and best_extent <= enough:
-                allowed = peak * _TOLERABLE
     return [int(offset) for offset in best], best_extent
 
 
-def _meetings(ranges: Sequence[Sequence[tuple[int, int]]]) -> list[NDArray[np.int64]]:
-    """For each item those alive at the same time, itself left out."""
-    owner = np.asarray([i for i, found in enumerate(ranges) for _ in found], dtype=np.int64)
-    begins = np.asarray([b for found in ranges for b, _ in found], dtype=np.int64)
-    ends = np.asarray([e for found in ranges for _, e in found], dtype=np.int64)
+def _meetings(intervals: Sequence[tuple[int, int, int]]) -> list[NDArray[np.int64]]:
+    """For each interval those alive at the same time, itself left out."""
+    begins = np.asarray([begin for begin, _, _ in intervals], dtype=np.int64)
+    ends = np.asarray([end for _, end, _ in intervals], dtype=np.int64)
     meetings = []
-    for i, found in enumerate(ranges):
-        alive = np.zeros(len(owner), dtype=np.bool_)
-        for begin, end in found:
-            alive |= (begins < end) & (ends > begin)
-        alive &= owner != i
-        meetings.append(np.unique(owner[alive]))
+    for i, (begin, end, _) in enumerate(intervals):
+        alive = (begins < end) & (ends > begin)
+        alive[i] = False
+        meetings.append(np.flatnonzero(alive))
     return meetings
 
 
