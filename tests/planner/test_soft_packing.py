@@ -113,12 +113,12 @@ def test_where_only_less_time_for_a_copy_fits_it_gets_less_time():
 
 
 def test_an_item_without_room_in_one_order_goes_ahead_in_the_next():
-    """By bytes x time the two long ones come first, and leave no place for the large one."""
-    long_one, long_other = (SoftItem((((begin, begin + 12),),), 2 * KIB) for begin in (0, 8))
-    large = SoftItem((((12, 14),),), 4 * KIB)
-    small = SoftItem((((0, 8),), ((0, 2),)), 2 * KIB)
-    packed = pack_soft([long_one, long_other, large, small], 8 * KIB)
-    assert packed.extent_bytes <= 8 * KIB
+    """By bytes x time the large one comes last, with the middle one in the middle of its bytes."""
+    large = SoftItem((((2, 3),),), 3 * KIB)
+    middle = SoftItem((((2, 6),),), KIB)
+    last = SoftItem((((4, 9),),), KIB)
+    packed = pack_soft([large, middle, last], 4 * KIB)
+    assert packed.extent_bytes == 4 * KIB
 
 
 def test_the_offsets_of_no_items_take_no_bytes():

@@ -8,6 +8,7 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
+from twinstream.planner.bound import lower_bound
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
@@ -90,7 +91,9 @@ def test_of_several_admissible_workloads_the_one_with_the_fastest_plan_is_chosen
                 other = plan_chain(chain, MACHINE, caps, "optimal", judge_of("cpu"))
             except InfeasiblePlan:
                 continue
-            assert ours_ns <= 1.01 * judge_of("cpu")(other).step_ns
+            other_ns = judge_of("cpu")(other).step_ns
+            assert ours_ns <= 1.01 * other_ns
+            assert workload != schedule.workload or ours_ns == other_ns
     assert len(chosen) > 1
 
 
@@ -129,6 +132,19 @@ def test_the_bound_of_the_family_is_below_its_own_and_that_below_the_simulated_s
         assert bound.step_s <= judge_of(machine)(schedule).step_ns / 1e9
 
 
+def test_no_admissible_workload_has_a_bound_below_that_of_the_family():
+    """But for half a percent: by that much a workload must be better to be bounded at all."""
+    for caps in caps_of("several sizes"):
+        bound = planned("several sizes", caps).bound
+        assert bound is not None and bound.family_step_s is not None
+        bounds_s = [
+            found.step_s
+            for workload in admissible(SPEC, STEPS["several sizes"])
+            if (found := lower_bound(lower(SPEC, workload), MACHINE, caps)) is not None
+        ]
+        assert min(bounds_s) / 1.005 <= bound.family_step_s <= min(bounds_s) * 1.005
+
+
 def test_without_a_cap_the_step_is_at_its_bound_but_for_latencies():
     schedule = planned("several sizes", Caps())
     assert schedule.bound is not None
@@ -143,7 +159,7 @@ def test_without_a_cap_the_step_is_at_its_bound_but_for_latencies():
 def test_it_is_never_slower_than_another_policy_on_the_same_chain(step, machine):
     """But for half a percent: nothing more is tried once a plan is that near the bound."""
     compared = 0
-    for caps in caps_of(step):
+    for caps in caps_of(step)[:: 1 if machine == "cpu" else 2]:
         schedule = planned(step, caps, machine)
         chain = lower(SPEC, schedule.workload)
         ours_ns = judge_of(machine)(schedule).step_ns
@@ -154,7 +170,7 @@ def test_it_is_never_slower_than_another_policy_on_the_same_chain(step, machine)
                 continue
             compared += 1
             assert ours_ns <= 1.005 * judge_of(machine)(other).step_ns, (policy, caps)
-    assert compared >= 6
+    assert compared >= 4
 
 
 @pytest.mark.parametrize(("step", "caps"), [case for case in CASES if case[0] != "one size"])
