@@ -1,0 +1,157 @@
+"""Stays of many rounds on the timeline of few: nothing depends on how many rounds there are."""
+
+from functools import cache
+from itertools import combinations
+
+import pytest
+
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.models.lowering import lower
+from twinstream.planner.bound import fewest_copies
+from twinstream.planner.folded_packing import FoldedPacking, pack_folded, trimmed
+from twinstream.planner.margins import Allowances, QueueModel
+from twinstream.planner.residency import Stay
+from twinstream.planner.rounding import Decisions
+from twinstream.planner.task_sequence import TaskSequence
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+LONGEST_NS = 1e6
+ROUNDS = range(3, 10)
+FOLDED = range(4, 10)
+SHAPES = {
+    "packed": {"seq_len": 16, "chunk_tokens": 32, "chunks_per_round": 2},
+    "sliced": {"seq_len": 48, "chunk_tokens": 16, "chunks_per_round": 3},
+}
+CAPS = {"packed": (None, 230_000, 300_000), "sliced": (None, 230_000, 290_000)}
+CASES = [(shape, cap) for shape, caps in CAPS.items() for cap in caps]
+
+# What one round has on the device: (unit, first task, last task, offset), counted from its start.
+Piece = tuple[str, int, int, int]
+
+
+@cache
+def chain_of(shape: str, rounds: int) -> Chain:
+    workload = Workload(**SHAPES[shape], rounds_per_step=rounds)
+    return lower(small("tiny", num_layers=3), workload)
+
+
+@cache
+def decided(shape: str) -> tuple[Decisions, Allowances]:
+    """What `optimal` would decide where little more than half fits, with time for its copies."""
+    chain = chain_of(shape, 3)
+    solved = fewest_copies(chain, MACHINE, Caps(device_bytes=170_000), num_rounds=9)
+    assert solved is not None
+    decisions = Decisions.of(solved, chain, UnitMap(chain))
+    sequence = sequence_of(shape, 3, decisions)
+    queues = QueueModel(MACHINE, LONGEST_NS)
+    return decisions, queues.allowances(sequence, sequence.stays(decisions), None)
+
+
+def sequence_of(shape: str, rounds: int, decisions: Decisions) -> TaskSequence:
+    chain = chain_of(shape, rounds)
+    call_ns = {name: cost_alone_ns(call.cost, MACHINE) for name, call in chain.calls.items()}
+    return TaskSequence.of(chain, decisions, call_ns)
+
+
+def packed(shape: str, rounds: int, cap: int | None) -> tuple[TaskSequence, FoldedPacking]:
+    decisions, allowances = decided(shape)
+    sequence = sequence_of(shape, rounds, decisions)
+    stays = allowances.widened(sequence, sequence.stays(decisions))
+    return sequence, pack_folded(stays, sequence.units, sequence.folding, cap)
+
+
+def pieces(sequence: TaskSequence, found: FoldedPacking, round_: int) -> set[Piece]:
+    low, high = sequence.folding.starts[round_], sequence.folding.starts[round_ + 1]
+    return {
+        (stay.unit, max(stay.begin, low) - low, min(stay.end, high) - low, offset)
+        for stay, offset in zip(found.stays, found.offsets, strict=True)
+        if stay.begin < high and stay.end > low
+    }
+
+
+@pytest.mark.parametrize(("shape", "cap"), CASES)
+def test_the_extent_does_not_depend_on_the_number_of_rounds(shape, cap):
+    assert len({packed(shape, rounds, cap)[1].extent_bytes for rounds in ROUNDS}) == 1
+
+
+@pytest.mark.parametrize(("shape", "cap"), CASES)
+def test_all_middle_rounds_have_the_same_on_the_device_at_the_same_offsets(shape, cap):
+    sequence, first = packed(shape, 4, cap)
+    steady = pieces(sequence, first, 1)
+    assert len(steady) > 20
+    for rounds in FOLDED:
+        sequence, found = packed(shape, rounds, cap)
+        for middle in range(1, rounds - 1):
+            assert pieces(sequence, found, middle) == steady
+
+
+@pytest.mark.parametrize(("shape", "cap"), CASES)
+def test_first_and_last_rounds_are_the_same_whatever_is_between(shape, cap):
+    sequence, few = packed(shape, 4, cap)
+    ends = pieces(sequence, few, 0), pieces(sequence, few, 3)
+    for rounds in FOLDED:
+        sequence, found = packed(shape, rounds, cap)
+        assert (pieces(sequence, found, 0), pieces(sequence, found, rounds - 1)) == ends
+
+
+@pytest.mark.parametrize(("shape", "cap"), [case for case in CASES if case[1] != 230_000])
+def test_three_rounds_are_packed_as_many_are_where_they_fit(shape, cap):
+    few, many = packed(shape, 3, cap), packed(shape, 9, cap)
+    for place, of_many in ((0, 0), (1, 4), (2, 8)):
+        assert pieces(*few, place) == pieces(*many, of_many)
+
+
+@pytest.mark.parametrize(("shape", "cap"), CASES)
+def test_stays_of_all_rounds_that_meet_share_no_bytes(shape, cap):
+    sequence, found = packed(shape, 7, cap)
+    units = sequence.units.units
+    placed = list(zip(found.stays, found.offsets, strict=True))
+    assert max(o + units[s.unit].tensor.size_bytes for s, o in placed) <= found.extent_bytes
+    for (one, low), (other, other_low) in combinations(placed, 2):
+        if one.begin < other.end and other.begin < one.end:
+            assert (
+                low + units[one.unit].tensor.size_bytes <= other_low
+                or other_low + units[other.unit].tensor.size_bytes <= low
+            )
+
+
+@pytest.mark.parametrize(("shape", "cap"), CASES)
+def test_stays_lose_time_for_copies_but_never_a_use(shape, cap):
+    decisions, allowances = decided(shape)
+    sequence, found = packed(shape, 5, cap)
+    wanted = allowances.widened(sequence, sequence.stays(decisions))
+    shorter = 0
+    for stay, before in zip(found.stays, wanted, strict=True):
+        assert (stay.unit, stay.uses) == (before.unit, before.uses)
+        assert before.begin <= stay.begin <= stay.uses[0].position
+        assert stay.uses[-1].position < stay.end <= before.end
+        shorter += stay != before
+    assert (shorter > 0) == (cap is not None)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_sticks_out_is_said_by_task_of_the_folded_timeline(shape):
+    sequence, roomy = packed(shape, 5, 300_000)
+    assert roomy.extent_bytes <= 300_000
+    assert roomy.over_bytes == {}
+    sequence, tight = packed(shape, 5, 120_000)
+    # Offsets are aligned, sizes of tensors need not be.
+    assert 0 <= tight.extent_bytes - 120_000 - max(tight.over_bytes.values()) < 256
+    three, _ = packed(shape, 3, None)
+    assert max(tight.over_bytes) < len(three.tasks) < len(sequence.tasks)
+
+
+def test_a_stay_at_a_share_of_its_time_keeps_what_goes_over_the_boundary():
+    _, found = packed("packed", 3, None)
+    uses = next(stay for stay in found.stays if stay.uses[0].position > 8).uses
+    first, last = uses[0].position, uses[-1].position + 1
+    stay = Stay("x", first - 8, last + 8, uses)
+    assert trimmed(stay, 0.5) == Stay("x", first - 4, last + 4, uses)
+    assert trimmed(stay, 0.0) == Stay("x", first, last, uses)
+    through = Stay("x", first - 8, last + 8, uses, enters=True, leaves=True)
+    assert trimmed(through, 0.0) is through
