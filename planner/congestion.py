@@ -41,7 +41,7 @@ def lowered(
         chain: of at least as many rounds as `small`.
         small: the same step with at most three rounds.
     """
-    found = stalls(schedule, spans)
+    found = [stall for stall in stalls(schedule, spans) if stall.queue in shares]
     if not found:
         return None
     folding, small_folding = Folding.of(chain, chain.tasks), Folding.of(small, small.tasks)
@@ -57,20 +57,21 @@ def lowered(
     rounds = np.zeros(len(small.tasks))
     for i in range(len(chain.tasks)):
         rounds[number[folding.place(i)]] += 1
-    for stall in (stall for stall in found if stall.queue in shares):
+    for stall in found:
         end_ns = spans.start_ns[stall.op]
         low, high = np.searchsorted(start_ns, [stall.since_ns, end_ns])
         part = stall.waited_ns / max(1, end_ns - stall.since_ns)
         for _, task in starts[max(0, low - 1) : high]:
             place = number[folding.place(task)]
             lessened[stall.queue][place] += part / rounds[place]
-    return {
+    less_of_each = {
         way: [
             max(_LEAST_SHARE, share * (1.0 - _ZEAL * min(0.5, less)))
             for share, less in zip(shares[way], lessened[way].tolist(), strict=True)
         ]
         for way in shares
     }
+    return less_of_each if less_of_each != shares else None
 
 
 def stalls(schedule: Schedule, spans: PassSpans) -> list[Stall]:
@@ -89,7 +90,7 @@ def stalls(schedule: Schedule, spans: PassSpans) -> list[Stall]:
             continue
         last = max(copies, key=lambda j: spans.end_ns[j])
         queue = schedule.ops[last].stream.queue
-        found.append(Stall(i, queue, waited_ns, busy_since[last]))
+        found.append(Stall(i, queue, waited_ns, int(busy_since[last])))
     return found
 
 

@@ -14,16 +14,16 @@ from twinstream.planner.bound import LowerBound, lower_bound
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain
+from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain, step_bound
 from twinstream.planner.policies.optimal import (
     JUDGED_ROUNDS,
     MANY_TASKS,
     Plan,
     has_plan,
     optimal_plans,
-    refusal_of_streaming,
     required,
 )
+from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.schedule.chain import Chain
@@ -194,8 +194,10 @@ class _Family:
             except InfeasiblePlan:  # what fits few rounds need not fit all
                 continue
             least_s = min(b.bound.step_s for b in bounded)
+            if left_out:  # theirs may be less, but by no more than this
+                least_s /= _WORTH_BOUNDING
             return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
-        raise self._refused()
+        return self._last_resort()
 
     def _plans(
         self, bounded: list[_Bounded], most: int, *, thorough: bool = False
@@ -259,18 +261,27 @@ class _Family:
             total_ns += more * sum(alone[task.call] for task in middle)
         return total_ns / 1e9
 
-    def _refused(self) -> InfeasiblePlan:
-        """The error, with the caps that would do for the workload that takes the least memory."""
+    def _last_resort(self) -> Schedule:
+        """The plan of `streaming` for the workload that takes the least memory.
+
+        Raises:
+            InfeasiblePlan: it does not fit, either; it says what would do for that workload.
+        """
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
         least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
         few = lower(self.spec, _with_rounds(least, JUDGED_ROUNDS), self.recipe)
+        chain = lower(self.spec, least, self.recipe)
         judge, rounds = required(self.judge), least.rounds_per_step
 
         def fits(caps: Caps) -> bool:
             return has_plan(few, self.machine, caps, judge, num_rounds=rounds)
 
-        streaming = refusal_of_streaming(few, self.machine, self.caps)
-        return refused(few, self.caps, streaming, fits)
+        try:
+            schedule = plan_streaming(chain, self.machine, self.caps)
+        except InfeasiblePlan as error:
+            raise refused(few, self.caps, error, fits) from None
+        schedule = schedule.model_copy(update={"policy": "optimal"})
+        return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
 
 
 def _with_rounds(workload: Workload, most: int) -> Workload:

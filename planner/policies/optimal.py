@@ -89,16 +89,10 @@ def plan_optimal(
     def fits(caps: Caps) -> bool:
         return has_plan(few, machine, caps, judge, num_rounds=num_rounds)
 
-    raise refused(few, caps, refusal_of_streaming(few, machine, caps), fits)
-
-
-def refusal_of_streaming(chain: Chain, machine: Machine, caps: Caps) -> InfeasiblePlan:
-    """What `streaming` says of caps that are too small for it."""
     try:
-        plan_streaming(chain, machine, caps)
+        return plan_streaming(chain, machine, caps).model_copy(update={"policy": "optimal"})
     except InfeasiblePlan as error:
-        return error
-    raise AssertionError("its plan is among those of 'optimal', which found none")
+        raise refused(few, caps, error, fits) from None
 
 
 def required(judge: Judge | None) -> Judge:
