@@ -45,10 +45,11 @@ def pack_folded(
         for index in item.stays:
             offsets[index] = offset
             found[index] = trimmed(stays[index], _SHARES[level])
-        out = offset + units.units[item.unit].tensor.size_bytes - (cap_bytes or offset * 2 + 2**60)
-        if out > 0:
+        out = offset + units.units[item.unit].tensor.size_bytes
+        if cap_bytes is not None and out > cap_bytes:
             for low, high in item.levels[-1]:
-                over |= {task: max(out, over.get(task, 0)) for task in range(low, high)}
+                for task in range(low, high):
+                    over[task] = max(out - cap_bytes, over.get(task, 0))
     return FoldedPacking(found, offsets, packed.extent_bytes, over)
 
 

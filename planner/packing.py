@@ -50,7 +50,7 @@ def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
     for _ in range(_TRIES):
         if best_extent <= peak * _GOOD_ENOUGH:
             break
-        order = _moved_ahead(order, offsets + sizes >= extent)
+        order = moved_ahead(order, offsets + sizes >= extent)
         offsets, extent = _placed(order, meets, sizes)
         if extent < best_extent:
             best, best_extent = offsets, extent
@@ -81,7 +81,7 @@ def _placed(
     return offsets, int((offsets + sizes).max())
 
 
-def _moved_ahead(order: Sequence[int], sticking_out: NDArray[np.bool_]) -> list[int]:
+def moved_ahead(order: Sequence[int], sticking_out: NDArray[np.bool_]) -> list[int]:
     """The order with the items that set the extent twice as early."""
     changed = [i for i in order if not sticking_out[i]]
     for place, i in enumerate(order):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.packing import align_up, first_gap
+from twinstream.planner.packing import align_up, first_gap, moved_ahead
 
 Ranges = tuple[tuple[int, int], ...]
 _TRIES = 4
@@ -48,22 +48,13 @@ def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None) -> Packed:
         if cap_bytes is None or found.extent_bytes <= cap_bytes:
             break
         sizes = np.asarray([align_up(item.size_bytes) for item in items], dtype=np.int64)
-        order = _moved_ahead(order, found.offsets + sizes > cap_bytes)
+        order = moved_ahead(order, found.offsets + sizes > cap_bytes)
     assert best is not None
     return best
 
 
 def _area(item: SoftItem) -> int:
     return sum(end - begin for begin, end in item.levels[-1]) * align_up(item.size_bytes)
-
-
-def _moved_ahead(order: Sequence[int], sticking_out: NDArray[np.bool_]) -> list[int]:
-    """The order with the items that found no room twice as early."""
-    changed = [i for i in order if not sticking_out[i]]
-    for place, i in enumerate(order):
-        if sticking_out[i]:
-            changed.insert(place // 2, i)
-    return changed
 
 
 class _Board:

@@ -18,6 +18,7 @@ from twinstream.planner.plan import as_step_bound, finished, optimizer_place, pl
 from twinstream.planner.policies.optimal import (
     JUDGED_ROUNDS,
     MANY_TASKS,
+    DoesNotFit,
     Plan,
     has_plan,
     optimal_plans,
@@ -181,17 +182,17 @@ class _Family:
         found = self._plans(bounded, _PLANNED)
         best_s = min((plan.step_ns for plan, _ in found), default=inf) / 1e9
         if best_s > _FAR * min((b.bound.step_s for b in bounded), default=inf):
-            more = [b for w in left_out if (b := self._bound_of(w, best_s))]
+            more, left_out = self._all_bounded(left_out), []
             found += self._plans(more, _PLANNED)
             bounded += more
         if not found:
-            bounded += [b for w in chunkings(self.spec, self.step) if (b := self._bound_of(w, inf))]
+            bounded += self._all_bounded(chunkings(self.spec, self.step))
             found = self._plans(bounded, len(bounded), thorough=True)
         for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
-            except InfeasiblePlan:  # what fits few rounds need not fit all
+            except (InfeasiblePlan, DoesNotFit):
                 continue
             least_s = min(b.bound.step_s for b in bounded)
             if left_out:  # theirs may be less, but by no more than this
@@ -227,10 +228,12 @@ class _Family:
         left_out: list[Workload] = []
         least_s = inf
         for workload in admissible(self.spec, self.step):
-            bounded = self._bound_of(workload, least_s)
-            if bounded is None:
+            few = self._few_rounds(workload)
+            if self._alone_s(few, workload) * _WORTH_BOUNDING >= least_s:
                 left_out.append(workload)
-            else:
+                continue
+            bounded = self._bound_of(workload, few)
+            if bounded is not None:
                 found.append(bounded)
                 least_s = min(least_s, bounded.bound.step_s)
         near_s = _WORTH_IT * least_s
@@ -242,10 +245,15 @@ class _Family:
         )
         return found, left_out
 
-    def _bound_of(self, workload: Workload, least_s: float) -> _Bounded | None:
-        few = lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)
-        if self._alone_s(few, workload) * _WORTH_BOUNDING >= least_s:
-            return None
+    def _few_rounds(self, workload: Workload) -> Chain:
+        return lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)
+
+    def _all_bounded(self, workloads: list[Workload]) -> list[_Bounded]:
+        """Those of the workloads that have a bound, the least first."""
+        found = [self._bound_of(workload, self._few_rounds(workload)) for workload in workloads]
+        return sorted((b for b in found if b is not None), key=lambda b: b.bound.step_s)
+
+    def _bound_of(self, workload: Workload, few: Chain) -> _Bounded | None:
         small = with_rounds(few, PROGRAM_ROUNDS)
         rounds = workload.rounds_per_step
         bound = lower_bound(small, self.machine, self.caps, num_rounds=rounds)
@@ -269,7 +277,7 @@ class _Family:
         """
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
         least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
-        few = lower(self.spec, _with_rounds(least, JUDGED_ROUNDS), self.recipe)
+        few = self._few_rounds(least)
         chain = lower(self.spec, least, self.recipe)
         judge, rounds = required(self.judge), least.rounds_per_step
 

@@ -14,7 +14,7 @@ from twinstream.planner.congestion import Shares, full_shares, lowered
 from twinstream.planner.emission import Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
-from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.policies.full_recompute import plan_full_recompute
@@ -50,6 +50,10 @@ Maker = Callable[[Chain], Schedule]
 Policy = Callable[[Chain, Machine, Caps], Schedule]
 
 
+class DoesNotFit(TwinstreamError):
+    """A plan that fits few rounds does not fit all of them."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How to make a schedule of a chain of any number of rounds, and its step time as judged."""
@@ -82,7 +86,7 @@ def plan_optimal(
     for plan in plans:
         try:
             return plan.make(chain).model_copy(update={"policy": "optimal"})
-        except InfeasiblePlan:
+        except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)
 
@@ -165,7 +169,7 @@ class _Search:
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program; none is judged."""
-        if self._holds_all_state() and self._of(plan_resident):
+        if self._holds_all_state() and self._made(plan_resident) is not None:
             return True
         in_flight, shares = self._in_flight(), full_shares(len(self.small.tasks))
         return any(self._fitting(in_flight // less, shares) for less in (1, _LESS_IN_FLIGHT))
@@ -178,12 +182,18 @@ class _Search:
 
     def _of(self, policy: Policy) -> list[Plan]:
         """The plan of another policy, if it has one."""
-        make = partial(_plain, policy, self.machine, self.caps)
-        try:
-            schedule = make(self.judged)
-        except InfeasiblePlan:
+        schedule = self._made(policy)
+        if schedule is None:
             return []
+        make = partial(_plain, policy, self.machine, self.caps)
         return [Plan(self._step_ns(schedule, self.judge(schedule)), make)]
+
+    def _made(self, policy: Policy) -> Schedule | None:
+        """The judged rounds by another policy, if they fit."""
+        try:
+            return policy(self.judged, self.machine, self.caps)
+        except InfeasiblePlan:
+            return None
 
     def _turns(self) -> list[Plan]:
         """Decide, judge, and leave room on the links where compute waited for copies."""
@@ -215,12 +225,8 @@ class _Search:
         """The decisions as a schedule of a chain of any number of rounds."""
         sequence = TaskSequence.of(chain, candidate.decisions, self.call_ns)
         placement, over = self._place(sequence, candidate)
-        if over and self.caps.device_bytes is not None:
-            needed = self.caps.device_bytes + max(over.values())
-            task = sequence.tasks[0].task_id
-            raise InfeasiblePlan(
-                Shortage("optimal", "device", self.caps.device_bytes, needed, task, None, None)
-            )
+        if over:
+            raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
         return emit(placement, self.machine, self.caps, "optimal")
 
     def _in_flight(self) -> int:
