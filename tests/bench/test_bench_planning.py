@@ -1,0 +1,67 @@
+"""Seconds to plan and to bound; `pytest -m bench -s tests/bench/test_bench_planning.py`."""
+
+import time
+
+import pytest
+
+from twinstream.api import caps_of
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.lowering import lower
+from twinstream.models.presets import load_model
+from twinstream.planner.bound import lower_bound
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.step_plan import plan_step
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import simulate
+
+pytestmark = pytest.mark.bench
+H100 = load_machine("h100")
+# model, sequence length, tokens a step, device and host cap in GiB
+STEPS = [
+    ("8b", 8192, 38 * 8192, 24, 100),
+    ("8b", 8192, 32 * 8192, 9, 100),
+    ("8b", 8192, 32 * 8192, 8, 100),
+    ("32b", 65536, 2 * 65536, 60, 400),
+    ("8b", 1048576, 1048576, 24, 500),
+]
+
+
+@pytest.mark.parametrize(("model", "seq_len", "tokens", "device", "host"), STEPS)
+def test_seconds_to_plan(model, seq_len, tokens, device, host):
+    judged = 0
+
+    def judge(schedule: Schedule) -> Timeline:
+        nonlocal judged
+        judged += 1
+        return simulate(schedule, H100)
+
+    caps = caps_of(H100, f"{device}GiB", f"{host}GiB")
+    step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens)
+    start_s = time.perf_counter()
+    schedule = plan_step(load_model(model), step, H100, caps, "optimal", judge)
+    seconds = time.perf_counter() - start_s
+    step_s = simulate(schedule, H100).step_ns / 1e9
+    workload, bound = schedule.workload, schedule.bound
+    assert bound is not None and bound.family_step_s is not None
+    assert bound.family_step_s <= bound.step_s <= step_s
+    tasks = sum(isinstance(op, Compute) for op in schedule.ops)
+    print(
+        f"\n| {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | "
+        f"{workload.rounds_per_step} x {workload.chunks_per_round} x {workload.chunk_tokens:,} | "
+        f"{tokens / step_s:,.0f} | {step_s / bound.step_s - 1:.1%} | "
+        f"{step_s / bound.family_step_s - 1:.1%} | {tasks:,} | {judged} | {seconds:.1f} s |"
+    )
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+def test_seconds_to_bound_64_layers(chunks):
+    workload = Workload(seq_len=8192, chunk_tokens=8192, chunks_per_round=chunks, rounds_per_step=1)
+    chain = lower(load_model("32b"), workload)
+    start_s = time.perf_counter()
+    bound = lower_bound(chain, H100, caps_of(H100, "60GiB", "400GiB"))
+    seconds = time.perf_counter() - start_s
+    assert bound is not None
+    print(f"\n| 64 layers x {chunks} chunks | {len(chain.tasks)} tasks | {seconds:.2f} s |")
