@@ -1,5 +1,7 @@
 """Collects tensors, calls and tasks of a chain and keeps count of versions."""
 
+from typing import Literal
+
 from twinstream.models.workspace import workspace_bytes
 from twinstream.schedule.chain import Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
@@ -17,6 +19,7 @@ class ChainBuilder:
         self.recomputes: list[Recompute] = []
         self.inputs: list[Input] = []
         self.outputs: list[Output] = []
+        self._unbound: list[tuple[str, Task]] = []
         self._latest: dict[str, int] = {}
         self._parts: dict[str, list[str]] = {}
 
@@ -53,12 +56,7 @@ class ChainBuilder:
         return call_id
 
     def read(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
-        leaves = self._leaves(tensor, num_parts)
-        versions = {self._latest[leaf] for leaf in leaves}
-        assert len(versions) == 1, f"{tensor} is read while its parts differ: {versions}"
-        return TaskOperand(
-            name=name, tensor=tensor, version=versions.pop(), mode="read", num_parts=num_parts
-        )
+        return self._existing(name, tensor, num_parts, "read")
 
     def write(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
         leaves = self._leaves(tensor, num_parts)
@@ -69,10 +67,10 @@ class ChainBuilder:
         )
 
     def update(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
-        found = self.read(name, tensor, num_parts)
+        found = self._existing(name, tensor, num_parts, "update")
         leaves = self._leaves(tensor, num_parts)
         self._latest.update(dict.fromkeys(leaves, found.version + 1))
-        return found.model_copy(update={"mode": "update"})
+        return found
 
     def accumulate(self, name: str, tensor: str) -> TaskOperand:
         """The step's first contribution is a write, later ones are updates."""
@@ -86,19 +84,32 @@ class ChainBuilder:
         self, group: str, task_id: str, call: str, operands: list[TaskOperand], label: Label
     ) -> None:
         """A recompute right before the task added next."""
-        task = self._task(task_id, call, operands, label)
-        self.recomputes.append(Recompute(task=task, before="", group=group))
+        self._unbound.append((group, self._task(task_id, call, operands, label)))
 
     def bind_recomputes(self, before: str) -> None:
         """Tie the recomputes added since the last binding to the task that follows them."""
-        for index in range(len(self.recomputes) - 1, -1, -1):
-            if self.recomputes[index].before:
-                break
-            self.recomputes[index] = self.recomputes[index].model_copy(update={"before": before})
+        self.recomputes += [
+            Recompute(task=task, before=before, group=group) for group, task in self._unbound
+        ]
+        self._unbound.clear()
 
     def again(self, name: str, tensor: str) -> TaskOperand:
         """What a recompute makes: the version that exists already."""
-        return self.read(name, tensor).model_copy(update={"mode": "write"})
+        return self._existing(name, tensor, None, "write")
+
+    def _existing(
+        self,
+        name: str,
+        tensor: str,
+        num_parts: int | None,
+        mode: Literal["read", "write", "update"],
+    ) -> TaskOperand:
+        """An operand of the version there is."""
+        versions = {self._latest[leaf] for leaf in self._leaves(tensor, num_parts)}
+        assert len(versions) == 1, f"{tensor} is used while its parts differ: {versions}"
+        return TaskOperand(
+            name=name, tensor=tensor, version=versions.pop(), mode=mode, num_parts=num_parts
+        )
 
     def _task(self, task_id: str, call: str, operands: list[TaskOperand], label: Label) -> Task:
         scratch = f"scratch.{call}"

@@ -235,6 +235,9 @@ class _Lowering:
 
     def _block_call(self, kernel: str, chunk: int) -> str:
         spec, start = self.spec, self._start(chunk)
+        call_id = f"{kernel}@{start}"
+        if call_id in self.builder.calls:
+            return call_id
         work = self._work(start)
         cost = {
             "block_forward": work.block_forward,
@@ -258,7 +261,7 @@ class _Lowering:
             "chunk_start": start,
             "attention": "eager",
         }
-        return self.builder.call(f"{kernel}@{start}", f"{kernel}/eager", attributes, cost)
+        return self.builder.call(call_id, f"{kernel}/eager", attributes, cost)
 
     def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
         attributes: dict[str, Attribute] = {

@@ -59,7 +59,12 @@ class LowerBound:
 
 
 def lower_bound(
-    chain: Chain, machine: Machine, caps: Caps, *, num_rounds: int | None = None
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    *,
+    num_rounds: int | None = None,
+    most_segments: int | None = None,
 ) -> LowerBound | None:
     """Solve the program for a chain; None when no schedule can satisfy the caps.
 
@@ -69,11 +74,14 @@ def lower_bound(
         machine: its rates.
         caps: of the arenas.
         num_rounds: rounds of the step; by default those of the chain.
+        most_segments: of longer chains, chunks are taken together: that relaxes the program and
+            makes it smaller. By default 900.
 
     Raises:
         MissingNumberError: the profile lacks a rate.
     """
-    return _Bound(chain, machine, caps, num_rounds, tied=False).solve(copy_cost=0.0)
+    segments = Segments.of(chain, most_segments)
+    return _Bound(chain, machine, caps, num_rounds, segments, tied=False).solve(copy_cost=0.0)
 
 
 def fewest_copies(
@@ -89,7 +97,7 @@ def fewest_copies(
     What comes back is a guide for a plan; its `step_s` is not a bound. `shares`: how much of the
     links may be used beside each task.
     """
-    guide = _Bound(chain, machine, caps, num_rounds, tied=True)
+    guide = _Bound(chain, machine, caps, num_rounds, Segments.of(chain), tied=True)
     return guide.solve(copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
 
 
@@ -100,11 +108,11 @@ class _Bound:
         machine: Machine,
         caps: Caps,
         num_rounds: int | None,
+        segments: Segments,
         *,
         tied: bool,
     ) -> None:
-        self.chain, self.machine, self.caps = chain, machine, caps
-        self.segments = Segments.of(chain)
+        self.chain, self.machine, self.caps, self.segments = chain, machine, caps, segments
         rounds = RoundClasses.of(chain, self.segments, num_rounds)
         self.program = Program()
         self.gaps = GapProgram(self.program, chain, self.segments, rounds, tied=tied)
@@ -139,11 +147,12 @@ class _Bound:
         cap = self.caps.arena_bytes("device")
         if cap is None:
             return []
-        if not self.segments.single:  # copies in flight are left out: when in a segment, is open
-            return [
+        if not self.segments.single:  # copies in flight within a segment are left out
+            inside = [
                 self.program.at_most([(column, 1.0)], cap / GIB - used)
                 for column, used in zip(kept, used_gib, strict=True)
             ]
+            return inside + self._rows_between(cap)
         twice: list[Terms] = [[] for _ in kept]  # an operand, and perhaps not yet stored
         for task, terms in self.gaps.evicted_at_uses():
             twice[task] += [(column, -gib) for column, gib in terms]
@@ -153,6 +162,15 @@ class _Bound:
             )
             for column, slot, again, used in zip(
                 kept, self.slots.slots, twice, used_gib, strict=True
+            )
+        ]
+
+    def _rows_between(self, cap: int) -> list[int]:
+        """Where a segment begins: what is kept into it or over it, and copies in flight."""
+        return [
+            self.program.at_most([(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0)], cap / GIB)
+            for column, slot in zip(
+                self._occupied(self.gaps.kept_into), self.slots.slots, strict=True
             )
         ]
 

@@ -56,10 +56,11 @@ class GapProgram:
         """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
-        self.elements = elements(chain, segments)
+        self.elements = elements(chain, segments, all_gaps=tied)
         self.recompute = _recompute_columns(program, chain, segments)
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []
+        self.kept_into: list[tuple[int, int, Terms]] = []
         self.loaded_at: list[tuple[int, int, Terms]] = []
         self.host_at: list[tuple[int, int, Terms]] = []
         self._remakes = _remaking_columns(chain, segments, self.recompute)
@@ -251,6 +252,9 @@ class GapProgram:
             self.kept_at.append((low, high, kept))
             loaded = [(self.columns[key].loaded, share * size) for key, share in shares]
             self.loaded_at.append((low, high, loaded))
+        for low, high, shares in self._shares(number, index, gap, into=True):
+            kept = [(self.columns[key].kept, share * size) for key, share in shares]
+            self.kept_into.append((low, high, kept))
         if self.tied:
             return
         since = gap
@@ -283,17 +287,22 @@ class GapProgram:
         return columns.on_host if columns.valid is None else (columns.valid,)
 
     def _shares(
-        self, number: int, index: int, gap: Gap
+        self, number: int, index: int, gap: Gap, *, into: bool = False
     ) -> list[tuple[int, int, list[tuple[Key, float]]]]:
         return [
             (low, high, self._side(number, index, gap, side))
-            for low, high, side in self._segments(gap)
+            for low, high, side in self._segments(gap, into=into)
             if low < high
         ]
 
-    def _segments(self, gap: Gap) -> list[tuple[int, int, Side]]:
-        """Where a gap's content counts: strictly inside, or in a plan all through long segments."""
+    def _segments(self, gap: Gap, *, into: bool) -> list[tuple[int, int, Side]]:
+        """Where a gap's content counts: strictly inside, or in a plan all through long segments.
+
+        With `into`: at which segments' begins, that of the use which ends the gap among them.
+        """
         inside, end = (gap.begin, gap.end + 1) if self.whole_ends else (gap.begin + 1, gap.end)
+        if into:
+            inside, end = gap.begin + 1, gap.end + 1
         if gap.end <= gap.begin:
             return [(inside, self.rounds.num_segments, "inside"), (0, end, "inside")]
         if not self.rounds.crosses(gap):

@@ -10,7 +10,7 @@ from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 
 _FREE_ROLES = ("input", "loss", "scratch")
-_CHUNKS_IN_FULL = 2
+_CHUNKS_OF_FEW_GAPS = range(3, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,17 @@ class Element:
     gaps: tuple[Gap, ...]
 
 
-def elements(chain: Chain, segments: Segments) -> list[Element]:
+def elements(chain: Chain, segments: Segments, *, all_gaps: bool) -> list[Element]:
     """All content of a chain that can be kept, moved or made again; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
-    with no task inside are left out, too: staying costs nothing there. With more than two chunks
-    a round, so are gaps of no more tasks than chunks: content may stay over them at no cost,
-    which relaxes the program and keeps it small.
+    with no task inside are left out, too: staying costs nothing there. Unless `all_gaps`, with 3 to
+    8 chunks a round so are gaps of no more tasks than chunks: content may stay over them at no
+    cost, which relaxes the program and keeps it small.
     """
     chunks = ceil(chain.workload.chunks_per_round * segments.count / len(segments.of_task))
-    shortest = chunks if chunks > _CHUNKS_IN_FULL else 0
+    few = not all_gaps and chain.workload.chunks_per_round in _CHUNKS_OF_FEW_GAPS
+    shortest = chunks if few else 0
     units = UnitMap(chain)
     touches = _touches(chain, units, segments)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}

@@ -29,15 +29,16 @@ class Segments:
         return range(self.firsts[segment], after)
 
     @staticmethod
-    def of(chain: Chain) -> "Segments":
+    def of(chain: Chain, most: int | None = None) -> "Segments":
         """Single tasks, or in chains of very many the chunks of a layer in a few stretches.
 
         Chunks of a layer are consecutive tasks of one kernel; a stretch has as many of them as
-        keeps the number of segments small.
+        keeps the number of segments below about `most`, 900 if None.
         """
+        most = _MOST_SEGMENTS if most is None else most
         chunks = chain.workload.chunks_per_round
         together = 1
-        while together < chunks and len(chain.tasks) / together > _MOST_SEGMENTS:
+        while together < chunks and len(chain.tasks) / together > most:
             together *= 2
         of_task: list[int] = []
         firsts: list[int] = []

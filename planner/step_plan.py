@@ -3,39 +3,22 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from math import ceil, inf
+from dataclasses import replace
+from math import ceil
 
-from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.bound import LowerBound, lower_bound
-from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.bound import lower_bound
+from twinstream.planner.chunking import TrainingStep, chunkings
+from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain, step_bound
-from twinstream.planner.policies.optimal import (
-    JUDGED_ROUNDS,
-    MANY_TASKS,
-    DoesNotFit,
-    Plan,
-    has_plan,
-    optimal_plans,
-    required,
-)
-from twinstream.planner.policies.streaming import plan_streaming
-from twinstream.planner.refusal import refused
-from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.schedule.chain import Chain
+from twinstream.planner.plan import optimizer_place, plan_chain
+from twinstream.planner.rounds import PROGRAM_ROUNDS
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
 
-_PLANNED = 2
-_WORTH_IT = 1.01
-_WORTH_IT_OF_MANY = 1.08
-_WORTH_BOUNDING = 1.005
-_FAR = 1.02
 _MANY_ROUNDS = 128
 _MOST_CHUNKS_BOUNDED = 8
 _SPARE_ROUNDS = 8
@@ -86,7 +69,7 @@ def _plan_step(
     judge: Judge | None,
 ) -> Schedule:
     if policy == "optimal":
-        return _Family(spec, step, machine, caps, judge).best()
+        return Family(spec, step, machine, caps, judge).best()
     recipe = step.recipe.model_copy(update={"optimizer": optimizer_place(policy)})
     failed: InfeasiblePlan | None = None
     for workload in chunkings(spec, step):
@@ -151,147 +134,3 @@ def _round_and_beyond_s(
         return _round_and_beyond_s(spec, workload, step, machine, Caps())
     round_s = (more.step_s - some.step_s) / _MANY_ROUNDS
     return round_s, max(0.0, some.step_s - _MANY_ROUNDS * round_s)
-
-
-@dataclass(frozen=True)
-class _Bounded:
-    """A way to cut the step, and what it takes at least."""
-
-    workload: Workload
-    few: Chain
-    bound: LowerBound
-
-
-class _Family:
-    """All admissible ways to cut a step, and the search for the best."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        step: TrainingStep,
-        machine: Machine,
-        caps: Caps,
-        judge: Judge | None,
-    ) -> None:
-        self.spec, self.step, self.machine, self.caps, self.judge = spec, step, machine, caps, judge
-        self.recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
-
-    def best(self) -> Schedule:
-        """The fastest schedule found; its bound has the least of all admissible workloads."""
-        bounded, left_out = self._bounded()
-        found = self._plans(bounded, _PLANNED)
-        best_s = min((plan.step_ns for plan, _ in found), default=inf) / 1e9
-        if best_s > _FAR * min((b.bound.step_s for b in bounded), default=inf):
-            more, left_out = self._all_bounded(left_out), []
-            found += self._plans(more, _PLANNED)
-            bounded += more
-        if not found:
-            bounded += self._all_bounded(chunkings(self.spec, self.step))
-            found = self._plans(bounded, len(bounded), thorough=True)
-        for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
-            chain = lower(self.spec, cut.workload, self.recipe)
-            try:
-                schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
-            except (InfeasiblePlan, DoesNotFit):
-                continue
-            least_s = min(b.bound.step_s for b in bounded)
-            if left_out:  # theirs may be less, but by no more than this
-                least_s /= _WORTH_BOUNDING
-            return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
-        return self._last_resort()
-
-    def _plans(
-        self, bounded: list[_Bounded], most: int, *, thorough: bool = False
-    ) -> list[tuple[Plan, _Bounded]]:
-        """Plans for the first of the workloads that have any, as long as others may be faster."""
-        found: list[tuple[Plan, _Bounded]] = []
-        for tried, cut in enumerate(bounded):
-            best_ns = min((plan.step_ns for plan, _ in found), default=inf)
-            worth_it = _WORTH_IT if len(cut.few.tasks) <= MANY_TASKS else _WORTH_IT_OF_MANY
-            if found and (tried >= most or cut.bound.step_s * 1e9 * worth_it >= best_ns):
-                break
-            plans = optimal_plans(
-                cut.few, self.machine, self.caps, self.judge,
-                num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
-                thorough=thorough,
-            )  # fmt: skip
-            found += [(plan, cut) for plan in plans]
-        return found
-
-    def _bounded(self) -> tuple[list[_Bounded], list[Workload]]:
-        """Admissible workloads by their bounds, the least first; of nearly equal ones the shorter.
-
-        Left out is what cannot be better than another's bound by half a percent, because its tasks
-        alone take as long; it may still have a better plan.
-        """
-        found: list[_Bounded] = []
-        left_out: list[Workload] = []
-        least_s = inf
-        for workload in admissible(self.spec, self.step):
-            few = self._few_rounds(workload)
-            if self._alone_s(few, workload) * _WORTH_BOUNDING >= least_s:
-                left_out.append(workload)
-                continue
-            bounded = self._bound_of(workload, few)
-            if bounded is not None:
-                found.append(bounded)
-                least_s = min(least_s, bounded.bound.step_s)
-        near_s = _WORTH_IT * least_s
-        found.sort(
-            key=lambda f: (
-                max(f.bound.step_s, near_s),
-                len(f.few.tasks) if f.bound.step_s <= near_s else 0,
-            )
-        )
-        return found, left_out
-
-    def _few_rounds(self, workload: Workload) -> Chain:
-        return lower(self.spec, _with_rounds(workload, JUDGED_ROUNDS), self.recipe)
-
-    def _all_bounded(self, workloads: list[Workload]) -> list[_Bounded]:
-        """Those of the workloads that have a bound, the least first."""
-        found = [self._bound_of(workload, self._few_rounds(workload)) for workload in workloads]
-        return sorted((b for b in found if b is not None), key=lambda b: b.bound.step_s)
-
-    def _bound_of(self, workload: Workload, few: Chain) -> _Bounded | None:
-        small = with_rounds(few, PROGRAM_ROUNDS)
-        rounds = workload.rounds_per_step
-        bound = lower_bound(small, self.machine, self.caps, num_rounds=rounds)
-        return None if bound is None else _Bounded(workload, few, bound)
-
-    def _alone_s(self, few: Chain, workload: Workload) -> float:
-        """What the tasks of all rounds take alone."""
-        alone = {name: cost_alone_ns(c.cost, self.machine) for name, c in few.calls.items()}
-        total_ns = sum(alone[task.call] for task in few.tasks)
-        more = workload.rounds_per_step - len(few.round_starts)
-        if more > 0:
-            middle = few.tasks[few.round_starts[1] : few.round_starts[2]]
-            total_ns += more * sum(alone[task.call] for task in middle)
-        return total_ns / 1e9
-
-    def _last_resort(self) -> Schedule:
-        """The plan of `streaming` for the workload that takes the least memory.
-
-        Raises:
-            InfeasiblePlan: it does not fit, either; it says what would do for that workload.
-        """
-        workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
-        least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
-        few = self._few_rounds(least)
-        chain = lower(self.spec, least, self.recipe)
-        judge, rounds = required(self.judge), least.rounds_per_step
-
-        def fits(caps: Caps) -> bool:
-            return has_plan(few, self.machine, caps, judge, num_rounds=rounds)
-
-        try:
-            schedule = plan_streaming(chain, self.machine, self.caps)
-        except InfeasiblePlan as error:
-            raise refused(few, self.caps, error, fits) from None
-        schedule = schedule.model_copy(update={"policy": "optimal"})
-        return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
-
-
-def _with_rounds(workload: Workload, most: int) -> Workload:
-    rounds = min(workload.rounds_per_step, most)
-    return workload.model_copy(update={"rounds_per_step": rounds})

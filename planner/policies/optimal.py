@@ -41,6 +41,8 @@ _REPAIRS = 8
 _HOST_REPAIRS = 3
 _HOST_SHARE = 0.99
 _NEAR_ENOUGH = 1.005
+_FAR_FROM_BOUND = 1.05
+_WITHIN_REACH = 1.02
 _GAIN = 0.998
 _TURNS_OF_MANY = 3
 MANY_TASKS = 1500
@@ -124,15 +126,18 @@ def optimal_plans(  # noqa: PLR0913
     *,
     num_rounds: int,
     bound_s: float,
+    beat_ns: float = inf,
     thorough: bool = True,
 ) -> list[Plan]:
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
-    Nothing more is tried once a plan is as good as the bound, to a fraction of a percent. Of
-    chains of very many tasks that of `streaming` is made only if `thorough` and there is no other.
+    Nothing more is tried once a plan is as good as the bound, to a fraction of a percent, or
+    after two turns that are not near the step time to beat. The plan of `streaming` is judged
+    where the others are far from the bound; of chains of very many tasks only if `thorough` and
+    there is no other.
     """
     search = _Search(chain, machine, caps, required(judge), num_rounds)
-    return search.plans(bound_s * 1e9, thorough=thorough)
+    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough)
 
 
 @dataclass(frozen=True)
@@ -151,21 +156,18 @@ class _Search:
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
 
-    def plans(self, bound_ns: float, *, thorough: bool) -> list[Plan]:
+    def plans(self, bound_ns: float, beat_ns: float, *, thorough: bool) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
         if self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
-        if self._may_gain(found, bound_ns):
-            found += self._turns()
+        if _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
+            found += self._turns(beat_ns)
         few = len(self.small.tasks) <= MANY_TASKS
-        if self._may_gain(found, bound_ns) if few else (thorough and not found):
+        best_ns = min(_fastest_ns(found), beat_ns)
+        if best_ns > bound_ns * _FAR_FROM_BOUND if few else (thorough and not found):
             found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
-
-    def _may_gain(self, found: list[Plan], bound_ns: float) -> bool:
-        best_ns = min((plan.step_ns for plan in found), default=inf)
-        return best_ns > bound_ns * _NEAR_ENOUGH
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program; none is judged."""
@@ -195,11 +197,12 @@ class _Search:
         except InfeasiblePlan:
             return None
 
-    def _turns(self) -> list[Plan]:
+    def _turns(self, beat_ns: float) -> list[Plan]:
         """Decide, judge, and leave room on the links where compute waited for copies."""
         in_flight = self._in_flight()
         shares = full_shares(len(self.small.tasks))
         found: list[Plan] = []
+        before: _Candidate | None = None
         many = len(self.small.tasks) > MANY_TASKS
         for turn in range(_TURNS_OF_MANY if many else _TURNS):
             fitting = self._fitting(in_flight, shares)
@@ -209,14 +212,18 @@ class _Search:
                 in_flight = in_flight // _LESS_IN_FLIGHT if turn == 0 else 0
                 continue
             candidate, placement = fitting
+            if candidate == before:
+                break
+            before = candidate
             schedule = emit(placement, self.machine, self.caps, "optimal")
             timeline = self.judge(schedule)
             plan = Plan(self._step_ns(schedule, timeline), partial(self.schedule, candidate))
-            worse = len(found) > 1 and plan.step_ns > _GAIN * min(p.step_ns for p in found)
+            worse = len(found) > 1 and plan.step_ns > _GAIN * _fastest_ns(found)
+            hopeless = turn > 0 and plan.step_ns > _WITHIN_REACH * beat_ns
             found.append(plan)
             spans = timeline.passes[-1]
             less = lowered(shares, schedule, spans, self.judged, self.small)
-            if worse or less is None:
+            if worse or hopeless or less is None:
                 break
             shares = less
         return found
@@ -311,6 +318,10 @@ class _Search:
             if isinstance(op, Compute) and op.label.round is not None:
                 end_of_round[op.label.round] = end_ns
         return timeline.step_ns + more * (end_of_round[2] - end_of_round[1])
+
+
+def _fastest_ns(plans: list[Plan]) -> float:
+    return min((plan.step_ns for plan in plans), default=inf)
 
 
 def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedule:

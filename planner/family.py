@@ -1,0 +1,219 @@
+"""All admissible ways to cut a step for `optimal`, and the search for the best of them."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf
+
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering import lower
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.bound import LowerBound, lower_bound
+from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.judge import Judge
+from twinstream.planner.plan import as_step_bound, finished, optimizer_place, step_bound
+from twinstream.planner.policies.optimal import (
+    JUDGED_ROUNDS,
+    MANY_TASKS,
+    DoesNotFit,
+    Plan,
+    has_plan,
+    optimal_plans,
+    required,
+)
+from twinstream.planner.policies.streaming import plan_streaming
+from twinstream.planner.refusal import refused
+from twinstream.planner.rounds import PROGRAM_ROUNDS
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.workload import Workload
+
+_PLANNED = 2
+_PLANNED_IF_FAR = 4
+_FAR = 1.025
+_NEAR = 1.01
+_WORTH_IT = 1.02
+_WORTH_IT_OF_MANY = 1.08
+_FEW_SEGMENTS = 300
+_SOLVERS = 2
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to cut the step, its first few rounds, and what a step takes at least.
+
+    `rough`: the bound is of few segments; one of more may be higher.
+    """
+
+    workload: Workload
+    small: Chain
+    bound: LowerBound
+    rough: bool
+
+
+class Family:
+    """All admissible ways to cut a step, and the search for the best."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        step: TrainingStep,
+        machine: Machine,
+        caps: Caps,
+        judge: Judge | None,
+    ) -> None:
+        self.spec, self.step, self.machine, self.caps, self.judge = spec, step, machine, caps, judge
+        self.recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
+
+    def best(self) -> Schedule:
+        """The fastest schedule found; its bound has the least of all admissible workloads.
+
+        Raises:
+            InfeasiblePlan: none fits.
+        """
+        cuts = self.bounded(admissible(self.spec, self.step))
+        found = self._plans(cuts)
+        if not found:
+            all_ways = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+            known = {cut.workload for cut in cuts}
+            cuts += self.bounded([w for w in dict.fromkeys(all_ways) if w not in known])
+            found = self._plans(cuts, thorough=True)
+        least_s = min((cut.bound.step_s for cut in cuts), default=inf)
+        for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
+            chain = lower(self.spec, cut.workload, self.recipe)
+            try:
+                schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
+            except (InfeasiblePlan, DoesNotFit):
+                continue
+            return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
+        return self._last_resort()
+
+    def bounded(self, workloads: Sequence[Workload]) -> list[Cut]:
+        """Those of the workloads that have a bound, the least first.
+
+        Left out are those whose tasks alone take longer than the bound of another. All others are
+        bounded with few segments; with many, those that may turn out to have the least.
+        """
+        if not workloads:
+            return []
+        first = self._cut(self._lowered(workloads[0], PROGRAM_ROUNDS), workloads[0], _FEW_SEGMENTS)
+        least_s = inf if first is None else first.bound.step_s
+
+        def roughly(workload: Workload) -> Cut | None:
+            small = self._lowered(workload, PROGRAM_ROUNDS)
+            if self._alone_s(small, workload) >= least_s:
+                return None
+            return self._cut(small, workload, _FEW_SEGMENTS)
+
+        with ThreadPoolExecutor(_SOLVERS) as pool:
+            rough = _least_first([first, *pool.map(roughly, workloads[1:])])
+            if not rough:
+                return []
+            best = self._refined(rough[0])
+            least_s = inf if best is None else best.bound.step_s
+            left = [cut for cut in rough[1:] if cut.bound.step_s >= least_s]
+            again = [cut for cut in rough[1:] if cut.bound.step_s < least_s]
+            return _least_first([best, *pool.map(self._refined, again), *left])
+
+    def _refined(self, cut: Cut) -> Cut | None:
+        """With the bound of as many segments as it takes; None where that says nothing fits."""
+        return self._cut(cut.small, cut.workload) if cut.rough else cut
+
+    def _cut(
+        self, small: Chain, workload: Workload, most_segments: int | None = None
+    ) -> Cut | None:
+        bound = lower_bound(
+            small, self.machine, self.caps,
+            num_rounds=workload.rounds_per_step, most_segments=most_segments,
+        )  # fmt: skip
+        if bound is None:
+            return None
+        together = max(bound.segment_of_task) + 1 < len(small.tasks)
+        return Cut(workload, small, bound, rough=together and most_segments is not None)
+
+    def _plans(self, cuts: list[Cut], *, thorough: bool = False) -> list[tuple[Plan, Cut]]:
+        """Plans of the cuts with the least bounds, as long as others may be faster.
+
+        Rough bounds of `cuts` are refined where their turn comes.
+        """
+        found: list[tuple[Plan, Cut]] = []
+        planned: list[Cut] = []
+        while len(planned) < len(cuts):
+            cut = next(cut for cut in cuts if cut not in planned)
+            if not thorough and not _is_worth_it(cut, cuts, found, len(planned)):
+                break
+            if cut.rough:
+                refined = self._refined(cut)
+                cuts[:] = _least_first([refined, *(other for other in cuts if other is not cut)])
+                continue
+            planned.append(cut)
+            plans = optimal_plans(
+                self._lowered(cut.workload, JUDGED_ROUNDS), self.machine, self.caps, self.judge,
+                num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
+                beat_ns=min((plan.step_ns for plan, _ in found), default=inf), thorough=thorough,
+            )  # fmt: skip
+            found += [(plan, cut) for plan in plans]
+        return found
+
+    def _lowered(self, workload: Workload, most_rounds: int) -> Chain:
+        rounds = min(workload.rounds_per_step, most_rounds)
+        fewer = workload.model_copy(update={"rounds_per_step": rounds})
+        return lower(self.spec, fewer, self.recipe)
+
+    def _alone_s(self, small: Chain, workload: Workload) -> float:
+        """What the tasks of all rounds take alone."""
+        alone = {name: cost_alone_ns(c.cost, self.machine) for name, c in small.calls.items()}
+        total_ns = sum(alone[task.call] for task in small.tasks)
+        more = workload.rounds_per_step - len(small.round_starts)
+        if more > 0:
+            middle = small.tasks[small.round_starts[1] : small.round_starts[2]]
+            total_ns += more * sum(alone[task.call] for task in middle)
+        return total_ns / 1e9
+
+    def _last_resort(self) -> Schedule:
+        """The plan of `streaming` for the workload that takes the least memory.
+
+        Raises:
+            InfeasiblePlan: it does not fit, either; it says what would do for that workload.
+        """
+        workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+        least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
+        few = self._lowered(least, JUDGED_ROUNDS)
+        chain = lower(self.spec, least, self.recipe)
+        judge, rounds = required(self.judge), least.rounds_per_step
+
+        def fits(caps: Caps) -> bool:
+            return has_plan(few, self.machine, caps, judge, num_rounds=rounds)
+
+        try:
+            schedule = plan_streaming(chain, self.machine, self.caps)
+        except InfeasiblePlan as error:
+            raise refused(few, self.caps, error, fits) from None
+        schedule = schedule.model_copy(update={"policy": "optimal"})
+        return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+
+
+def _is_worth_it(cut: Cut, cuts: list[Cut], found: list[tuple[Plan, Cut]], tried: int) -> bool:
+    """Whether the best plan found is so far above a cut's bound that planning it may pay."""
+    if not found:
+        return True
+    best_s = min(plan.step_ns for plan, _ in found) / 1e9
+    many = len(cut.small.tasks) > MANY_TASKS
+    if cut.bound.step_s * (_WORTH_IT_OF_MANY if many else _WORTH_IT) >= best_s:
+        return False
+    far = best_s > _FAR * min(cut.bound.step_s for cut in cuts)
+    return tried < (_PLANNED_IF_FAR if far else _PLANNED)
+
+
+def _least_first(cuts: Iterable[Cut | None]) -> list[Cut]:
+    """By their bounds; of nearly equal ones the shorter chain first."""
+    found = [cut for cut in cuts if cut is not None]
+    near_s = _NEAR * min((cut.bound.step_s for cut in found), default=inf)
+
+    def order(cut: Cut) -> tuple[float, int]:
+        length = len(cut.small.tasks) if cut.bound.step_s <= near_s else 0
+        return max(cut.bound.step_s, near_s), length
+
+    return sorted(found, key=order)
