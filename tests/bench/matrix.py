@@ -6,8 +6,8 @@ python -m tests.bench.matrix --summary FILE.csv --plot FILE.svg
 
 A cell's row is appended as soon as it is there; cells that the file has already are not run again,
 so that an interrupted run goes on where it stopped (take a row out to run its cell again). Any
-prefix of the cells is a fair sample. `--jobs`, `--limit`, `--only machine=h100` and `--skip-others`
-make less of it.
+prefix of the cells is a fair sample. `--jobs`, `--limit`, `--only machine=h100` and
+`--others-every 4` (the other policies in every fourth cell only; 0: in none) make less of it.
 """
 
 import argparse
@@ -51,18 +51,20 @@ class Effort:
     """Worker processes, and limits of time.
 
     Past `budget_s` no cell is begun, and those begun are finished; a cell is cut off after
-    `cell_s`.
+    `cell_s`. The other policies plan every `others_every`-th of all cells, none if it is 0.
     """
 
     jobs: int = 2
     budget_s: float | None = None
     cell_s: int | None = None
-    others: bool = True
+    others_every: int = 1
 
 
 def run(path: Path, wanted: Iterable[Cell], effort: Effort) -> None:
     """Append a row per missing cell."""
     todo, commit = missing_cells(path, wanted), _commit()
+    every = effort.others_every
+    with_others = set(cells()[::every]) if every else set()
     begun = time.perf_counter()
 
     def in_time(queue: Iterable[Cell]) -> Iterator[Cell]:
@@ -74,7 +76,8 @@ def run(path: Path, wanted: Iterable[Cell], effort: Effort) -> None:
     with ProcessPoolExecutor(effort.jobs, mp_context=get_context("spawn")) as pool:
 
         def submit(cell: Cell) -> Future[Row]:
-            return pool.submit(measure, cell, commit, others=effort.others, limit_s=effort.cell_s)
+            others = cell in with_others
+            return pool.submit(measure, cell, commit, others=others, limit_s=effort.cell_s)
 
         for number, row in enumerate(_finished(in_time(todo), submit, effort.jobs), start=1):
             _append(path, row.values())
@@ -130,7 +133,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--only", action="append", default=[], help=f"only cells with AXIS=VALUE; axes: {axes}"
     )
-    parser.add_argument("--skip-others", action="store_true", help="leave out other policies")
+    parser.add_argument(
+        "--others-every", type=int, default=1, help="other policies in every Nth cell; 0: in none"
+    )
     parser.add_argument("--summary", type=Path, help="print Markdown of this CSV file")
     parser.add_argument("--plot", type=Path, help="write a plot of --summary or --out to this SVG")
     given = parser.parse_args(arguments)
@@ -139,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("give --out to run or --summary to read a file")
     if given.out:
         wanted = _only(given.only)[: given.limit]
-        effort = Effort(given.jobs, given.budget_s, given.cell_s, not given.skip_others)
+        effort = Effort(given.jobs, given.budget_s, given.cell_s, given.others_every)
         run(given.out, wanted, effort)
     if given.summary:
         print(summary(read_rows(given.summary)))
