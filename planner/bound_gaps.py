@@ -56,7 +56,7 @@ class GapProgram:
         """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
-        self.elements = elements(chain, segments, all_gaps=tied)
+        self.elements = elements(chain, segments)
         self.recompute = _recompute_columns(program, chain, segments)
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []

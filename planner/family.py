@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
@@ -34,6 +35,7 @@ _PLANNED = 2
 _PLANNED_IF_FAR = 4
 _FAR = 1.025
 _NEAR = 1.01
+_WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.08
 _FEW_SEGMENTS = 300
@@ -66,6 +68,7 @@ class Family:
     ) -> None:
         self.spec, self.step, self.machine, self.caps, self.judge = spec, step, machine, caps, judge
         self.recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
+        self._impossible: set[Workload] = set()
 
     def best(self) -> Schedule:
         """The fastest schedule found; its bound has the least of all admissible workloads.
@@ -73,12 +76,12 @@ class Family:
         Raises:
             InfeasiblePlan: none fits.
         """
-        cuts = self.bounded(admissible(self.spec, self.step))
+        usual = admissible(self.spec, self.step)
+        cuts = self.bounded(usual)
         found = self._plans(cuts)
         if not found:
-            all_ways = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
-            known = {cut.workload for cut in cuts}
-            cuts += self.bounded([w for w in dict.fromkeys(all_ways) if w not in known])
+            more = dict.fromkeys([*usual, *chunkings(self.spec, self.step)])
+            cuts = self.bounded([w for w in more if w not in self._impossible], every=True)
             found = self._plans(cuts, thorough=True)
         least_s = min((cut.bound.step_s for cut in cuts), default=inf)
         for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
@@ -90,11 +93,12 @@ class Family:
             return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
         return self._last_resort()
 
-    def bounded(self, workloads: Sequence[Workload]) -> list[Cut]:
+    def bounded(self, workloads: Sequence[Workload], *, every: bool = False) -> list[Cut]:
         """Those of the workloads that have a bound, the least first.
 
-        Left out are those whose tasks alone take longer than the bound of another. All others are
-        bounded with few segments; with many, those that may turn out to have the least.
+        Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
+        of another. All others are bounded with few segments; with many, those that may turn out
+        to have the least.
         """
         if not workloads:
             return []
@@ -103,7 +107,7 @@ class Family:
 
         def roughly(workload: Workload) -> Cut | None:
             small = self._lowered(workload, PROGRAM_ROUNDS)
-            if self._alone_s(small, workload) >= least_s:
+            if not every and self._alone_s(small, workload) >= least_s:
                 return None
             return self._cut(small, workload, _FEW_SEGMENTS)
 
@@ -129,6 +133,7 @@ class Family:
             num_rounds=workload.rounds_per_step, most_segments=most_segments,
         )  # fmt: skip
         if bound is None:
+            self._impossible.add(workload)
             return None
         together = max(bound.segment_of_task) + 1 < len(small.tasks)
         return Cut(workload, small, bound, rough=together and most_segments is not None)
@@ -183,9 +188,7 @@ class Family:
         few = self._lowered(least, JUDGED_ROUNDS)
         chain = lower(self.spec, least, self.recipe)
         judge, rounds = required(self.judge), least.rounds_per_step
-
-        def fits(caps: Caps) -> bool:
-            return has_plan(few, self.machine, caps, judge, num_rounds=rounds)
+        fits = partial(has_plan, few, self.machine, judge, rounds)
 
         try:
             schedule = plan_streaming(chain, self.machine, self.caps)
@@ -200,8 +203,10 @@ def _is_worth_it(cut: Cut, cuts: list[Cut], found: list[tuple[Plan, Cut]], tried
     if not found:
         return True
     best_s = min(plan.step_ns for plan, _ in found) / 1e9
-    many = len(cut.small.tasks) > MANY_TASKS
-    if cut.bound.step_s * (_WORTH_IT_OF_MANY if many else _WORTH_IT) >= best_s:
+    worth_it = _WORTH_IT_AT_FIRST if tried < _PLANNED else _WORTH_IT
+    if len(cut.small.tasks) > MANY_TASKS:
+        worth_it = _WORTH_IT_OF_MANY
+    if cut.bound.step_s * worth_it >= best_s:
         return False
     far = best_s > _FAR * min(cut.bound.step_s for cut in cuts)
     return tried < (_PLANNED_IF_FAR if far else _PLANNED)

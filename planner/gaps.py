@@ -52,17 +52,16 @@ class Element:
     gaps: tuple[Gap, ...]
 
 
-def elements(chain: Chain, segments: Segments, *, all_gaps: bool) -> list[Element]:
+def elements(chain: Chain, segments: Segments) -> list[Element]:
     """All content of a chain that can be kept, moved or made again; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
-    with no task inside are left out, too: staying costs nothing there. Unless `all_gaps`, with 3 to
-    8 chunks a round so are gaps of no more tasks than chunks: content may stay over them at no
-    cost, which relaxes the program and keeps it small.
+    with no task inside are left out, too: staying costs nothing there. With 3 to 8 chunks a round
+    so are gaps of no more tasks than chunks: content may stay over them at no cost, which relaxes
+    the program and keeps it small. With more chunks what lies there is too much to be overlooked.
     """
     chunks = ceil(chain.workload.chunks_per_round * segments.count / len(segments.of_task))
-    few = not all_gaps and chain.workload.chunks_per_round in _CHUNKS_OF_FEW_GAPS
-    shortest = chunks if few else 0
+    shortest = chunks if chain.workload.chunks_per_round in _CHUNKS_OF_FEW_GAPS else 0
     units = UnitMap(chain)
     touches = _touches(chain, units, segments)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}

@@ -91,10 +91,7 @@ def plan_optimal(
         except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)
-
-    def fits(caps: Caps) -> bool:
-        return has_plan(few, machine, caps, judge, num_rounds=num_rounds)
-
+    fits = partial(has_plan, few, machine, judge, num_rounds)
     try:
         return plan_streaming(chain, machine, caps).model_copy(update={"policy": "optimal"})
     except InfeasiblePlan as error:
@@ -108,13 +105,8 @@ def required(judge: Judge | None) -> Judge:
     return judge
 
 
-def has_plan(chain: Chain, machine: Machine, caps: Caps, judge: Judge, *, num_rounds: int) -> bool:
-    """Whether any plan fits the caps."""
-    if (
-        lower_bound(with_rounds(chain, PROGRAM_ROUNDS), machine, caps, num_rounds=num_rounds)
-        is None
-    ):
-        return False
+def has_plan(chain: Chain, machine: Machine, judge: Judge, num_rounds: int, caps: Caps) -> bool:
+    """Whether any plan fits the caps; none is judged."""
     return _Search(chain, machine, caps, judge, num_rounds).fits()
 
 
@@ -163,18 +155,21 @@ class _Search:
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns)
-        few = len(self.small.tasks) <= MANY_TASKS
-        best_ns = min(_fastest_ns(found), beat_ns)
-        if best_ns > bound_ns * _FAR_FROM_BOUND if few else (thorough and not found):
+        if self._may_stream(min(_fastest_ns(found), beat_ns), bound_ns, thorough=thorough):
             found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
 
+    def _may_stream(self, best_ns: float, bound_ns: float, *, thorough: bool) -> bool:
+        """Whether the plan of `streaming` may be wanted."""
+        if best_ns == inf:
+            return thorough
+        return best_ns > bound_ns * _FAR_FROM_BOUND and len(self.small.tasks) <= MANY_TASKS
+
     def fits(self) -> bool:
-        """Whether a plan would be found by the program; none is judged."""
+        """Whether a plan would be found by the program, with no bytes left for copies in flight."""
         if self._holds_all_state() and self._made(plan_resident) is not None:
             return True
-        in_flight, shares = self._in_flight(), full_shares(len(self.small.tasks))
-        return any(self._fitting(in_flight // less, shares) for less in (1, _LESS_IN_FLIGHT))
+        return self._fitting(0, full_shares(len(self.small.tasks))) is not None
 
     def _holds_all_state(self) -> bool:
         """Whether the device has room for what persists at the least."""
