@@ -43,6 +43,19 @@ def checked_best(chain: Chain, machine: Machine, caps: Caps, most: int) -> Found
     return found
 
 
+def bound_of_tasks_together(chain: Chain, machine: Machine, caps: Caps, together: int) -> float:
+    """As if so many consecutive tasks were the chunks of a layer, of one kernel."""
+    workload = chain.workload.model_copy(update={"chunks_per_round": together})
+    calls = {
+        name: call.model_copy(update={"kernel": "alike"}) for name, call in chain.calls.items()
+    }
+    alike = chain.model_copy(update={"workload": workload, "calls": calls})
+    bound = lower_bound(alike, machine, caps, most_segments=1)
+    assert bound is not None, "there is a schedule, but no bound"
+    assert max(bound.segment_of_task) + 1 < len(chain.tasks) or len(chain.tasks) == 1
+    return bound.step_s
+
+
 @pytest.mark.parametrize("block", range(NUM_BLOCKS))
 def test_no_schedule_of_a_small_chain_is_faster_than_the_bound(block):
     over_bound, over_compute = [], []
@@ -55,6 +68,9 @@ def test_no_schedule_of_a_small_chain_is_faster_than_the_bound(block):
             assert best is None, f"seed {seed}: there is a schedule, but no bound"
         elif best is not None:
             assert bound.step_s * 1e9 <= best.step_ns, f"seed {seed}"
+            for together in (2, 3):
+                rough_s = bound_of_tasks_together(chain, machine, case.caps, together)
+                assert rough_s * 1e9 <= best.step_ns, f"seed {seed}, {together} together"
             compute_ns = sum(cost_alone_ns(chain.calls[t.call].cost, machine) for t in chain.tasks)
             over_bound.append(best.step_ns / (bound.step_s * 1e9))
             over_compute.append(best.step_ns / compute_ns)
