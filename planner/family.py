@@ -14,7 +14,7 @@ from twinstream.planner.bound import LowerBound, lower_bound
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.plan import as_step_bound, finished, optimizer_place, step_bound
+from twinstream.planner.plan import as_step_bound, finished, recipe_of, step_bound
 from twinstream.planner.policies.optimal import (
     JUDGED_ROUNDS,
     MANY_TASKS,
@@ -67,7 +67,7 @@ class Family:
         judge: Judge | None,
     ) -> None:
         self.spec, self.step, self.machine, self.caps, self.judge = spec, step, machine, caps, judge
-        self.recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
+        self.recipe = recipe_of("optimal", step.recipe)
         self._impossible: set[Workload] = set()
 
     def best(self) -> Schedule:

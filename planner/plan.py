@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import OptimizerPlace
+from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.planner.bound import LowerBound, lower_bound
 from twinstream.planner.host_bound import raised_by_host
 from twinstream.planner.host_tasks import host_tasks, without_host_tasks
@@ -51,6 +51,21 @@ def optimizer_place(policy: str) -> OptimizerPlace:
         "layer_offload": "host_after_backward",
     }
     return places.get(policy, "device")
+
+
+def recipe_of(policy: str, recipe: Recipe) -> Recipe:
+    """The recipe with its optimizer where the policy has it.
+
+    Policies with the optimizer on the device take either order of its tasks, as the recipe says.
+    """
+    if recipe.optimizer in _places(policy):
+        return recipe
+    return recipe.model_copy(update={"optimizer": optimizer_place(policy)})
+
+
+def _places(policy: str) -> tuple[OptimizerPlace, ...]:
+    place = optimizer_place(policy)
+    return (place, "device_after_backward") if place == "device" else (place,)
 
 
 def plan_chain(
@@ -115,7 +130,7 @@ def as_step_bound(found: LowerBound, family_step_s: float | None = None) -> Step
 
 def _require_chain_of(policy: str, chain: Chain) -> None:
     place, wanted = chain.recipe.get("optimizer", "device"), optimizer_place(policy)
-    if place != wanted:
+    if place not in _places(policy):
         raise WrongChainError(
             f"policy '{policy}' plans chains with the optimizer on '{wanted}', this one has it on "
             f"'{place}': lower it with Recipe(optimizer=\"{wanted}\")"

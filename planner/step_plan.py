@@ -14,7 +14,7 @@ from twinstream.planner.chunking import TrainingStep, chunkings
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.plan import optimizer_place, plan_chain
+from twinstream.planner.plan import plan_chain, recipe_of
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
 from twinstream.planner.rounds import PROGRAM_ROUNDS
@@ -74,7 +74,7 @@ def _plan_step(
 ) -> Schedule:
     if policy == "optimal":
         return Family(spec, step, machine, caps, judge).best()
-    recipe = step.recipe.model_copy(update={"optimizer": optimizer_place(policy)})
+    recipe = recipe_of(policy, step.recipe)
     failed: InfeasiblePlan | None = None
     for workload in chunkings(spec, step):
         try:
@@ -130,7 +130,7 @@ def _round_and_beyond_s(
     spec: ModelSpec, workload: Workload, step: TrainingStep, machine: Machine, caps: Caps
 ) -> tuple[float, float]:
     """Seconds of a further round, and of a step beyond its rounds, by the lower bound."""
-    recipe = step.recipe.model_copy(update={"optimizer": optimizer_place("optimal")})
+    recipe = recipe_of("optimal", step.recipe)
     chain = lower(spec, workload, recipe)
     some = lower_bound(chain, machine, caps, num_rounds=_MANY_ROUNDS)
     more = lower_bound(chain, machine, caps, num_rounds=2 * _MANY_ROUNDS)

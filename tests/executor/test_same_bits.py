@@ -151,6 +151,15 @@ def gradients(chain: Chain, bits: Bits) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_the_order_of_the_optimizers_tasks_changes_no_bit(workload):
+    chain = tiny_chain(workload, "tiny", Recipe(optimizer="device_after_backward"))
+    least = smallest_device_bytes(chain, "streaming")
+    schedule = planned(chain, MACHINE, Caps(device_bytes=least * 5 // 4), "optimal")
+    assert copied_tensors(schedule, "h2d")
+    assert_same_bits(bits_of(schedule), resident_bits(workload, "tiny", "float32"))
+
+
 def test_several_compute_threads_are_allowed():
     chain = chain_of("packed", "tiny", "float32")
     schedule = planned(chain, MACHINE, Caps(), "streaming")

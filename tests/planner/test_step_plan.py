@@ -8,6 +8,7 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
+from twinstream.models.recipe import Recipe
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -15,6 +16,7 @@ from twinstream.planner.plan import plan_chain
 from twinstream.planner.step_plan import plan_step, with_tokens
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify import verify
@@ -116,6 +118,19 @@ def test_what_the_user_fixes_stays_fixed(fixed):
     tokens = found.chunk_tokens * found.chunks_per_round * found.rounds_per_step
     assert tokens == with_tokens(SPEC, step, MACHINE, caps).tokens_per_step
     assert tokens == fixed.get("tokens_per_step", tokens)
+
+
+@pytest.mark.parametrize("place", ["device", "device_after_backward"])
+@pytest.mark.parametrize("policy", ["optimal", "streaming"])
+def test_the_optimizer_runs_when_the_recipe_says(policy, place):
+    step = TrainingStep(seq_len=64, tokens_per_step=256, recipe=Recipe(optimizer=place))
+    schedule = plan_step(
+        SPEC, step, MACHINE, Caps(device_bytes=900 * KIB), policy, judge_of("cpu")
+    )  # fmt: skip
+    kinds = [op.label.kind for op in schedule.ops if isinstance(op, Compute)]
+    updates_before_backward_is_over = "embed_backward" in kinds[kinds.index("optimizer_step") :]
+    assert updates_before_backward_is_over == (place == "device")
+    assert schedule.recipe["optimizer"] == place
 
 
 # --- bounds
