@@ -145,9 +145,12 @@ class Family:
         """
         found: list[tuple[Plan, Cut]] = []
         planned: list[Cut] = []
-        while len(planned) < len(cuts):
-            cut = next(cut for cut in cuts if cut not in planned)
-            if not thorough and not _is_worth_it(cut, cuts, found, len(planned)):
+        while True:
+            left = (cut for cut in cuts if cut not in planned)
+            worth_it = (
+                cut for cut in left if thorough or _is_worth_it(cut, cuts, found, len(planned))
+            )
+            if (cut := next(worth_it, None)) is None:
                 break
             if cut.rough:
                 refined = self._refined(cut)
