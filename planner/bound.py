@@ -7,6 +7,7 @@ recomputed; and for every task how long its slot is and what is copied meanwhile
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
@@ -80,8 +81,21 @@ def lower_bound(
     Raises:
         MissingNumberError: the profile lacks a rate.
     """
+    if _persistent_bytes(chain) > _bytes_of_both(caps):
+        return None
     segments = Segments.of(chain, most_segments)
     return _Bound(chain, machine, caps, num_rounds, segments, tied=False).solve(copy_cost=0.0)
+
+
+def _persistent_bytes(chain: Chain) -> int:
+    """What is somewhere all the time."""
+    persistent = set(chain.persistent)
+    return sum(t.size_bytes for t in chain.tensors if t.tensor_id in persistent)
+
+
+def _bytes_of_both(caps: Caps) -> float:
+    arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
+    return inf if None in arenas else float(sum(arena or 0 for arena in arenas))
 
 
 def fewest_copies(

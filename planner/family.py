@@ -189,14 +189,13 @@ class Family:
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
         least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
         few = self._lowered(least, JUDGED_ROUNDS)
-        chain = lower(self.spec, least, self.recipe)
-        judge, rounds = required(self.judge), least.rounds_per_step
-        fits = partial(has_plan, few, self.machine, judge, rounds)
-
+        fits = partial(has_plan, few, self.machine, required(self.judge), least.rounds_per_step)
         try:
-            schedule = plan_streaming(chain, self.machine, self.caps)
+            plan_streaming(few, self.machine, self.caps)
         except InfeasiblePlan as error:
             raise refused(few, self.caps, error, fits) from None
+        chain = lower(self.spec, least, self.recipe)
+        schedule = plan_streaming(chain, self.machine, self.caps)
         schedule = schedule.model_copy(update={"policy": "optimal"})
         return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
 
