@@ -35,6 +35,7 @@ JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
 _IN_FLIGHT_BLOCKS = 0.5
 _IN_FLIGHT_SHARE = 0.25
+_MOST_UNITS_IN_FLIGHT = 3
 _LESS_IN_FLIGHT = 3
 _TURNS = 4
 _REPAIRS = 8
@@ -232,10 +233,17 @@ class _Search:
         return emit(placement, self.machine, self.caps, "optimal")
 
     def _in_flight(self) -> int:
-        """Bytes to leave for copies: what both directions copy beside a block, within reason."""
+        """Bytes to leave for copies: what both directions copy beside a block, within reason.
+
+        That is a share of the device, and a few of the largest activations, if there are any.
+        """
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
         beside = self.block_ns / 1e9 * sum(rate for rate in rates if rate < inf)
+        units = UnitMap(self.small).units.values()
+        saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
         wanted = round(_IN_FLIGHT_BLOCKS * beside)
+        if saved:
+            wanted = min(wanted, _MOST_UNITS_IN_FLIGHT * max(saved))
         device = self.caps.arena_bytes("device")
         return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
 
