@@ -14,6 +14,7 @@ from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
 from twinstream.commands.planning import plan
 from twinstream.commands.probing import probe
+from twinstream.commands.reporting import report
 from twinstream.commands.running import run
 from twinstream.commands.simulating import simulate
 from twinstream.commands.verifying import verify
@@ -24,7 +25,7 @@ _INTERRUPTED = 130
 _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "How fast would it train, what should I buy?": (models, machines, plan, verify, simulate),
     "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare,),
+    "How far off was the prediction?": (compare, report),
 }
 
 
