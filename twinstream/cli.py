@@ -17,6 +17,7 @@ from twinstream.commands.probing import probe
 from twinstream.commands.reporting import report
 from twinstream.commands.running import run
 from twinstream.commands.simulating import simulate
+from twinstream.commands.sweeping import sweep
 from twinstream.commands.tracing import trace
 from twinstream.commands.verifying import verify
 from twinstream.schedule.errors import TwinstreamError
@@ -24,7 +25,14 @@ from twinstream.schedule.errors import TwinstreamError
 _USER_ERROR = 2
 _INTERRUPTED = 130
 _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
-    "How fast would it train, what should I buy?": (models, machines, plan, verify, simulate),
+    "How fast would it train, what should I buy?": (
+        models,
+        machines,
+        plan,
+        verify,
+        simulate,
+        sweep,
+    ),
     "Train it here": (probe, run, demo),
     "How far off was the prediction?": (compare, report, trace),
 }
