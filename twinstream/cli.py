@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from twinstream.commands.asking import whatif
 from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
@@ -32,6 +33,7 @@ _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
         verify,
         simulate,
         sweep,
+        whatif,
     ),
     "Train it here": (probe, run, demo),
     "How far off was the prediction?": (compare, report, trace),

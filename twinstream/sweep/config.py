@@ -187,8 +187,11 @@ class _Loader:
             self._specs[model] = load_model(self._path(model))
         machine = self._machine(values)
         caps = api.caps_of(machine, _size(values, "device_mem"), _size(values, "host_mem"))
-        counts = (int(values[name]) if name in values else None for name in _COUNTS[1:])
-        step = TrainingStep(int(values["seq_len"]), *counts)
+        seq_len, tokens, chunk_tokens, chunks = (
+            int(values[name]) if name in values else None for name in _COUNTS
+        )
+        assert seq_len is not None
+        step = TrainingStep(seq_len, tokens, chunk_tokens, chunks)
         policy = str(values.get("policy", api.DEFAULT_POLICY))
         return Cell(values, self._specs[model], machine, caps, step, policy)
 

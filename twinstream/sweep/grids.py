@@ -16,7 +16,7 @@ Rows = Sequence[Mapping[str, str]]
 _FIRST = ("device_mem", "host_mem")
 _SIZES = ("device_mem", "host_mem")
 AXIS_NAMES = {
-    "device_mem": "device memory", "host_mem": "host memory", "seq_len": "sequence length, tokens",
+    "device_mem": "device memory", "host_mem": "host memory", "seq_len": "sequence length",
     "tokens_per_step": "tokens a step", "chunk_tokens": "tokens a chunk",
     "chunks_per_round": "chunks a round",
 }  # fmt: skip

@@ -33,7 +33,7 @@ def sweep_html(config: SweepConfig, rows: Sequence[Mapping[str, str]]) -> str:
     sections += [
         Section(
             _titled(f"{grid.x_name.capitalize()} x {grid.y_name}", grid.title),
-            "Blank cells have no plan; hover says why.", heatmap_figure(grid),
+            "Crossed cells have no plan; hover says why.", heatmap_figure(grid),
         )
         for grid in grids(config, rows)
     ]  # fmt: skip

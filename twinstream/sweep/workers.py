@@ -4,35 +4,51 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
 from twinstream.sweep.cell import Row, bug_row, run_cell
 from twinstream.sweep.config import Cell, SweepError
 
 _PER_CPU = 2
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 def on_cores(cells: Sequence[Cell], num_jobs: int) -> Iterator[Row]:
-    """Rows as they come, from so many processes; these end with this one, even if it is killed.
+    """Rows as they come, from so many processes.
+
+    Raises:
+        SweepError: a process died, probably for want of memory.
+    """
+    for cell, outcome in in_processes(run_cell, cells, num_jobs):
+        yield bug_row(cell, outcome) if isinstance(outcome, BaseException) else outcome
+
+
+def in_processes(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], num_jobs: int
+) -> Iterator[tuple[_Item, _Result | BaseException]]:
+    """(item, what the work returns or raises) as they come; `work` is a module's function.
+
+    The processes end with this one, even if it is killed.
 
     Raises:
         SweepError: a process died, probably for want of memory.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_jobs, context, initializer=_end_with_parent) as pool:
-        futures = {pool.submit(run_cell, cell): cell for cell in cells}
+        futures = {pool.submit(work, item): item for item in items}
         try:
             for future in as_completed(futures):
                 error = future.exception()
                 if isinstance(error, BrokenProcessPool):
                     raise SweepError(
-                        "a process of the sweep died, probably because memory ran out; the rows so "
-                        "far are kept: run it again with fewer --jobs to continue"
+                        "a process died, probably because memory ran out; what is done is kept: "
+                        "run it again with fewer --jobs to continue"
                     )
-                yield bug_row(futures[future], error) if error else future.result()
+                yield futures[future], error if error is not None else future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
