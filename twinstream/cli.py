@@ -13,6 +13,7 @@ from twinstream.commands.asking import whatif
 from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
+from twinstream.commands.exploring import explore
 from twinstream.commands.planning import plan
 from twinstream.commands.probing import probe
 from twinstream.commands.reporting import report
@@ -34,6 +35,7 @@ _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
         simulate,
         sweep,
         whatif,
+        explore,
     ),
     "Train it here": (probe, run, demo),
     "How far off was the prediction?": (compare, report, trace),

@@ -34,6 +34,7 @@ _RATES = {
 }
 _ROW_PX, _STRIP_PX, _AREA_PX, _BETWEEN_PX, _EDGES_PX = 34, 26, 190, 36, 75
 _USE = "Use of links and memories, % of what the machine reaches"
+_FAR = 3  # a cap so many times what is taken is told, not drawn
 _LONG_NS = 5_000_000_000
 _SECOND_NS, _MS_NS = 1_000_000_000, 1_000_000
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -148,14 +149,19 @@ def _add_memory(
         _add_total(figure, other, axis, row, tier)
     cap = schedule.caps.device_bytes if tier == DEVICE else schedule.caps.host_bytes
     taken = arena_bytes(schedule, tier) + reserve
-    lines = {"taken": (taken, "dot"), "cap": (cap, "dash")}
-    for name, (size, dash) in lines.items():
-        if size is not None:
-            _add_line(
-                figure, row, size / unit_bytes, f"{name} {size / unit_bytes:,.2f} {unit}", dash
-            )
-    top = max(taken, cap if cap is not None and cap < 3 * taken else 0) / unit_bytes
-    figure.update_yaxes(range=[0, top * 1.16], row=row, col=1, fixedrange=True)
+    told = f"taken {taken / unit_bytes:,.2f} {unit}"
+    _add_line(figure, row, taken / unit_bytes, "dot")
+    top = taken
+    if cap is not None:
+        told += f", cap {cap / unit_bytes:,.2f} {unit}"
+        top = max(taken, cap if cap < _FAR * taken else 0)
+        if top == cap:
+            _add_line(figure, row, cap / unit_bytes, "dash")
+    figure.add_annotation(
+        text=told, x=1, xref="x domain", y=1, yref="y domain", xanchor="right", yanchor="bottom",
+        showarrow=False, row=row, col=1,
+    )  # fmt: skip
+    figure.update_yaxes(range=[0, top / unit_bytes * 1.06], row=row, col=1, fixedrange=True)
 
 
 def _add_total(figure: go.Figure, other: Shown, axis: _Axis, row: int, tier: Tier) -> None:
@@ -175,15 +181,9 @@ def _add_total(figure: go.Figure, other: Shown, axis: _Axis, row: int, tier: Tie
     )  # fmt: skip
 
 
-def _add_line(figure: go.Figure, row: int, level: float, text: str, dash: str) -> None:
-    figure.add_hline(
-        y=level, row=row, col=1, line={"dash": dash, "width": 1.5, "color": OTHER_COLOUR},
-        annotation={
-            "text": text, "font": {"size": 11},
-            "xanchor": "right" if dash == "dash" else "left", "yanchor": "bottom",
-        },
-        annotation_position="top right" if dash == "dash" else "top left",
-    )  # fmt: skip
+def _add_line(figure: go.Figure, row: int, level: float, dash: str) -> None:
+    line = {"dash": dash, "width": 1.5, "color": OTHER_COLOUR}
+    figure.add_hline(y=level, row=row, col=1, line=line)
 
 
 def _add_use(
