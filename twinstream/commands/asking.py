@@ -65,7 +65,8 @@ def whatif(  # noqa: PLR0913
         raise ChangesError("-o writes the chart of changes, which --target does not make")
     num_jobs = jobs or os.cpu_count() or 1
     factors = changes_of(changes)
-    question = _question(wanted)
+    with progress(f"planning {model} for {machine}", quiet=as_json):
+        question = _question(wanted)
     if target is not None:
         _search(question, target, num_jobs, as_json=as_json)
     else:

@@ -85,7 +85,7 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
     figure = timeline_figure([Shown(view, window, op_bars(view, window))], answer.machine)
     title = f"{machine}: round {number} of 0 to {answer.schedule.workload.rounds_per_step - 1}"
     if window != view.round_span(number):
-        title += f", {seconds(window.lasting_ns / 1e9)} around its middle"
+        title += f", {seconds(window.lasting_ns / 1e9)} around its loss"
     return html.Div([html.H2(title), _graph(figure, f"timeline-{machine}")])
 
 

@@ -40,13 +40,23 @@ def op_bars(view: View, span: Span) -> list[Bar]:
 
 
 def shrunk(view: View, span: Span) -> Span:
-    """A span around the middle of this one (for a round: its loss) with at most `MOST_OPS` ops."""
-    middle = (span.start_ns + span.end_ns) // 2
-    half = span.lasting_ns // 2
-    while len(view.within(span)) > MOST_OPS and half > 1:
-        half = half * 9 // 10
-        span = Span(middle - half, middle + half)
-    return span
+    """As much of a span as has at most `MOST_OPS` ops, around its loss (else around its middle)."""
+    middle = _middle_ns(view, span)
+    window, lasting_ns = span, span.lasting_ns
+    while len(view.within(window)) > MOST_OPS and lasting_ns > 1:
+        lasting_ns = lasting_ns * 9 // 10
+        start_ns = min(max(middle - lasting_ns // 2, span.start_ns), span.end_ns - lasting_ns)
+        window = Span(start_ns, start_ns + lasting_ns)
+    return window
+
+
+def _middle_ns(view: View, span: Span) -> int:
+    losses = [
+        int(view.start_ns[i])
+        for i in view.within(span)
+        if isinstance(op := view.schedule.ops[i], Compute) and op.label.kind == "head_loss"
+    ]
+    return losses[len(losses) // 2] if losses else (span.start_ns + span.end_ns) // 2
 
 
 def merged_bars(view: View) -> list[Bar]:

@@ -188,7 +188,7 @@ def _one_round(views: Sequence[View], machine: Machine) -> Section:
     if cut:
         window = shown[0].span
         text = (
-            f"A window of {seconds(window.lasting_ns / 1e9)} in the middle of round {number}, "
+            f"A window of {seconds(window.lasting_ns / 1e9)} around the loss of round {number}, "
             f"which lasts {seconds(whole.lasting_ns / 1e9)}, op by op; hover says op, tensor, "
             "bytes and wait."
         )

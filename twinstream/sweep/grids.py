@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes
 from twinstream.sweep.cell import OK
-from twinstream.sweep.config import SweepConfig, Value
+from twinstream.sweep.config import MACHINE_NUMBER, SweepConfig, Value
 
 Rows = Sequence[Mapping[str, str]]
 _FIRST = ("device_mem", "host_mem")
@@ -19,6 +19,11 @@ AXIS_NAMES = {
     "device_mem": "device memory", "host_mem": "host memory", "seq_len": "sequence length",
     "tokens_per_step": "tokens a step", "chunk_tokens": "tokens a chunk",
     "chunks_per_round": "chunks a round",
+}  # fmt: skip
+
+_UNITS = {
+    "_bytes_per_s": ("GB/s", 1e9), "_flop_per_s": ("TFLOP/s", 1e12), "_bytes": ("GiB", 2**30),
+    "_ns": ("us", 1e3),
 }  # fmt: skip
 
 
@@ -109,19 +114,29 @@ def curves(config: SweepConfig, rows: Rows) -> list[Curves]:
 
 
 def axis_name(name: str) -> str:
-    return AXIS_NAMES.get(name, name.removeprefix("machine."))
+    """
+    >>> axis_name("device_mem"), axis_name("machine.pcie_h2d_bytes_per_s")
+    ('device memory', 'pcie h2d')
+    """
+    if name in AXIS_NAMES:
+        return AXIS_NAMES[name]
+    suffix = next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
+    return name.removeprefix(MACHINE_NUMBER).removesuffix(suffix).replace("_", " ")
 
 
 def label(name: str, value: Value) -> str:
     """
     >>> label("device_mem", 2**34), label("machine.hbm_bytes_per_s", 3.35e12)
-    ('16.00 GiB', '3.35e+12')
+    ('16.00 GiB', '3,350 GB/s')
     """
     if isinstance(value, str):
         return value
-    return (
-        gib(value) if name in _SIZES else f"{value:,}" if isinstance(value, int) else f"{value:g}"
-    )
+    if name in _SIZES:
+        return gib(value)
+    for suffix, (unit, size) in _UNITS.items():
+        if name.endswith(suffix):
+            return f"{value / size:,g} {unit}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def number(name: str, value: Value) -> float:

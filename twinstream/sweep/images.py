@@ -39,7 +39,7 @@ def heatmap(grid: Grid) -> Figure:
     """Four panels, one a metric; cells without a plan are grey."""
     num_y, num_x = len(grid.y_labels), len(grid.x_labels)
     figure = Figure(
-        figsize=(max(10.0, 0.62 * num_x * 2), max(6.4, 0.3 * num_y * 2 + 2)),
+        figsize=(min(15.0, max(10.0, 1.24 * num_x)), min(11.0, max(6.4, 0.6 * num_y + 2))),
         dpi=_DPI, layout="constrained",
     )  # fmt: skip
     figure.suptitle(grid.title)
