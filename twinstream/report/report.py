@@ -9,6 +9,7 @@ from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import readable
 from twinstream.report.share_figures import (
+    critical_path_figure,
     idle_figure,
     kinds_figure,
     recompute_figure,
@@ -152,6 +153,11 @@ def _sections(
             "What compute waited for when it had nothing to run.",
             idle_figure(views), half=True,
         ),
+        Section(
+            "The critical path",
+            "What the step's length is made of: each op on it was released by the one before.",
+            critical_path_figure(views), half=True,
+        ),
         Section("Bytes copied in one step", "By direction and role of the tensor.",
                 traffic_figure(schedule, explanation.residence), half=True),
         Section(
@@ -161,7 +167,7 @@ def _sections(
             recompute_figure(schedule), half=True,
         ),
         Section("The longest waits of compute", "One row per op, predicted first.",
-                _waits_table(views), half=True),
+                _waits_table(views)),
         Section(
             "Busy time by kind of op",
             "Predicted beside measured; in brackets predicted / measured - 1."

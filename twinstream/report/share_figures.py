@@ -10,12 +10,15 @@ from twinstream.report.palette import (
     ROLE_COLOURS,
     WORLD_COLOURS,
     readable,
+    task_colour,
 )
 from twinstream.report.view import View, size_unit
 from twinstream.residence import ROLES, Residence
 from twinstream.schedule.comparison import Comparison, kind_of
+from twinstream.schedule.critical_path import critical_path
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.idle import idle_by_cause, idle_intervals
+from twinstream.schedule.ops import Compute
 from twinstream.tables import seconds
 
 _LONG_NS = 5e9
@@ -56,6 +59,45 @@ def _idle_shares(view: View) -> dict[str, tuple[float, int]]:
     found = idle_by_cause(idle_intervals(view.schedule, view.timeline))
     ordered = sorted(found.items(), key=lambda item: -item[1])
     return {cause: (ns / view.whole.lasting_ns, ns) for cause, ns in ordered}
+
+
+def critical_path_figure(views: Sequence[View]) -> go.Figure:
+    """Share of a step by what is on its critical path: tasks by kind, copies by queue, latency."""
+    shares = {view.name: _path_shares(view) for view in views}
+    keys = list(dict.fromkeys(key for found in shares.values() for key in found))
+    figure = go.Figure()
+    for key in keys:
+        colour = CAUSE_COLOURS.get(key) or task_colour(key)
+        figure.add_trace(
+            go.Bar(
+                orientation="h", y=[view.name for view in views],
+                x=[100 * shares[view.name].get(key, 0.0) for view in views],
+                name=_cause(key), marker={"color": colour},
+                hovertemplate=_cause(key) + ": %{x:.2f} % of the step<extra></extra>",
+            )
+        )  # fmt: skip
+    figure.update_layout(
+        barmode="stack", height=150 + 55 * len(views), xaxis={"title": {"text": "% of the step"}},
+        yaxis={"autorange": "reversed"}, legend=_LEGEND_ABOVE,
+        margin={"l": 90, "r": 30, "t": 70, "b": 45},
+    )  # fmt: skip
+    return figure
+
+
+def _path_shares(view: View) -> dict[str, float]:
+    """By task kind, else by queue; the largest first."""
+    ops = {op.op_id: op for op in view.schedule.ops}
+    pieces = critical_path(view.schedule, view.timeline)
+    found: dict[str, int] = {}
+    for piece in pieces:
+        op = ops[piece.op_id] if piece.op_id is not None else None
+        if op is None:
+            key = "latency"
+        else:
+            key = op.label.kind if isinstance(op, Compute) else op.stream.queue
+        found[key] = found.get(key, 0) + piece.end_ns - piece.start_ns
+    whole_ns = max(1, sum(found.values()))
+    return {key: ns / whole_ns for key, ns in sorted(found.items(), key=lambda i: -i[1])}
 
 
 def traffic_figure(schedule: Schedule, residence: Residence) -> go.Figure:

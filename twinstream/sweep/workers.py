@@ -50,7 +50,7 @@ def in_processes(
                     )
                 yield futures[future], error if error is not None else future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def _end_with_parent() -> None:
