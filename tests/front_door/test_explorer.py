@@ -1,9 +1,16 @@
 """The explorer: what it shows is what the command line says, and the URL is all of its state."""
 
+import json
 import shlex
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from urllib.error import URLError
 from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.request import urlopen
 
 import pytest
 
@@ -145,6 +152,37 @@ def test_a_report_of_what_cannot_be_planned_is_an_error_and_not_a_page():
 
 def test_counts_are_read_as_people_write_them():
     assert (count_of("524,288", "x"), count_of(" ", "x")) == (524_288, None)
+
+
+def test_the_command_serves_the_page():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = "from twinstream.cli import main; main()"
+    running = subprocess.Popen(
+        [sys.executable, "-c", command, "explore", "--port", str(port), "--json"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert running.stdout is not None
+        told = json.loads("".join(running.stdout.readline() for _ in range(3)))
+        assert told == {"url": f"http://127.0.0.1:{port}/"}
+        page = fetched(told["url"], running)
+    finally:
+        running.kill()
+        running.wait()
+        running.stdout.close()
+    assert "twinstream explore" in page
+
+
+def fetched(url: str, server: subprocess.Popen[str]) -> str:
+    """The page, as soon as it is served."""
+    while True:
+        assert server.poll() is None, "it does not serve"
+        try:
+            with urlopen(url, timeout=60) as answer:
+                return str(answer.read().decode())
+        except URLError:
+            time.sleep(0.05)
 
 
 def test_a_port_in_use_is_an_error_that_names_another(address):

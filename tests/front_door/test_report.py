@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from tests.front_door.conftest import Files
 from tests.helpers.browser import browser_page
@@ -116,6 +117,14 @@ def test_without_a_prediction_the_schedule_is_simulated(files, tmp_path):
     expected = call("simulate", files.schedule, "--json").json()["tokens_per_s"]
     assert found["predicted"]["tokens_per_s"] == expected
     assert "measured" not in found
+
+
+def test_python_writes_the_page_of_the_command(files, page, tmp_path):
+    path = tmp_path / "report.html"
+    lines = (read_document(Timeline, one) for one in (files.predicted, files.measured))
+    predicted, measured = lines
+    ts.write_report(path, files.read_schedule(), "cpu", predicted=predicted, measured=measured)
+    assert path.read_text() == page.read_text()
 
 
 def test_a_timeline_in_the_place_of_the_other_is_refused(files, tmp_path):

@@ -228,7 +228,7 @@ def test_grids_and_curves_hold_every_row_in_its_place(swept, config):
     wanted, rows = load_config(config), rows_of(swept)
     found = grids(wanted, rows)
     assert [grid.title for grid in found] == [
-        "pcie h2d 1 GB/s", "pcie h2d 4 GB/s",
+        "PCIe H2D 1 GB/s", "PCIe H2D 4 GB/s",
     ]  # fmt: skip
     for grid, rate in zip(found, ("1000000000.0", "4000000000.0"), strict=True):
         assert (grid.x_labels[-1], grid.y_labels) == ("16MiB", ("40MiB", "80MiB"))

@@ -96,7 +96,7 @@ def _path_shares(view: View) -> dict[str, float]:
         else:
             key = op.label.kind if isinstance(op, Compute) else op.stream.queue
         found[key] = found.get(key, 0) + piece.end_ns - piece.start_ns
-    whole_ns = max(1, sum(found.values()))
+    whole_ns = max(1, view.whole.lasting_ns)
     return {key: ns / whole_ns for key, ns in sorted(found.items(), key=lambda i: -i[1])}
 
 

@@ -26,6 +26,8 @@ _UNITS = {
     "_ns": ("us", 1e3),
 }  # fmt: skip
 
+_SPELLED = {"pcie": "PCIe", "h2d": "H2D", "d2h": "D2H", "hbm": "HBM", "dram": "DRAM"}
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -116,12 +118,13 @@ def curves(config: SweepConfig, rows: Rows) -> list[Curves]:
 def axis_name(name: str) -> str:
     """
     >>> axis_name("device_mem"), axis_name("machine.pcie_h2d_bytes_per_s")
-    ('device memory', 'pcie h2d')
+    ('device memory', 'PCIe H2D')
     """
     if name in AXIS_NAMES:
         return AXIS_NAMES[name]
     suffix = next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
-    return name.removeprefix(MACHINE_NUMBER).removesuffix(suffix).replace("_", " ")
+    words = name.removeprefix(MACHINE_NUMBER).removesuffix(suffix).split("_")
+    return " ".join(_SPELLED.get(word, word) for word in words)
 
 
 def label(name: str, value: Value) -> str:

@@ -21,7 +21,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """Where rows go and who makes them; `on_cells` gets the number of cells and of those there."""
+    """Where rows go and who makes them; `on_start` gets the number of cells and of rows there."""
 
     folder: Path
     num_jobs: int = 1
