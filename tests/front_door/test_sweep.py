@@ -251,6 +251,7 @@ def test_grids_and_curves_hold_every_row_in_its_place(swept, config):
 def test_figures_are_written_as_one_page_and_as_images(swept):
     html = (swept / "sweep.html").read_text()
     assert re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=", html) == []
+    assert "<td>4 GB/s</td>" in html
     figures = [json.loads(text) for text in re.findall(r"data-figure=.*?>(.*?)</script>", html)]
     assert len(figures) == 4
     images = sorted(path.name for path in swept.glob("*.png"))

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.palette import readable
 from twinstream.sweep.cell import BUG, INFEASIBLE, OK
 from twinstream.sweep.config import SweepConfig
 from twinstream.sweep.grids import METRICS, Curves, Grid, axis_name, curves, grids, label
@@ -131,10 +132,12 @@ def curves_figure(one: Curves) -> go.Figure:
 def _best(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> Table:
     best = sorted(done, key=lambda row: -float(row["tokens_per_s"]))[:_NUM_BEST]
     names = list(config.axes)
+    shown_as = {(n, str(v)): label(n, v) for n, values in config.axes.items() for v in values}
     columns = [*map(axis_name, names), "limited by", "gap", *(m.name for m in METRICS)]
     shown = [
         [
-            *(row[name] for name in names), row["limits"],
+            *(shown_as[name, row[name]] for name in names),
+            ", ".join(readable(limit) for limit in row["limits"].split("; ")),
             f"{float(row['gap']):.1%}" if row["gap"] else "-",
             *(format(float(row[m.column]) * m.scale, m.form) for m in METRICS),
         ]
@@ -164,5 +167,5 @@ def _cards(rows: Sequence[Mapping[str, str]], done: Sequence[Mapping[str, str]])
             )
         )
     spent = sum(float(row["seconds"] or 0) for row in rows)
-    cards.append(Card("planning took", f"{spent:,.0f} s", "of one core, all cells together"))
+    cards.append(Card("planning took", f"{spent:,.0f} s", "elapsed, of all cells added up"))
     return cards
