@@ -163,6 +163,17 @@ def test_rows_of_other_axes_are_refused(swept, config):
     assert "other axes" in error_of("sweep", other, "-o", swept)
 
 
+def test_values_that_amount_to_the_same_share_a_row(config, tmp_path):
+    twice = config.with_name("twice.toml")
+    twice.write_text(FIXED + "[axes]\ndevice_mem = ['8MiB', '8192KiB']\n")
+    told = call("sweep", twice, "-o", tmp_path, "--jobs", 1, "--json").json()
+    assert (told["num_new"], told["num_cells"]["ok"]) == (1, 2)
+    assert len(rows_of(tmp_path)) == 1
+    page = (tmp_path / "sweep.html").read_text()
+    assert "<td>8MiB</td>" in page
+    assert "<td>8192KiB</td>" in page
+
+
 def test_two_sweeps_do_not_write_into_one_folder(config, tmp_path):
     with only_writer(tmp_path):
         assert "another sweep is writing" in error_of("sweep", config, "-o", tmp_path)

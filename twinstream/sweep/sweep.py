@@ -12,7 +12,7 @@ from twinstream.sweep.workers import on_cores, on_ray
 
 @dataclass(frozen=True)
 class Swept:
-    """The rows of all cells in the order of the sweep, and how many were made now."""
+    """A row for every combination in the order of the sweep, and how many were made now."""
 
     rows: tuple[dict[str, str], ...]
     num_new: int
@@ -36,7 +36,8 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
     Raises:
         TwinstreamError: the config, the folder or the cluster is not usable.
     """
-    cells = {cell.key: cell for cell in config.cells()}
+    all_cells = [(cell.key, cell) for cell in config.cells()]
+    cells = dict(all_cells)
     path = settings.folder / FILE
     with only_writer(settings.folder):
         file = RowFile(path, columns_of(config.names))
@@ -48,7 +49,12 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
                 file.append(row)
                 settings.on_row()
     by_key = {row["key"]: row for row in file.rows}
-    return Swept(tuple(by_key[key] for key in cells), len(missing), path)
+    # Values that amount to the same, "24GiB" and "24576MiB", share a row and keep their names.
+    rows = (
+        by_key[key] | {name: str(value) for name, value in cell.values.items()}
+        for key, cell in all_cells
+    )
+    return Swept(tuple(rows), len(missing), path)
 
 
 def _rows(missing: list[Cell], settings: SweepSettings) -> Iterator[Row]:
