@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed.stamp
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench lint browser clean
 
 demo: $(INSTALLED)
 	$(BIN)/twinstream demo
@@ -16,6 +16,13 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench
+
+# A browser for the tests that look at pages; without one they are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+		command -v google-chrome >/dev/null || \
+		{ command -v apt-get >/dev/null && apt-get update -q && \
+		apt-get install -qy --no-install-recommends chromium; }
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Plan, simulate and execute GPU training steps under memory limits, from one schedule."""
 
-from twinstream.api import Run, RunSettings, execute, plan, simulate
+from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
 from twinstream.explain import Explanation, explain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.metrics import Summary, summarize
@@ -41,4 +41,5 @@ __all__ = [
     "simulate",
     "summarize",
     "verify",
+    "write_report",
 ]

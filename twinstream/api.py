@@ -19,6 +19,7 @@ from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.sizes import gib, parse_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -83,6 +84,26 @@ def plan(
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:
     """Predict the timeline of a schedule on a machine, whatever machine it was planned for."""
     return replay(schedule, machine if isinstance(machine, Machine) else load_machine(machine))
+
+
+def write_report(
+    path: str | Path,
+    schedule: Schedule,
+    machine: str | Path | Machine,
+    *,
+    predicted: Timeline | None = None,
+    measured: Timeline | None = None,
+) -> None:
+    """Write one HTML page about a schedule and its timelines; without a prediction, simulate.
+
+    Raises:
+        TwinstreamError: a timeline is not of this schedule, or the file cannot be written.
+    """
+    from twinstream.report.report import report_html
+
+    profile = machine if isinstance(machine, Machine) else load_machine(machine)
+    before = predicted if predicted is not None else replay(schedule, profile)
+    write_text(report_html(schedule, profile, predicted=before, measured=measured), Path(path))
 
 
 @dataclass(frozen=True)

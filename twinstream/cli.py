@@ -9,13 +9,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from twinstream.commands.asking import whatif
 from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
+from twinstream.commands.exploring import explore
 from twinstream.commands.planning import plan
 from twinstream.commands.probing import probe
+from twinstream.commands.reporting import report
 from twinstream.commands.running import run
 from twinstream.commands.simulating import simulate
+from twinstream.commands.sweeping import sweep
+from twinstream.commands.tracing import trace
 from twinstream.commands.validating import validate
 from twinstream.commands.verifying import verify
 from twinstream.schedule.errors import TwinstreamError
@@ -23,9 +28,18 @@ from twinstream.schedule.errors import TwinstreamError
 _USER_ERROR = 2
 _INTERRUPTED = 130
 _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
-    "How fast would it train, what should I buy?": (models, machines, plan, verify, simulate),
+    "How fast would it train, what should I buy?": (
+        models,
+        machines,
+        plan,
+        verify,
+        simulate,
+        sweep,
+        whatif,
+        explore,
+    ),
     "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare, validate),
+    "How far off was the prediction?": (compare, report, trace, validate),
 }
 
 

@@ -36,21 +36,13 @@ def test_the_help_groups_the_commands_by_the_three_questions():
     assert third < printed.index("│ compare ")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "models",
-        "machines",
-        "probe",
-        "plan",
-        "verify",
-        "simulate",
-        "run",
-        "compare",
-        "validate",
-        "demo",
-    ],
-)
+COMMANDS = """
+models machines probe plan verify simulate run compare validate demo report
+trace sweep whatif explore
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS.split())
 def test_every_command_has_help_and_takes_json(command):
     assert "--json" in table_of(command, "--help")
 

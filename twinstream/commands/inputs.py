@@ -75,6 +75,26 @@ def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, T
     return before, after
 
 
+def read_timelines(
+    predicted: Path | None, measured: Path | None
+) -> tuple[Timeline | None, Timeline | None]:
+    """The timelines in the files that are given.
+
+    Raises:
+        DocumentError: a file holds none, or one of the other kind.
+    """
+    found: list[Timeline | None] = []
+    for path, kind in ((predicted, "simulated"), (measured, "measured")):
+        timeline = None if path is None else _read(Timeline, path)
+        if timeline is not None and timeline.provenance.kind != kind:
+            raise DocumentError(
+                f"{path} is {timeline.provenance.kind}, not {kind}; --predicted takes what "
+                "`simulate -o` wrote, --measured what `run -o` wrote"
+            )
+        found.append(timeline)
+    return found[0], found[1]
+
+
 def machine_of(schedule: Schedule, given: str | None) -> Machine:
     """The machine given, else the shipped one that the schedule was planned for.
 

@@ -107,6 +107,13 @@ MachineIfKnown = Annotated[
         help="By default the machine that the schedule was planned for, if it is a shipped one.",
     ),
 ]
+Predicted = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="A timeline from `simulate -o`; by default the schedule is simulated."
+    ),
+]
+Measured = Annotated[Path | None, typer.Option(metavar="FILE", help="A timeline from `run -o`.")]
 TokensPerStep = Annotated[
     int | None,
     typer.Option(

@@ -66,7 +66,7 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
         compared = compare_policies(
             wanted.model,
             wanted.machine,
-            step=_step(wanted),
+            step=step_of(wanted),
             device_mem=wanted.device_mem,
             host_mem=wanted.host_mem,
             on_policy=advance,
@@ -86,7 +86,7 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
 def planned(wanted: options.PlanOptions, *, quiet: bool) -> tuple[Schedule, float]:
     """The schedule asked for, and the seconds it took to plan."""
     assert wanted.model is not None and wanted.machine is not None
-    step = _step(wanted)
+    step = step_of(wanted)
     start_s = time.perf_counter()
     with progress(f"planning {wanted.model} for {wanted.machine}", quiet=quiet):
         schedule = api.plan(
@@ -100,7 +100,7 @@ def planned(wanted: options.PlanOptions, *, quiet: bool) -> tuple[Schedule, floa
     return schedule, time.perf_counter() - start_s
 
 
-def _step(wanted: options.PlanOptions) -> TrainingStep:
+def step_of(wanted: options.PlanOptions) -> TrainingStep:
     """What of the step is fixed.
 
     Raises:

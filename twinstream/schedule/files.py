@@ -37,10 +37,19 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def write_document(document: Node, path: Path) -> None:
-    """Write JSON through a temporary neighbour, so that a crash never leaves half a file."""
+    """Write JSON; as `write_text`."""
+    write_text(document.model_dump_json(exclude_none=True) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write through a temporary neighbour, so that a crash never leaves half a file.
+
+    Raises:
+        DocumentError: it cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(document.model_dump_json(exclude_none=True) + "\n")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise DocumentError(f"cannot write {path}: {error.strerror or error}") from None

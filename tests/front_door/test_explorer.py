@@ -1,0 +1,190 @@
+"""The explorer: what it shows is what the command line says, and the URL is all of its state."""
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from urllib.error import URLError
+from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+pytest.importorskip("dash", reason="Dash is not installed")
+
+from werkzeug.serving import make_server
+
+from tests.front_door.command_line import call, error_of
+from tests.helpers.browser import browser_page
+from twinstream.explorer.answers import Answers
+from twinstream.explorer.app import explorer
+from twinstream.explorer.state import State, StateError, count_of
+from twinstream.schedule.errors import TwinstreamError
+
+TINY = State("tiny", "cpu", "64", "256", "8MiB", "", "streaming")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, explorer(Answers({}, {})).server, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.port}/"
+    server.shutdown()
+
+
+def cli(command: str):
+    """What the command line says to a command that the page shows."""
+    program, *arguments = shlex.split(command)
+    assert program == "twinstream"
+    return call(*arguments, "--json").json()
+
+
+def test_a_changed_cap_changes_the_number_to_that_of_the_command_line(address):
+    with browser_page() as opened:
+        page = opened.page
+        page.goto(address + TINY.url)
+        page.wait_for_selector("#speed-cpu")
+        before = page.inner_text("#speed-cpu")
+        assert before == f"{cli(TINY.command('cpu'))['tokens_per_s']:,.0f}"
+        page.fill("#device_mem", "16MiB")
+        page.press("#device_mem", "Enter")
+        page.wait_for_selector("code:has-text('--device-mem 16MiB')")
+        shown = page.inner_text(".machine code")
+        assert page.inner_text("#speed-cpu") != before
+        assert page.inner_text("#speed-cpu") == f"{cli(shown)['tokens_per_s']:,.0f}"
+        query = parse_qs(urlsplit(page.url).query)
+        assert query["device_mem"] == ["16MiB"]
+        assert query["model"] == ["tiny"]
+        page.wait_for_selector("#timeline-cpu .main-svg")
+        assert complaints(opened) == []
+
+
+def test_caps_that_are_too_small_show_the_message_of_the_command_line(address):
+    state = State("tiny", "cpu", "64", "256", "1MiB", "", "streaming")
+    with browser_page() as opened:
+        opened.page.goto(address + state.url)
+        opened.page.wait_for_selector("#error-cpu")
+        shown = opened.page.inner_text("#error-cpu")
+        assert opened.page.locator("#speed-cpu").count() == 0
+        assert complaints(opened) == []
+    _, *arguments = shlex.split(state.command("cpu"))
+    assert shown.strip() == error_of(*arguments).strip()
+
+
+def test_machines_stand_side_by_side_and_the_url_sets_the_controls(address):
+    state = State("tiny", "cpu,rtx3090", "128", "256", "64MiB", "1GiB", "resident")
+    with browser_page(dark=True) as opened:
+        page = opened.page
+        page.goto(address + state.url)
+        page.wait_for_selector("#speed-cpu")
+        boxes = [page.locator(".machine").nth(i).bounding_box() for i in range(2)]
+        assert boxes[0]["y"] == boxes[1]["y"]
+        assert boxes[0]["x"] < boxes[1]["x"]
+        assert page.input_value("#seq_len") == "128"
+        assert page.input_value("#host_mem") == "1GiB"
+        assert page.inner_text("#policy").startswith("resident")
+        assert complaints(opened) == []
+
+
+def test_the_report_of_a_plan_is_one_link_away(address):
+    with browser_page() as opened:
+        page = opened.page
+        page.goto(address + TINY.url)
+        link = page.wait_for_selector("text=full report")
+        assert link is not None
+        page.goto(address.rstrip("/") + str(link.get_attribute("href")))
+        page.wait_for_selector(".main-svg")
+        assert page.inner_text("h1") == "tiny on cpu"
+        assert complaints(opened) == []
+
+
+def complaints(opened) -> list[str]:
+    """What the console said, but for plotly.js's canvases, which Chromium would know more of."""
+    return [text for text in opened.complaints if "willReadFrequently" not in text]
+
+
+def test_a_state_survives_the_url():
+    state = State("8b", "h100,a100", "1024", "", "80%", "1 GiB", "optimal")
+    assert State.of_url(state.url) == state
+
+
+def test_a_url_may_not_open_files(tmp_path):
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"password": "1234"}')
+    answers = Answers({}, {})
+    for state, machine in (
+        (State(str(secret), "cpu", "64"), "cpu"),
+        (State("tiny", "cpu", "64"), str(secret)),
+    ):
+        found = answers.answer(state, machine)
+        assert isinstance(found, StateError)
+        assert "unknown" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seq_len": "long"}, "positive whole number"),
+        ({"seq_len": ""}, "sequence length is missing"),
+        ({"tokens_per_step": "100"}, "whole sequences"),
+        ({"device_mem": "24XiB"}, "24GiB"),
+        ({"policy": "greedy"}, "'greedy'"),
+        ({"model": "9b"}, "unknown model '9b'"),
+    ],
+)
+def test_a_control_that_is_wrong_is_answered_with_an_error(changes, said):
+    found = Answers({}, {}).answer(State(**{**vars(TINY), **changes}), "cpu")
+    assert isinstance(found, TwinstreamError)
+    assert said in str(found)
+
+
+def test_a_report_of_what_cannot_be_planned_is_an_error_and_not_a_page():
+    client = explorer(Answers({}, {})).server.test_client()
+    query = {**vars(TINY), "device_mem": "1MiB", "machine": "cpu"}
+    answer = client.get("/report?" + urlencode(query))
+    assert answer.status_code == 400
+    assert "--device-mem" in answer.text
+
+
+def test_counts_are_read_as_people_write_them():
+    assert (count_of("524,288", "x"), count_of(" ", "x")) == (524_288, None)
+
+
+def test_the_command_serves_the_page():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = "from twinstream.cli import main; main()"
+    running = subprocess.Popen(
+        [sys.executable, "-c", command, "explore", "--port", str(port), "--json"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert running.stdout is not None
+        told = json.loads("".join(running.stdout.readline() for _ in range(3)))
+        assert told == {"url": f"http://127.0.0.1:{port}/"}
+        page = fetched(told["url"], running)
+    finally:
+        running.kill()
+        running.wait()
+        running.stdout.close()
+    assert "twinstream explore" in page
+
+
+def fetched(url: str, server: subprocess.Popen[str]) -> str:
+    """The page, as soon as it is served."""
+    while True:
+        assert server.poll() is None, "it does not serve"
+        try:
+            with urlopen(url, timeout=60) as answer:
+                return str(answer.read().decode())
+        except URLError:
+            time.sleep(0.05)
+
+
+def test_a_port_in_use_is_an_error_that_names_another(address):
+    port = urlsplit(address).port
+    assert "choose another --port" in error_of("explore", "--port", port)

@@ -1,0 +1,109 @@
+"""The report's figures hold the numbers that the library computes."""
+
+import pytest
+
+from tests.front_door.conftest import Files
+from tests.front_door.small_schedule import small_schedule, timeline
+from twinstream.explain import explain
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.report.share_figures import (
+    critical_path_figure,
+    idle_figure,
+    kinds_figure,
+    recompute_figure,
+    traffic_figure,
+)
+from twinstream.report.timeline_figure import Shown, timeline_figure
+from twinstream.report.view import View
+from twinstream.residence import residence
+from twinstream.schedule.comparison import compare
+from twinstream.schedule.files import read_document
+from twinstream.schedule.ops import Label
+from twinstream.schedule.sizes import parse_bytes
+from twinstream.schedule.timeline import Timeline
+
+
+@pytest.fixture(scope="module")
+def views(files: Files) -> list[View]:
+    schedule = files.read_schedule()
+    return [
+        View(name, schedule, read_document(Timeline, path))
+        for name, path in (("predicted", files.predicted), ("measured", files.measured))
+    ]
+
+
+def test_idle_shares_are_those_of_the_explanation(views):
+    data = {trace.name: trace.x for trace in idle_figure(views).data}
+    for number, view in enumerate(views):
+        idle = explain(view.schedule, view.timeline, load_machine("cpu")).compute_idle_fraction
+        drawn = sum(shares[number] for shares in data.values())
+        assert drawn == pytest.approx(100 * sum(idle.values()))
+        assert data["H2D"][number] == pytest.approx(100 * idle.get("h2d", 0.0))
+
+
+def test_the_critical_path_is_the_whole_step(views):
+    figure = critical_path_figure(views)
+    for number in range(len(views)):
+        assert sum(trace.x[number] for trace in figure.data) == pytest.approx(100)
+    assert "block backward" in {trace.name for trace in figure.data}
+
+
+def test_copied_bytes_are_those_of_the_copies(views):
+    view = views[0]
+    found = residence(view.schedule, view.timeline)
+    figure = traffic_figure(view.schedule, found)
+    for direction, total in (
+        (0, sum(role.h2d_bytes for role in found.roles)),
+        (1, sum(role.d2h_bytes for role in found.roles)),
+    ):
+        drawn = sum(trace.x[direction] for trace in figure.data)
+        assert drawn * 2**20 == pytest.approx(total)
+        assert total > 0
+
+
+def test_kinds_show_predicted_measured_and_the_error(views):
+    comparison = compare(views[0].schedule, views[0].timeline, views[1].timeline)
+    figure = kinds_figure(views, comparison)
+    for trace in figure.data:
+        drawn = dict(zip(trace.y, trace.x, strict=True))
+        busy = next(k for k in comparison.kinds if k.name == "block_backward").busy_ns
+        assert drawn["block backward"] * 1e6 == pytest.approx(getattr(busy, trace.name))
+    predicted = next(trace for trace in figure.data if trace.name == "predicted")
+    texts = dict(zip(predicted.y, predicted.text, strict=True))
+    assert f"({busy.error:+.0%})" in texts["block backward"]
+
+
+def test_recompute_is_a_share_of_the_blocks_of_its_layer():
+    schedule = small_schedule()
+    ops = []
+    for op in schedule.ops:  # forwards of layers 0 and 1, one of layer 0 done again
+        if op.kind == "compute":
+            layer = 1 if op.op_id == "last" else 0
+            label = Label(**{**op.label.model_dump(), "layer": layer})
+            op = op.model_copy(update={"label": label})
+        ops.append(op)
+    (bars,) = recompute_figure(schedule.model_copy(update={"ops": tuple(ops)})).data
+    assert (bars.name, list(bars.x), list(bars.y)) == ("from INPUT", [0, 1], [100.0, 0.0])
+
+
+def test_the_use_of_links_is_a_share_of_what_the_machine_reaches():
+    machine = load_machine("cpu")
+    view = View("predicted", small_schedule(), timeline(100, 50, 10, 40, 20, 80))
+    figure = timeline_figure([Shown(view, view.whole, [])], machine)
+    strips = next(trace for trace in figure.data if trace.type == "heatmap")
+    shares = dict(zip(strips.y, strips.z, strict=True))
+    # The schedule's compute begins at 100 ns; from 150 to 160 ns 512 bytes go to the device.
+    rate = 512 / 10 / (machine.rate("pcie_h2d_bytes_per_s") / 1e9)
+    assert max(shares["H2D"]) == pytest.approx(100 * rate, rel=1e-3)
+    busy = sum(share > 0 for share in shares["H2D"]) / len(shares["H2D"])
+    assert busy == pytest.approx(10 / view.whole.lasting_ns, abs=0.01)
+
+
+def test_memory_is_drawn_against_its_cap(views):
+    view = views[0]
+    figure = timeline_figure([Shown(view, view.whole, [])], load_machine("cpu"))
+    notes = [note.text for note in figure.layout.annotations]
+    assert any("cap 6.00 MiB" in note for note in notes)
+    stacks = [t for t in figure.data if t.type == "scatter" and t.stackgroup == "memory2"]
+    peak = max(sum(levels) for levels in zip(*(t.y for t in stacks), strict=True))
+    assert 0 < peak * 2**20 <= parse_bytes("6MiB")

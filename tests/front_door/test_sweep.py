@@ -1,0 +1,282 @@
+"""Sweeps: all combinations, each once, whatever happens meanwhile."""
+
+import csv
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.command_line import call, error_of
+from twinstream.sweep.config import SweepError, config_of, load_config
+from twinstream.sweep.grids import METRICS, curves, grids
+from twinstream.sweep.pages import sweep_html
+from twinstream.sweep.rows import RowFile, columns_of, only_writer
+
+FIXED = """
+[fixed]
+model = "tiny"
+machine = "cpu"
+seq_len = 64
+tokens_per_step = 256
+policy = "streaming"
+"""
+AXES = """
+[axes]
+device_mem = ["1MiB", "6MiB", "8MiB", "16MiB"]
+host_mem = ["40MiB", "80MiB"]
+"machine.pcie_h2d_bytes_per_s" = [1e9, 4e9]
+"""
+NUM_CELLS = 16
+MAIN = "from twinstream.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "small.toml"
+    path.write_text(FIXED + AXES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def swept(config) -> Path:
+    """The folder of a sweep that ran through."""
+    folder = config.parent / "whole"
+    outcome = call("sweep", config, "-o", folder, "--jobs", 2)
+    assert outcome.code == 0, outcome.err
+    assert f"{NUM_CELLS} cells" in outcome.out
+    return folder
+
+
+def rows_of(folder):
+    with (folder / "rows.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def without_times(rows):
+    return sorted((sorted(row.items() - {("seconds", row["seconds"])}) for row in rows), key=str)
+
+
+def test_every_combination_has_one_row(swept):
+    rows = rows_of(swept)
+    asked = {(r["device_mem"], r["host_mem"], r["machine.pcie_h2d_bytes_per_s"]) for r in rows}
+    assert len(rows) == len(asked) == len({row["key"] for row in rows}) == NUM_CELLS
+
+
+def test_a_row_says_what_plan_says(swept):
+    row = next(
+        r for r in rows_of(swept)
+        if (r["device_mem"], r["host_mem"], r["machine.pcie_h2d_bytes_per_s"])
+        == ("8MiB", "80MiB", "4000000000.0")
+    )  # fmt: skip
+    machine = swept / "mine.toml"
+    machine.write_text('base = "cpu"\npcie_h2d_bytes_per_s = 4e9\n')
+    planned = call(
+        "plan", "--model", "tiny", "--machine", machine, "--seq-len", 64, "--tokens-per-step", 256,
+        "--device-mem", "8MiB", "--host-mem", "80MiB", "--policy", "streaming", "--json",
+    ).json()  # fmt: skip
+    assert row["status"] == "ok"
+    for name in ("tokens_per_s", "mfu", "hfu", "gap", "recompute_fraction", "h2d_bytes"):
+        assert float(row[name]) == pytest.approx(planned[name])
+    tflops = float(row["mfu"]) * 1e-12 * machine_peak()
+    assert float(row["model_tflop_per_s"]) == pytest.approx(tflops)
+
+
+def machine_peak() -> float:
+    listed = call("machines", "--json").json()["machines"]
+    cpu = next(machine for machine in listed if machine["name"] == "cpu")
+    return cpu["peak_fp32_flop_per_s"]["value"]
+
+
+def test_a_cell_that_does_not_fit_says_what_would(swept):
+    row = next(r for r in rows_of(swept) if r["device_mem"] == "1MiB")
+    assert row["status"] == "infeasible"
+    assert "--device-mem" in row["reason"]
+    assert int(row["smallest_device_bytes"]) > 2**20
+    assert row["tokens_per_s"] == ""
+
+
+def test_a_sweep_that_is_through_runs_nothing_again(swept, config):
+    before = (swept / "rows.csv").read_bytes()
+    told = call("sweep", config, "-o", swept, "--json").json()
+    assert told["num_new"] == 0
+    assert told["num_cells"]["ok"] + told["num_cells"]["infeasible"] == NUM_CELLS
+    assert (swept / "rows.csv").read_bytes() == before
+
+
+def test_a_killed_sweep_continues_and_nothing_is_lost_or_doubled(swept, config, tmp_path):
+    command = [sys.executable, "-c", MAIN, "sweep", config, "-o", tmp_path, "--jobs", "2"]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    rows = tmp_path / "rows.csv"
+    while not rows.exists() or rows.read_bytes().count(b"\n") < 3:
+        assert running.poll() is None, "it was through before it could be killed"
+        time.sleep(0.005)
+    workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    wait_for_end(workers)
+    there = rows_of(tmp_path)
+    assert 0 < len(there) < NUM_CELLS
+    with rows.open("a") as file:  # as if the kill had cut a line off
+        file.write("0123abcd,tiny,cp")
+    told = call("sweep", config, "-o", tmp_path, "--jobs", 2, "--json").json()
+    assert told["num_new"] == NUM_CELLS - len(there)
+    assert rows_of(tmp_path)[: len(there)] == there
+    assert without_times(rows_of(tmp_path)) == without_times(rows_of(swept))
+
+
+def wait_for_end(pids):
+    """None of the processes runs on without the one that started them."""
+    for _ in range(1000):
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"processes {pids} outlive the sweep")
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray's own
+def test_a_ray_cluster_makes_the_same_rows(swept, config, tmp_path):
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    some = [*(swept / "rows.csv").read_text().splitlines(keepends=True)][:5]
+    (tmp_path / "rows.csv").write_text("".join(some))
+    try:
+        told = call("sweep", config, "-o", tmp_path, "--ray", cluster.address, "--json").json()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert told["num_new"] == NUM_CELLS - 4
+    assert without_times(rows_of(tmp_path)) == without_times(rows_of(swept))
+
+
+def test_rows_of_other_axes_are_refused(swept, config):
+    other = config.with_name("other.toml")
+    other.write_text(FIXED + "[axes]\nhost_mem = ['40MiB']\n")
+    assert "other axes" in error_of("sweep", other, "-o", swept)
+
+
+def test_values_that_amount_to_the_same_share_a_row(config, tmp_path):
+    twice = config.with_name("twice.toml")
+    twice.write_text(FIXED + "[axes]\ndevice_mem = ['8MiB', '8192KiB']\n")
+    told = call("sweep", twice, "-o", tmp_path, "--jobs", 1, "--json").json()
+    assert (told["num_new"], told["num_cells"]["ok"]) == (1, 2)
+    assert len(rows_of(tmp_path)) == 1
+    page = (tmp_path / "sweep.html").read_text()
+    assert "<td>8MiB</td>" in page
+    assert "<td>8192KiB</td>" in page
+
+
+def test_two_sweeps_do_not_write_into_one_folder(config, tmp_path):
+    with only_writer(tmp_path):
+        assert "another sweep is writing" in error_of("sweep", config, "-o", tmp_path)
+
+
+def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):
+    path = tmp_path / "one.toml"
+    path.write_text(FIXED)
+    config = load_config(path)
+    (cell,) = config.cells()
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    RowFile(folder / "rows.csv", columns_of(config.names)).append(
+        {"key": cell.key, **cell.values, "status": "bug", "reason": "AssertionError: oh"}
+    )
+    outcome = call("sweep", path, "-o", folder)
+    assert outcome.code == 1
+    assert "bug in twinstream" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[fixed]\nmodle = 'tiny'", "did you mean 'model'?"),
+        ("[fixed]\nmodel = 'tiny'\nmachine = 'cpu'", "seq_len is missing"),
+        ("[axes]\nseq_len = 64", "needs a list"),
+        ("[axes]\nseq_len = [0]", "positive whole number"),
+        ("[axes]\nseq_len = [64, 64]", "twice"),
+        ("[fixed]\nseq_len = 64\n[axes]\nseq_len = [64]", "leave one out"),
+        ("[fixed]\npolicy = 'greedy'", "known: optimal"),
+        ("[fixed]\ndevice_mem = 1.5", "needs a size"),
+        ("[fixed]\nmachine.hbm_bytes_per_s = 'fast'", "needs a number"),
+        ("[axis]\nseq_len = [64]", "unknown 'axis'"),
+        ("[fixed", "not valid TOML"),
+        (FIXED.replace("tiny", "9b"), "'9b'"),
+        (FIXED + "machine.hbm_speed = 1e9", "hbm_bytes_per_s"),
+    ],
+)
+def test_a_config_that_is_wrong_gets_one_message_that_helps(text, said, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text.replace("machine.", '"machine.').replace("_per_s =", '_per_s" =')
+                    .replace("hbm_speed =", 'hbm_speed" ='))  # fmt: skip
+    assert said in error_of("sweep", path, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_key_changes_with_whatever_the_result_depends_on():
+    def key(**changed: object) -> str:
+        fixed = {"model": "tiny", "machine": "cpu", "seq_len": 64, **changed}
+        (cell,) = config_of({"fixed": fixed}, source="here", folder=Path()).cells()
+        return cell.key
+
+    changes = [
+        {"model": "tiny-qwen3"}, {"seq_len": 128}, {"tokens_per_step": 256}, {"chunk_tokens": 32},
+        {"device_mem": "8MiB"}, {"host_mem": "80MiB"}, {"policy": "streaming"},
+        {"machine.hbm_bytes_per_s": 2e10}, {"machine.efficiency.matmul": 0.5},
+    ]  # fmt: skip
+    keys = {key(), *(key(**change) for change in changes)}
+    assert len(keys) == 1 + len(changes)
+
+
+def test_grids_and_curves_hold_every_row_in_its_place(swept, config):
+    wanted, rows = load_config(config), rows_of(swept)
+    found = grids(wanted, rows)
+    assert [grid.title for grid in found] == [
+        "PCIe H2D 1 GB/s", "PCIe H2D 4 GB/s",
+    ]  # fmt: skip
+    for grid, rate in zip(found, ("1000000000.0", "4000000000.0"), strict=True):
+        assert (grid.x_labels[-1], grid.y_labels) == ("16MiB", ("40MiB", "80MiB"))
+        for row in (r for r in rows if r["machine.pcie_h2d_bytes_per_s"] == rate):
+            y, x = grid.y_labels.index(row["host_mem"]), grid.x_labels.index(row["device_mem"])
+            for metric in METRICS:
+                level = grid.levels[metric.column][y, x]
+                if row["status"] == "ok":
+                    assert level == pytest.approx(float(row[metric.column]) * metric.scale)
+                else:
+                    assert math.isnan(level)
+                    assert row["reason"] in grid.reasons[y][x]
+    (first, _) = curves(wanted, rows)
+    assert first.positions == tuple(size / 1024 for size in (1, 6, 8, 16))
+    line = first.lines["host memory 80MiB"]
+    assert math.isnan(line[0])
+    assert line[2] == found[0].levels["tokens_per_s"][1, 2]
+
+
+def test_figures_are_written_as_one_page_and_as_images(swept):
+    html = (swept / "sweep.html").read_text()
+    assert re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=", html) == []
+    assert "<td>4 GB/s</td>" in html
+    figures = [json.loads(text) for text in re.findall(r"data-figure=.*?>(.*?)</script>", html)]
+    assert len(figures) == 4
+    images = sorted(path.name for path in swept.glob("*.png"))
+    assert len(images) == 4
+    assert images[0].startswith("curves-pcie")
+    assert all((swept / name).read_bytes().startswith(b"\x89PNG") for name in images)
+
+
+def test_a_sweep_of_names_alone_still_makes_a_page():
+    document = {"fixed": {"model": "tiny", "machine": "cpu"}, "axes": {"seq_len": [64]}}
+    config = config_of(document, source="here", folder=Path())
+    assert "The fastest 0" in sweep_html(config, [])
+
+
+def test_a_config_that_is_missing_is_named(tmp_path):
+    with pytest.raises(SweepError, match=r"nowhere\.toml"):
+        load_config(tmp_path / "nowhere.toml")

@@ -1,0 +1,158 @@
+"""What-ifs: answers are those of plans made for the changed machine or caps."""
+
+import json
+import re
+
+import pytest
+
+from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream import api
+from twinstream.hardware_profiles.loader import load_machine, override
+from twinstream.models.presets import load_model
+from twinstream.planner.chunking import TrainingStep
+from twinstream.whatif.question import changed, properties_of, question_of, value_of
+from twinstream.whatif.sensitivity import what_if
+from twinstream.whatif.target import compute_limit
+
+CAPS = ("--device-mem", "8MiB", "--host-mem", "20MiB", "--policy", "streaming")
+ASK = ("whatif", *TINY_STEP, "--machine", "cpu", *CAPS)
+
+
+def question(machine=None, *, policy="streaming", device_mem="8MiB"):
+    machine = machine or load_machine("cpu")
+    caps = api.caps_of(machine, device_mem, "20MiB")
+    return question_of(load_model("tiny"), machine, TrainingStep(64, 256), caps, policy)
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return call(*ASK, "--changes", "-50%,+100%", "--jobs", 2, "--json").json()
+
+
+def test_every_cap_and_number_that_the_plan_uses_is_asked_about(answer):
+    names = {one["name"] for one in answer["sensitivities"]}
+    assert names >= {"device memory", "host memory", "PCIe H2D", "PCIe D2H", "HBM", "host DRAM"}
+    assert names >= {"compute peak", "launch latency", "copy latency"}
+    assert all(len(one["changes"]) == 2 for one in answer["sensitivities"])
+
+
+def test_an_answer_is_that_of_a_plan_for_the_changed_machine(answer, tmp_path):
+    machine = tmp_path / "mine.toml"
+    machine.write_text('base = "cpu"\nhbm_bytes_per_s = 10e9\n')
+    half = call("plan", *TINY_STEP, "--machine", machine, *CAPS, "--json").json()["tokens_per_s"]
+    hbm = next(one for one in answer["sensitivities"] if one["name"] == "HBM")
+    assert hbm["value"] == 20
+    assert hbm["changes"][0] == {"change": -0.5, "tokens_per_s": half, "reason": ""}
+
+
+def test_an_answer_is_that_of_a_plan_within_the_changed_cap(answer):
+    double = ("--device-mem", "16MiB", *CAPS[2:])
+    wanted = call("plan", *TINY_STEP, "--machine", "cpu", *double, "--json").json()["tokens_per_s"]
+    memory = next(one for one in answer["sensitivities"] if one["name"] == "device memory")
+    assert memory["changes"][1]["tokens_per_s"] == wanted > answer["base"]["tokens_per_s"]
+
+
+def test_a_change_that_leaves_no_plan_says_why(answer):
+    host = next(one for one in answer["sensitivities"] if one["name"] == "host memory")
+    found = {change["change"]: change for change in host["changes"]}
+    assert found[-0.5]["tokens_per_s"] is None
+    assert "--host-mem" in found[-0.5]["reason"]
+    assert found[1.0]["tokens_per_s"] > 0
+
+
+def test_only_the_property_asked_about_changes():
+    base = question()
+    for one in properties_of(base):
+        other = changed(base, one, 2.0)
+        assert value_of(other, one) == 2 * value_of(base, one)
+        numbers = {f for f in type(base.machine).model_fields if f not in ("name", "efficiency")}
+        differ = {f for f in numbers if getattr(other.machine, f) != getattr(base.machine, f)}
+        assert differ == set(one.fields)
+        assert (other.caps != base.caps) == (not one.fields)
+
+
+@pytest.mark.parametrize("name", ["PCIe H2D", "device memory"])
+def test_a_price_is_the_slope_of_the_lower_bound_over_the_value_shown(name):
+    slow = override(load_machine("cpu"), {"pcie_h2d_bytes_per_s": 0.05e9})
+    base = question(slow, device_mem="7MiB")
+    one = next(p for p in properties_of(base) if p.name == name)
+    found = what_if(base, (1e-4,), 2)
+    price = next(s for s in found.sensitivities if s.name == name).price_tokens_per_s
+    _, summary = base.planned()
+    step = 1e-4
+    less, more = (changed(base, one, 1 + s).planned()[0].bound.step_s for s in (-step, step))
+    saved_s = (less - more) / (2 * step * value_of(base, one) / one.unit_size)
+    assert saved_s > 0
+    assert price == pytest.approx(saved_s * summary.tokens_per_s / summary.step_time_s, rel=0.02)
+
+
+def test_the_smallest_value_that_reaches_a_target_is_found():
+    base = call(*ASK, "--target", "1tok/s", "--json").json()["base"]["tokens_per_s"]
+    target = 1.05 * base
+    found = call(*ASK, "--target", f"{target:.3f}tok/s", "--json").json()
+    assert found["target_tokens_per_s"] == pytest.approx(target, rel=1e-6)
+    memory = next(one for one in found["found"] if one["name"] == "device memory")
+    size = round(memory["value"] * 2**30)
+
+    def speed(size_bytes):
+        caps = ("--device-mem", size_bytes, *CAPS[2:])
+        return call("plan", *TINY_STEP, "--machine", "cpu", *caps, "--json").json()["tokens_per_s"]
+
+    assert speed(size) == memory["tokens_per_s"] >= target > speed(round(size / 1.021))
+    host = next(one for one in found["found"] if one["name"] == "host memory")
+    assert host["value"] is None
+    assert host["tokens_per_s"] < target
+
+
+def test_less_than_now_is_found_where_the_target_is_reached_already():
+    found = call(*ASK, "--target", "50%", "--json").json()
+    limit = found["compute_limit_tokens_per_s"]
+    assert found["target_tokens_per_s"] == pytest.approx(limit / 2)
+    memory = next(one for one in found["found"] if one["name"] == "device memory")
+    assert memory["value"] < memory["now"]
+    assert memory["tokens_per_s"] >= limit / 2
+
+
+def test_the_compute_limit_is_what_a_resident_plan_comes_near_to():
+    machine = load_machine("cpu")
+    schedule, summary = question(policy="resident", device_mem="1GiB").planned()
+    limit = compute_limit(schedule, machine)
+    assert 0.95 * limit < summary.tokens_per_s <= limit
+    tight, slower = question(device_mem="6MiB").planned()
+    assert slower.recompute_fraction > 0 or slower.tokens_per_s < summary.tokens_per_s
+    assert compute_limit(tight, machine) == pytest.approx(limit, rel=0.2)
+
+
+def test_the_table_fits_and_the_page_has_the_chart(tmp_path):
+    path = tmp_path / "whatif.html"
+    outcome = call(*ASK, "--changes", "+10%", "-o", path)
+    assert outcome.code == 0, outcome.err
+    assert max(map(len, outcome.out.splitlines())) <= 100
+    (figure,) = re.findall(r"data-figure=.*?>(.*?)</script>", path.read_text())
+    (bars,) = json.loads(figure)["data"]
+    assert "PCIe H2D" in bars["y"]
+    printed = call(*ASK, "--target", "60%").out
+    assert "device memory" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--changes", "lots"), "-50%,-10%"),
+        (("--changes", "0%"), "not 0"),
+        (("--changes", "-100%"), "more than -100%"),
+        (("--changes", "+10%,+10%"), "twice"),
+        (("--target", "fast"), "12000tok/s"),
+        (("--target", "120%"), "less than 100%"),
+        (("--target", "0tok/s"), "12000tok/s"),
+        (("--policy", "greedy"), "'greedy'"),
+        (("--device-mem", "1MiB"), "--device-mem"),
+    ],
+)
+def test_a_question_that_is_wrong_gets_one_message_that_helps(options, said):
+    assert said in error_of(*ASK, *options)
+
+
+def test_a_chart_of_a_target_is_refused(tmp_path):
+    assert "--target" in error_of(*ASK, "--target", "50%", "-o", tmp_path / "chart.html")

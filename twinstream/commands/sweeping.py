@@ -1,0 +1,103 @@
+"""`sweep`: many plans at once, to compare models, machines, caps and policies."""
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twinstream.commands import options
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.schedule.files import write_text
+
+if TYPE_CHECKING:
+    from twinstream.sweep.config import SweepConfig
+
+_BUG = 1
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to vary.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="By default named as the config."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on the Ray cluster at this address (`auto`: this machine's; `local`: a new "
+            "one here).",
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Plan and predict every combination of values in a TOML file; a killed sweep continues.
+
+    Rows go to FOLDER/rows.csv, heatmaps and budget curves to FOLDER/sweep.html and PNG files.
+    """
+    from twinstream.sweep.cell import BUG, OK
+    from twinstream.sweep.config import load_config
+    from twinstream.sweep.pages import sweep_html
+    from twinstream.sweep.sweep import SweepSettings, run_sweep
+
+    wanted = load_config(config)
+    folder = output or Path(config.stem)
+    num_cells = len(wanted.cells())
+    start_s = time.perf_counter()
+    with progress(f"sweeping {config}", num_cells, quiet=as_json) as advance:
+        settings = SweepSettings(
+            folder, jobs or os.cpu_count() or 1, ray, _advance_by(advance), advance
+        )
+        swept = run_sweep(wanted, settings)
+    seconds = time.perf_counter() - start_s
+    with progress("drawing", quiet=as_json):
+        page = folder / "sweep.html"
+        write_text(sweep_html(wanted, swept.rows), page)
+        images = _images(wanted, swept.rows, folder)
+    count = dict.fromkeys((OK, "infeasible", "refused", BUG), 0)
+    for row in swept.rows:
+        count[row["status"]] += 1
+    if as_json:
+        files = {"rows": swept.file, "page": page, "images": images}
+        print_json(files | {"num_new": swept.num_new, "seconds": seconds, "num_cells": count})
+    else:
+        told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
+        print_report(
+            f"{len(swept.rows):,} cells: {told}; {swept.num_new:,} now, in {seconds:,.1f} s.",
+            f"Wrote {swept.file}, {page} and {_told(images)}.",
+        )
+    if count[BUG]:
+        typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
+        raise typer.Exit(_BUG)
+
+
+def _images(
+    config: "SweepConfig", rows: Sequence[Mapping[str, str]], folder: Path
+) -> list[Path] | None:
+    """PNG files; None without matplotlib, which draws them."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    from twinstream.sweep.images import write_images
+
+    return write_images(config, rows, folder)
+
+
+def _told(images: list[Path] | None) -> str:
+    if images is None:
+        return "no PNG files: these need matplotlib, pip install 'twinstream[png]'"
+    return f"{len(images)} PNG files"
+
+
+def _advance_by(advance: Callable[[], None]) -> Callable[[int, int], None]:
+    def started(num_cells: int, num_there: int) -> None:
+        for _ in range(num_there):
+            advance()
+
+    return started

@@ -1,0 +1,88 @@
+"""Plans and predictions for what the explorer is asked; the last few are kept."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+
+from twinstream import api
+from twinstream.explain import Explanation, explain
+from twinstream.explorer.state import State, StateError, count_of
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.hardware_profiles.overrides import nearest
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary, summarize
+from twinstream.models.presets import load_model, preset_names
+from twinstream.planner.chunking import TrainingStep
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
+
+_MOST_KEPT = 24
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan on one machine, and what it yields."""
+
+    machine: Machine
+    schedule: Schedule
+    timeline: Timeline
+    summary: Summary
+    explanation: Explanation
+
+
+class Answers:
+    """Answers by state and machine. Models and machines are those offered, by name."""
+
+    def __init__(self, model_files: Mapping[str, str], machine_files: Mapping[str, str]) -> None:
+        self._models = {name: name for name in preset_names()} | dict(model_files)
+        self._machines = {name: name for name in machine_names()} | dict(machine_files)
+        self._kept: OrderedDict[tuple[State, str], Answer | TwinstreamError] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def models(self) -> list[str]:
+        return list(self._models)
+
+    @property
+    def machines(self) -> list[str]:
+        return list(self._machines)
+
+    def answer(self, state: State, machine: str) -> Answer | TwinstreamError:
+        """The plan of a state on one of its machines, or why there is none."""
+        key = state, machine
+        with self._lock:  # one plan at a time: a second would only slow the first
+            if key not in self._kept:
+                try:
+                    self._kept[key] = self._planned(state, machine)
+                except TwinstreamError as error:
+                    self._kept[key] = error
+                while len(self._kept) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
+            return self._kept[key]
+
+    def _planned(self, state: State, machine_name: str) -> Answer:
+        seq_len = count_of(state.seq_len, "sequence length")
+        if seq_len is None:
+            raise StateError("sequence length is missing; give tokens, such as 8192")
+        machine = load_machine(_offered("machine", machine_name, self._machines))
+        schedule = api.plan(
+            load_model(_offered("model", state.model, self._models)),
+            machine,
+            step=TrainingStep(seq_len, count_of(state.tokens_per_step, "tokens a step")),
+            device_mem=state.device_mem.strip() or None,
+            host_mem=state.host_mem.strip() or None,
+            policy=state.policy or api.DEFAULT_POLICY,
+        )
+        timeline = api.simulate(schedule, machine)
+        summary = summarize(schedule, timeline, machine)
+        explanation = explain(schedule, timeline, machine)
+        return Answer(machine, schedule, timeline, summary, explanation)
+
+
+def _offered(what: str, name: str, offered: Mapping[str, str]) -> str:
+    """The file or name behind what is offered: a URL may not open any file."""
+    if name not in offered:
+        raise StateError(f"unknown {what} '{name}': {nearest(name, list(offered))}")
+    return offered[name]

@@ -1,0 +1,68 @@
+"""What the explorer is asked, in the page's URL and in the controls."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from urllib.parse import parse_qs, urlencode
+
+from twinstream import api
+from twinstream.schedule.errors import TwinstreamError
+
+
+class StateError(TwinstreamError):
+    """A control or a part of the URL that cannot be used."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The controls as texts, as they are typed and as they stand in the URL; "" is not given."""
+
+    model: str = "8b"
+    machines: str = "h100"
+    seq_len: str = "8192"
+    tokens_per_step: str = "32768"
+    device_mem: str = "24GiB"
+    host_mem: str = "100GiB"
+    policy: str = "streaming"
+
+    @staticmethod
+    def of_url(search: str | None) -> "State":
+        """The state in a URL's query; what it lacks is as in a new page."""
+        given = parse_qs((search or "").removeprefix("?"), keep_blank_values=True)
+        known = {field.name for field in fields(State)}
+        return State(**{name: values[-1] for name, values in given.items() if name in known})
+
+    @property
+    def url(self) -> str:
+        return "?" + urlencode(vars(self))
+
+    @property
+    def machine_names(self) -> Sequence[str]:
+        return [name for name in self.machines.split(",") if name]
+
+    def command(self, machine: str) -> str:
+        """The `plan` command that gives the same figures."""
+        options = {
+            "model": self.model,
+            "machine": machine,
+            "seq-len": self.seq_len,
+            "tokens-per-step": self.tokens_per_step,
+            "device-mem": self.device_mem,
+            "host-mem": self.host_mem,
+            "policy": self.policy or api.DEFAULT_POLICY,
+        }
+        given = (f"--{name} {value}" for name, value in options.items() if value)
+        return f"twinstream plan {' '.join(given)}"
+
+
+def count_of(text: str, name: str) -> int | None:
+    """A positive whole number, or None where nothing is given.
+
+    Raises:
+        StateError: it is neither.
+    """
+    if not text.strip():
+        return None
+    digits = text.replace(",", "").replace("_", "").strip()
+    if not digits.isdecimal() or not 0 < int(digits) < 2**62:
+        raise StateError(f"{name} needs a positive whole number, got '{text}'")
+    return int(digits)

@@ -1,0 +1,116 @@
+"""One self-contained HTML page of cards, figures and tables; works offline."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import plotly.io
+from plotly.offline import get_plotlyjs
+
+_SHORT = 12  # characters of a card's value that fit in large type
+
+
+@dataclass(frozen=True)
+class Card:
+    """A headline figure."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text below column names; columns but the first `num_left` are numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_left: int = 1
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a sentence or two, and a figure or a table; `half` ones stand side by side."""
+
+    title: str
+    text: str
+    content: Any  # a plotly figure, or a Table
+    half: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows, in order; `footer` says how it was made."""
+
+    title: str
+    subtitle: str
+    cards: Sequence[Card]
+    sections: Sequence[Section]
+    footer: str
+
+
+def html_of(page: Page) -> str:
+    """The page as one HTML document with plotly.js, style and data inside."""
+    cards = "".join(map(_card, page.cards))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(page.title)}</title><style>{asset('page.css')}</style>"
+        f"<script>{get_plotlyjs()}</script><script>{asset('page.js')}</script></head>\n<body>"
+        f"<header><div><h1>{escape(page.title)}</h1><p>{escape(page.subtitle)}</p></div>"
+        '<button id="theme" type="button">light / dark</button></header>'
+        f'<div class="cards">{cards}</div>\n{_sections(page.sections)}\n'
+        f"<footer>{escape(page.footer)}</footer></body></html>\n"
+    )
+
+
+def _card(card: Card) -> str:
+    size = "value long" if len(card.value) > _SHORT else "value"
+    return (
+        f'<div class="card"><div class="name">{escape(card.name)}</div>'
+        f'<div class="{size}">{escape(card.value)}</div>'
+        f'<div class="note">{escape(card.note)}</div></div>'
+    )
+
+
+def asset(name: str) -> str:
+    return (files("twinstream.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _sections(sections: Sequence[Section]) -> str:
+    parts: list[str] = []
+    in_pair = False
+    for number, section in enumerate(sections):
+        if section.half != in_pair:
+            parts.append('<div class="pair">' if section.half else "</div>")
+            in_pair = section.half
+        parts.append(
+            f"<section><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
+            f"{_content(section.content, number)}</section>"
+        )
+    return "\n".join(parts) + ("</div>" if in_pair else "")
+
+
+def _content(content: Any, number: int) -> str:
+    if isinstance(content, Table):
+        return _table(content)
+    name = f"figure{number}"
+    # "</" inside the JSON would end the script; "<\/" is the same string to JSON.
+    data = plotly.io.to_json(content, remove_uids=True).replace("</", "<\\/")
+    return (
+        f'<div id="{name}"></div>'
+        f'<script type="application/json" data-figure="{name}">{data}</script>'
+    )
+
+
+def _table(table: Table) -> str:
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if i >= table.num_left else ''}>{escape(value)}</{tag}>"
+            for i, value in enumerate(values)
+        )
+
+    rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
+    return f"<table><tr>{cells('th', table.columns)}</tr>{rows}</table>"

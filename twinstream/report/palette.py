@@ -1,0 +1,67 @@
+"""Colours and names: the same everywhere, told apart by colour-blind people too.
+
+Task kinds have Okabe and Ito's colours (jfly.uni-koeln.de/color), tensor roles Paul Tol's muted
+scheme (personal.sron.nl/~pault), so that a task is never taken for a tensor.
+"""
+
+TASK_COLOURS = {
+    "block_forward": "#0072B2",
+    "block_backward": "#D55E00",
+    "block_recompute": "#E69F00",
+    "head_loss": "#CC79A7",
+    "embed_forward": "#56B4E9",
+    "embed_backward": "#56B4E9",
+    "optimizer_step": "#009E73",
+}
+ROLE_COLOURS = {
+    "parameter": "#44AA99",
+    "gradient": "#882255",
+    "optimizer_state": "#999933",
+    "activation": "#88CCEE",
+    "context": "#AA4499",
+    "input": "#DDCC77",
+    "loss": "#CC6677",
+    "scratch": "#7F7F7F",
+}
+OTHER_COLOUR = "#8C8C8C"
+RESOURCE_COLOURS = {
+    "compute": "#0072B2",
+    "h2d": "#009E73",
+    "d2h": "#D55E00",
+    "hbm": "#CC79A7",
+    "host_dram": "#8C8C8C",
+}
+WORLD_COLOURS = {"predicted": "#0072B2", "measured": "#E69F00"}
+# Idle causes are queues (whose ops were waited for), or latency.
+CAUSE_COLOURS = {
+    "h2d": "#009E73",
+    "d2h": "#D55E00",
+    "h2d_inputs": "#56B4E9",
+    "host": "#F0E442",
+    "host_compute": "#CC79A7",
+    "latency": "#8C8C8C",
+}
+
+QUEUE_NAMES = {
+    "compute": "compute",
+    "h2d": "H2D",
+    "d2h": "D2H",
+    "h2d_inputs": "H2D inputs",
+    "host": "host",
+    "host_compute": "host CPU",
+    "hbm": "HBM",
+    "host_dram": "host DRAM",
+    "pcie": "PCIe, both ways",
+}
+
+
+def task_colour(kind: str) -> str:
+    return TASK_COLOURS.get(kind.partition(" ")[0], OTHER_COLOUR)
+
+
+def readable(name: str) -> str:
+    """
+    >>> readable("optimizer_step"), readable("h2d")
+    ('optimizer step', 'H2D')
+    """
+    return QUEUE_NAMES.get(name, name.replace("_", " "))

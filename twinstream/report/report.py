@@ -1,0 +1,216 @@
+"""`twinstream report`: prediction and measurement of a schedule on one page."""
+
+from collections.abc import Callable, Sequence
+
+from twinstream.explain import Explanation, explain
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary, summarize
+from twinstream.report.bars import merged_bars, op_bars, shrunk
+from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.palette import readable
+from twinstream.report.share_figures import (
+    critical_path_figure,
+    idle_figure,
+    kinds_figure,
+    recompute_figure,
+    traffic_figure,
+)
+from twinstream.report.timeline_figure import Shown, timeline_figure
+from twinstream.report.view import View
+from twinstream.schedule.comparison import Comparison, compare
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.idle import IdleInterval
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import Timeline
+from twinstream.tables import seconds, workload_line
+
+_NUM_WAITS = 8
+_WORTH_NAMING = 0.05  # tokens/s
+
+
+def report_html(
+    schedule: Schedule,
+    machine: Machine,
+    *,
+    predicted: Timeline | None = None,
+    measured: Timeline | None = None,
+) -> str:
+    """One self-contained page about a schedule and its timelines.
+
+    Args:
+        machine: whose rates and peaks count.
+        predicted, measured: at least one of them.
+
+    Raises:
+        TimelineOfAnother: a timeline is not of this schedule.
+        MissingNumberError: the machine lacks a number that a figure needs.
+    """
+    given = {"predicted": predicted, "measured": measured}
+    views = [View(name, schedule, line) for name, line in given.items() if line is not None]
+    assert views, "a report needs a timeline"
+    summaries = {view.name: summarize(schedule, view.timeline, machine) for view in views}
+    explanation = explain(schedule, views[0].timeline, machine)
+    both = compare(schedule, predicted, measured) if predicted and measured else None
+    title = f"{schedule.model.name} on {machine.name}"
+    work = schedule.workload
+    return html_of(
+        Page(
+            title=title,
+            subtitle=f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}. "
+            f"Policy {schedule.policy}. {_provenance(views)}",
+            cards=_cards(schedule, machine, summaries, explanation),
+            sections=_sections(views, machine, explanation, both),
+            footer=_footer(views),
+        )
+    )
+
+
+def _provenance(views: Sequence[View]) -> str:
+    return " ".join(
+        f"{view.name.capitalize()}: {view.timeline.provenance.kind} on "
+        f"{view.timeline.provenance.where}."
+        for view in views
+    )
+
+
+def _footer(views: Sequence[View]) -> str:
+    details = "; ".join(f"{view.name}: {view.timeline.provenance.detail}" for view in views)
+    return (
+        "Made by twinstream report. Times are of the last pass of each timeline, from the end of "
+        f"compute in the pass before. {details}. A figure is zoomed by dragging along it, and "
+        "reset by a double click; a click on the legend hides, a double click isolates."
+    )
+
+
+def _cards(
+    schedule: Schedule, machine: Machine, found: dict[str, Summary], explanation: Explanation
+) -> list[Card]:
+    main = next(iter(found.values()))
+
+    def also(shown: Callable[[Summary], str], field: str) -> str:
+        if len(found) < 2:
+            return next(iter(found))
+        before, after = found.values()
+        error = getattr(before, field) / getattr(after, field) - 1
+        return f"measured {shown(after)}; the prediction is {error:+.1%}"
+
+    cards = [
+        Card("throughput, tokens/s", _rate(main), also(_rate, "tokens_per_s")),
+        Card("step time", _time(main), also(_time, "step_time_s")),
+        Card("MFU", f"{main.mfu:.1%}", f"of the {schedule.model.spec['dtype']} peak"),
+        Card("HFU", f"{main.hfu:.1%}", f"{main.recompute_fraction:.1%} of the FLOPs are redone"),
+    ]
+    bound = schedule.bound
+    if bound is not None and main.gap is not None:
+        family = "" if main.gap_family is None else f"; {main.gap_family:.1%} over any chunking's"
+        cards.append(
+            Card("above the lower bound", f"{main.gap:.1%}", f"{seconds(bound.step_s)}{family}")
+        )
+        limits = ", ".join(readable(name) for name in explanation.limits)
+        cards.append(Card("limited by", limits or "-", "without these the bound would be lower"))
+    caps = schedule.caps
+    for name, peak, cap in (
+        ("device memory", main.device_peak_bytes, caps.device_bytes),
+        ("host memory", main.host_peak_bytes, caps.host_bytes),
+    ):
+        cards.append(Card(name, gib(peak), "no cap" if cap is None else f"cap {gib(cap)}"))
+    idle = sum(explanation.compute_idle_fraction.values())
+    cards.append(Card("compute waits", f"{idle:.2%}", f"of the step, {next(iter(found))}"))
+    prices = [price for price in explanation.prices if price.adds_tokens_per_s >= _WORTH_NAMING]
+    for price in sorted(prices, key=lambda p: -p.adds_tokens_per_s)[:1]:
+        unit, _, thing = price.what.partition(" of ")
+        text = f"+{price.adds_tokens_per_s:,.1f} tokens/s"
+        note = f"one more {unit} of {readable(thing)}, by the bound"
+        cards.append(Card("worth buying", text, note))
+    return cards
+
+
+def _rate(summary: Summary) -> str:
+    return f"{summary.tokens_per_s:,.0f}"
+
+
+def _time(summary: Summary) -> str:
+    return seconds(summary.step_time_s)
+
+
+def _sections(
+    views: Sequence[View], machine: Machine, explanation: Explanation, both: Comparison | None
+) -> list[Section]:
+    schedule = views[0].schedule
+    return [
+        _one_round(views, machine),
+        Section(
+            "The whole step",
+            "Ops next to each other of one kind and layer are one bar; where these are too many, "
+            "a bar is 1/2,000 of the step in the colour of what takes most of it. Memory is shown "
+            "at the fullest moment of each 1/500 of the step, links as means over it.",
+            timeline_figure(
+                [Shown(view, view.whole, merged_bars(view)) for view in views], machine
+            ),
+        ),
+        Section(
+            "Idle time of the compute stream, by cause",
+            "What compute waited for when it had nothing to run.",
+            idle_figure(views), half=True,
+        ),
+        Section(
+            "The critical path",
+            "What the step's length is made of: each op on it was released by the one before.",
+            critical_path_figure(views), half=True,
+        ),
+        Section("Bytes copied in one step", "By direction and role of the tensor.",
+                traffic_figure(schedule, explanation.residence), half=True),
+        Section(
+            "Recompute by layer",
+            "Share of the layer's blocks (a block is a layer of one chunk) made again before "
+            "backward, by the level that was saved.",
+            recompute_figure(schedule), half=True,
+        ),
+        Section("The longest waits of compute", "One row per op, predicted first.",
+                _waits_table(views)),
+        Section(
+            "Busy time by kind of op",
+            "Predicted beside measured; in brackets predicted / measured - 1."
+            if both else "Mean of the passes, all rounds of one step.",
+            kinds_figure(views, both),
+        ),
+    ]  # fmt: skip
+
+
+def _one_round(views: Sequence[View], machine: Machine) -> Section:
+    """A middle round op by op; of a long one the time around its loss."""
+    rounds = views[0].schedule.workload.rounds_per_step
+    number = rounds // 2
+    shown, cut = [], False
+    for view in views:
+        span = view.round_span(number)
+        window = shrunk(view, span)
+        cut = cut or window != span
+        shown.append(Shown(view, window, op_bars(view, window)))
+    whole = views[0].round_span(number)
+    text = f"Round {number} of 0 to {rounds - 1}, op by op; hover says op, tensor, bytes and wait."
+    if rounds > 2:
+        text += " It stands for all rounds but the first and the last."
+    if cut:
+        window = shown[0].span
+        text = (
+            f"A window of {seconds(window.lasting_ns / 1e9)} around the loss of round {number}, "
+            f"which lasts {seconds(whole.lasting_ns / 1e9)}, op by op; hover says op, tensor, "
+            "bytes and wait."
+        )
+    return Section("One round", text, timeline_figure(shown, machine))
+
+
+def _waits_table(views: Sequence[View]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for view in views:
+        mine = [view.idle[op.op_id] for op in view.schedule.ops
+                if op.stream.queue == "compute" and op.op_id in view.idle]  # fmt: skip
+        longest = sorted(mine, key=lambda found: found.start_ns - found.end_ns)
+        rows += [_wait_row(view.name, found) for found in longest[: _NUM_WAITS // len(views)]]
+    return Table(("", "op", "waited for", "tensor", "waited"), rows, num_left=4)
+
+
+def _wait_row(world: str, found: IdleInterval) -> tuple[str, ...]:
+    lasting = seconds((found.end_ns - found.start_ns) / 1e9)
+    return world, found.before, found.waited_for or "latency", found.tensor or "-", lasting

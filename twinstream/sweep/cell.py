@@ -1,0 +1,71 @@
+"""One cell of a sweep: plan, predict, and what came of it as a row."""
+
+import time
+from typing import Any
+
+from twinstream import api
+from twinstream.explain import explain
+from twinstream.metrics import summarize
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
+from twinstream.sweep.config import Cell
+
+Row = dict[str, Any]
+
+OK, INFEASIBLE, REFUSED, BUG = "ok", "infeasible", "refused", "bug"
+FIGURES = (
+    "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
+    "gap_family", "limits", "idle_fraction", "recompute_fraction", "device_peak_bytes",
+    "host_peak_bytes", "h2d_bytes", "d2h_bytes", "rounds_per_step", "chunks_per_round",
+    "planned_chunk_tokens",
+)  # fmt: skip
+OUTCOME = ("status", "reason", "smallest_device_bytes", "smallest_host_bytes", "seconds")
+
+
+def run_cell(cell: Cell) -> Row:
+    """Plan and simulate a cell; caps that are too small are a row, too."""
+    start_s = time.perf_counter()
+    row: Row
+    try:
+        schedule = api.plan(
+            cell.spec, cell.machine, step=cell.step, device_mem=cell.caps.device_bytes,
+            host_mem=cell.caps.host_bytes, policy=cell.policy,
+        )  # fmt: skip
+        row = {"status": OK, **_figures(cell, schedule, api.simulate(schedule, cell.machine))}
+    except InfeasiblePlan as error:
+        found = error.shortage
+        row = {
+            "status": INFEASIBLE, "reason": str(error),
+            "smallest_device_bytes": found.smallest_device_bytes,
+            "smallest_host_bytes": found.smallest_host_bytes,
+        }  # fmt: skip
+    except TwinstreamError as error:
+        row = {"status": REFUSED, "reason": str(error)}
+    return {**row, **_about(cell), "seconds": round(time.perf_counter() - start_s, 3)}
+
+
+def bug_row(cell: Cell, error: BaseException) -> Row:
+    """The row of a cell whose planning fell over; the sweep goes on, and ends with an error."""
+    return {"status": BUG, "reason": f"{type(error).__name__}: {error}", **_about(cell)}
+
+
+def _about(cell: Cell) -> Row:
+    return {"key": cell.key, **cell.values}
+
+
+def _figures(cell: Cell, schedule: Schedule, timeline: Timeline) -> Row:
+    summary = summarize(schedule, timeline, cell.machine)
+    explanation = explain(schedule, timeline, cell.machine)
+    work = schedule.workload
+    found = {
+        **summary.model_dump(),
+        "model_tflop_per_s": schedule.model_flops / summary.step_time_s / 1e12,
+        "limits": "; ".join(explanation.limits),
+        "idle_fraction": sum(explanation.compute_idle_fraction.values()),
+        "rounds_per_step": work.rounds_per_step,
+        "chunks_per_round": work.chunks_per_round,
+        "planned_chunk_tokens": work.chunk_tokens,
+    }
+    return {name: found[name] for name in FIGURES}

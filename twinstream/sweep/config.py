@@ -1,0 +1,219 @@
+"""What a sweep varies and what it fixes, from a TOML file."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from twinstream import api
+from twinstream.hardware_profiles.loader import load_machine, override
+from twinstream.hardware_profiles.overrides import nearest
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering import model_ref
+from twinstream.models.presets import load_model
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.plan import UnknownPolicyError, policies
+from twinstream.schedule.document import Caps
+from twinstream.schedule.errors import TwinstreamError
+
+Value = str | int | float
+MACHINE_NUMBER = "machine."
+_COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
+_TEXTS = ("model", "machine", "policy")
+_SIZES = ("device_mem", "host_mem")
+NAMES = ("model", "machine", *_COUNTS, *_SIZES, "policy")
+_REQUIRED = ("model", "machine", "seq_len")
+
+
+class SweepError(TwinstreamError):
+    """A sweep's file or folder is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One plan of a sweep: what was asked for, and what that amounts to.
+
+    `key` changes with anything that the result depends on.
+    """
+
+    values: Mapping[str, Value]
+    spec: ModelSpec
+    machine: Machine
+    caps: Caps
+    step: TrainingStep
+    policy: str
+
+    @property
+    def key(self) -> str:
+        about = {
+            "version": version("twinstream"),
+            "model": model_ref(self.spec).content_hash,
+            "machine": self.machine.content_hash,
+            "caps": self.caps.model_dump(),
+            "step": [getattr(self.step, name) for name in _COUNTS],
+            "recipe": self.step.recipe.model_dump(mode="json"),
+            "policy": self.policy,
+        }
+        canonical = json.dumps(about, sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """`axes` are varied, all combinations; `fixed` have one value. `folder` is the file's.
+
+    Names are those of the options of `plan` (`seq_len`, `device_mem`, ...) and any number of a
+    machine's profile (`machine.pcie_h2d_bytes_per_s`, `machine.efficiency.matmul`).
+    """
+
+    axes: Mapping[str, tuple[Value, ...]]
+    fixed: Mapping[str, Value]
+    folder: Path = field(default_factory=Path)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        given = {**self.fixed, **self.axes}
+        return (
+            *(name for name in NAMES if name in given),
+            *(name for name in given if name.startswith(MACHINE_NUMBER)),
+        )
+
+    def cells(self) -> list[Cell]:
+        """Every combination of the axes' values, the last axis fastest.
+
+        Raises:
+            TwinstreamError: a model, machine, number, size or policy is wrong.
+        """
+        load = _Loader(self.folder)
+        combinations = product(*self.axes.values())
+        return [
+            load.cell({**self.fixed, **dict(zip(self.axes, c, strict=True))}) for c in combinations
+        ]
+
+
+def load_config(path: Path) -> SweepConfig:
+    """Read a sweep: a table `fixed` of single values, a table `axes` of lists.
+
+    Raises:
+        SweepError: what is wrong, with the name that was probably meant.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SweepError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SweepError(f"{path} is not valid TOML: {error}") from None
+    return config_of(document, source=str(path), folder=path.parent)
+
+
+def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> SweepConfig:
+    """A sweep of a parsed document; see `load_config`."""
+    if unknown := sorted(document.keys() - {"fixed", "axes"}):
+        raise SweepError(
+            f"{source}: unknown '{unknown[0]}'; a sweep has a table [fixed] of single values and a "
+            "table [axes] of lists"
+        )
+    tables = {name: document.get(name, {}) for name in ("fixed", "axes")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise SweepError(f"{source}: '{name}' needs to be a table")
+    fixed, axes = (_flat(table) for table in tables.values())
+    for name, value in fixed.items():
+        _check(name, value, f"{source}: fixed.{name}")
+    for name, values in axes.items():
+        if name in fixed:
+            raise SweepError(f"{source}: '{name}' is in [fixed] and in [axes]; leave one out")
+        if not isinstance(values, list) or not values:
+            raise SweepError(f"{source}: axes.{name} needs a list of values, got {values!r}")
+        for value in values:
+            _check(name, value, f"{source}: axes.{name}")
+        if len(set(map(str, values))) < len(values):
+            raise SweepError(f"{source}: axes.{name} names a value twice")
+    if missing := [name for name in _REQUIRED if name not in fixed and name not in axes]:
+        raise SweepError(f"{source}: {missing[0]} is missing; put it in [fixed] or in [axes]")
+    return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder)
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """`machine.x = 1` without quotes is a table of tables in TOML; the same is meant."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inside}": v for inside, v in _flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _check(name: str, value: object, where: str) -> None:
+    if name in _COUNTS:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SweepError(f"{where} needs a positive whole number, got {value!r}")
+    elif name in _TEXTS:
+        if not isinstance(value, str):
+            raise SweepError(f"{where} needs a text in quotes, got {value!r}")
+    elif name in _SIZES:
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise SweepError(f'{where} needs a size such as "24GiB", "80%" or bytes, got {value!r}')
+    elif name.startswith(MACHINE_NUMBER):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise SweepError(f"{where} needs a number, got {value!r}")
+    else:
+        known = [*NAMES, "machine.<number of the profile>"]
+        raise SweepError(f"{where} is nothing that can be swept: {nearest(name, known)}")
+    if name == "policy" and value not in policies():
+        raise UnknownPolicyError(
+            f"{where}: unknown policy '{value}'; known: {', '.join(policies())}"
+        )
+
+
+class _Loader:
+    """Cells from values; every model and machine is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._specs: dict[str, ModelSpec] = {}
+        self._machines: dict[tuple[tuple[str, Value], ...], Machine] = {}
+
+    def cell(self, values: Mapping[str, Value]) -> Cell:
+        model = str(values["model"])
+        if model not in self._specs:
+            self._specs[model] = load_model(self._path(model))
+        machine = self._machine(values)
+        caps = api.caps_of(machine, _size(values, "device_mem"), _size(values, "host_mem"))
+        seq_len, tokens, chunk_tokens, chunks = (
+            int(values[name]) if name in values else None for name in _COUNTS
+        )
+        assert seq_len is not None
+        step = TrainingStep(seq_len, tokens, chunk_tokens, chunks)
+        policy = str(values.get("policy", api.DEFAULT_POLICY))
+        return Cell(values, self._specs[model], machine, caps, step, policy)
+
+    def _machine(self, values: Mapping[str, Value]) -> Machine:
+        changes = {
+            name.removeprefix(MACHINE_NUMBER): float(value)
+            for name, value in values.items()
+            if name.startswith(MACHINE_NUMBER)
+        }
+        key = (("machine", values["machine"]), *changes.items())
+        if key not in self._machines:
+            machine = load_machine(self._path(str(values["machine"])))
+            self._machines[key] = override(machine, changes) if changes else machine
+        return self._machines[key]
+
+    def _path(self, name: str) -> str:
+        """A file is meant relative to the sweep's own."""
+        beside = self._folder / name
+        return str(beside) if beside.is_file() else name
+
+
+def _size(values: Mapping[str, Value], name: str) -> str | int | None:
+    value = values.get(name)
+    assert not isinstance(value, float)
+    return value

@@ -1,0 +1,87 @@
+"""A sweep's heatmaps and curves as PNG files.
+
+Drawn by matplotlib, which needs nothing but itself; plotly's own PNG export needs a Chrome.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from twinstream.sweep.config import SweepConfig
+from twinstream.sweep.grids import METRICS, Curves, Grid, curves, grids
+from twinstream.sweep.pages import LINE_COLOURS
+
+_DPI = 110
+_DASHES = ("-", "--", ":")
+_MOST_LABELLED = 150
+_MOST_TICKS = 16
+
+
+def write_images(
+    config: SweepConfig, rows: Sequence[Mapping[str, str]], folder: Path
+) -> list[Path]:
+    """Write `heatmap*.png` and `curves*.png` into the folder, one per combination of other axes."""
+    drawn = [("heatmap", grid.title, heatmap(grid)) for grid in grids(config, rows)]
+    drawn += [("curves", one.title, curve_plot(one)) for one in curves(config, rows)]
+    paths = []
+    for kind, title, figure in drawn:
+        suffix = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+        path = folder / (f"{kind}-{suffix}.png" if suffix else f"{kind}.png")
+        figure.savefig(path)
+        paths.append(path)
+    return paths
+
+
+def heatmap(grid: Grid) -> Figure:
+    """Four panels, one a metric; cells without a plan are grey."""
+    num_y, num_x = len(grid.y_labels), len(grid.x_labels)
+    figure = Figure(
+        figsize=(min(15.0, max(10.0, 1.24 * num_x)), min(11.0, max(6.4, 0.6 * num_y + 2))),
+        dpi=_DPI, layout="constrained",
+    )  # fmt: skip
+    figure.suptitle(grid.title)
+    panels = figure.subplots(2, 2)
+    for metric, axes in zip(METRICS, panels.flat, strict=True):
+        levels = grid.levels[metric.column]
+        axes.set_facecolor("#d9d9d9")
+        image = axes.imshow(np.ma.masked_invalid(levels), origin="lower", aspect="auto")
+        figure.colorbar(image, ax=axes, pad=0.015)
+        axes.set_title(metric.name, fontsize=11, fontweight="bold", loc="left")
+        axes.set_xlabel(grid.x_name)
+        axes.set_ylabel(grid.y_name)
+        for axis, labels in ((axes.xaxis, grid.x_labels), (axes.yaxis, grid.y_labels)):
+            every = -(-len(labels) // _MOST_TICKS)
+            axis.set_ticks(range(0, len(labels), every), labels[::every], fontsize=8)
+        axes.tick_params(axis="x", rotation=45 if num_x > 6 else 0)
+        if levels.size <= _MOST_LABELLED:
+            middle = np.nanmean(levels) if np.isfinite(levels).any() else 0.0
+            for (y, x), level in np.ndenumerate(levels):
+                if np.isfinite(level):
+                    colour = "black" if level > middle else "white"
+                    text = format(level, metric.form)
+                    axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour)
+    return figure
+
+
+def curve_plot(one: Curves) -> Figure:
+    """Tokens/s over the first axis, a line per value of the second."""
+    figure = Figure(figsize=(9.0, 5.0), dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(one.title, fontsize=11)
+    for number, (name, levels) in enumerate(one.lines.items()):
+        axes.plot(
+            one.positions, levels, label=name, marker="o", markersize=4, linewidth=1.8,
+            color=LINE_COLOURS[number % len(LINE_COLOURS)],
+            linestyle=_DASHES[number // len(LINE_COLOURS) % len(_DASHES)],
+        )  # fmt: skip
+    axes.set_xlabel(one.x_name)
+    axes.set_ylabel("tokens/s")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=True, color="#e4e8ec")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(one.lines) > 1:
+        axes.legend(fontsize=8, frameon=False, loc="lower right", ncols=-(-len(one.lines) // 12))
+    return figure

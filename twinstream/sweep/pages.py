@@ -1,0 +1,171 @@
+"""A sweep as an HTML page: heatmaps, budget curves, and what it took."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.palette import readable
+from twinstream.sweep.cell import BUG, INFEASIBLE, OK
+from twinstream.sweep.config import SweepConfig
+from twinstream.sweep.grids import METRICS, Curves, Grid, axis_name, curves, grids, label
+
+# Okabe and Ito; lines differ by dash beyond the first seven.
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C8C8C")
+_DASHES = ("solid", "dash", "dot")
+_MOST_LABELLED = 150
+_NUM_BEST = 10
+
+
+def sweep_html(config: SweepConfig, rows: Sequence[Mapping[str, str]]) -> str:
+    """One self-contained page of a sweep's rows."""
+    done = [row for row in rows if row["status"] == OK]
+    sections = [
+        Section(
+            _titled("Throughput over the budget", one.title),
+            "A line ends where nothing fits.", curves_figure(one),
+        )
+        for one in curves(config, rows)
+    ]  # fmt: skip
+    sections += [
+        Section(
+            _titled(f"{grid.x_name.capitalize()} x {grid.y_name}", grid.title),
+            "Crossed cells have no plan; hover says why.", heatmap_figure(grid),
+        )
+        for grid in grids(config, rows)
+    ]  # fmt: skip
+    sections.append(
+        Section(f"The fastest {min(_NUM_BEST, len(done))}", "All rows are in rows.csv.",
+                _best(config, done))
+    )  # fmt: skip
+    fixed = ", ".join(f"{axis_name(n)} {label(n, v)}" for n, v in config.fixed.items())
+    axes = ", ".join(f"{len(v)} of {axis_name(n)}" for n, v in config.axes.items())
+    return html_of(
+        Page("Sweep", f"{fixed}. Swept: {axes}.", _cards(rows, done), sections,
+             "Made by twinstream sweep. Figures are predictions of the simulator.")
+    )  # fmt: skip
+
+
+def _titled(what: str, rest: str) -> str:
+    return f"{what}: {rest}" if rest else what
+
+
+def heatmap_figure(grid: Grid) -> go.Figure:
+    """The metrics side by side over the grid, each on its own scale."""
+    figure = make_subplots(
+        rows=2, cols=2, subplot_titles=[f"<b>{metric.name}</b>" for metric in METRICS],
+        shared_xaxes=True, shared_yaxes=True, vertical_spacing=0.09, horizontal_spacing=0.11,
+    )  # fmt: skip
+    reasons = np.array([["<br>".join(wrap(r, 70)) for r in line] for line in grid.reasons])
+    for number, metric in enumerate(METRICS):
+        row, column = number // 2 + 1, number % 2 + 1
+        levels = grid.levels[metric.column]
+        domain = figure.get_subplot(row, column)
+        few = levels.size <= _MOST_LABELLED
+        figure.add_trace(
+            go.Heatmap(
+                z=levels, x=grid.x_labels, y=grid.y_labels, colorscale="Viridis", xgap=1, ygap=1,
+                texttemplate="%{z:" + metric.form + "}" if few else None, textfont={"size": 10},
+                colorbar={
+                    "x": domain.xaxis.domain[1] + 0.005, "len": 0.44, "thickness": 10,
+                    "y": sum(domain.yaxis.domain) / 2, "tickfont": {"size": 10},
+                },
+                hovertemplate=f"{grid.x_name} %{{x}}<br>{grid.y_name} %{{y}}<br>"
+                f"{metric.name} %{{z:{metric.form}}}<extra></extra>",
+                hoverongaps=False,
+            ),
+            row=row, col=column,
+        )  # fmt: skip
+        figure.add_trace(_gaps(grid, levels, reasons), row=row, col=column)
+        figure.update_xaxes(type="category", row=row, col=column, showgrid=False)
+        figure.update_yaxes(type="category", row=row, col=column, showgrid=False)
+    for column in (1, 2):
+        figure.update_xaxes(title_text=grid.x_name, row=2, col=column)
+    for row in (1, 2):
+        figure.update_yaxes(title_text=grid.y_name, row=row, col=1)
+    figure.update_layout(
+        height=170 + 2 * max(200, 26 * len(grid.y_labels)), showlegend=False,
+        margin={"l": 90, "r": 70, "t": 35, "b": 60},
+    )  # fmt: skip
+    figure.update_annotations(font={"size": 12})
+    return figure
+
+
+def _gaps(grid: Grid, levels: np.ndarray[Any, Any], reasons: np.ndarray[Any, Any]) -> go.Scatter:
+    """A small cross in every cell without a plan, which says why."""
+    ys, xs = np.nonzero(np.isnan(levels))
+    return go.Scatter(
+        x=[grid.x_labels[x] for x in xs], y=[grid.y_labels[y] for y in ys], mode="markers",
+        marker={"symbol": "x-thin-open", "size": 6, "color": "#8C8C8C", "line": {"width": 1}},
+        text=[str(reasons[y, x]) for y, x in zip(ys, xs, strict=True)],
+        hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
+
+
+def curves_figure(one: Curves) -> go.Figure:
+    """Tokens/s over the first axis, from zero, so that heights compare."""
+    figure = go.Figure()
+    for number, (name, levels) in enumerate(one.lines.items()):
+        figure.add_trace(
+            go.Scatter(
+                x=one.positions, y=levels, mode="lines+markers", name=name,
+                marker={"size": 6},
+                line={
+                    "color": LINE_COLOURS[number % len(LINE_COLOURS)], "width": 2,
+                    "dash": _DASHES[number // len(LINE_COLOURS) % len(_DASHES)],
+                },
+                hovertemplate=f"{name}<br>%{{x:,.6~g}}: %{{y:,.0f}} tokens/s<extra></extra>",
+            )
+        )  # fmt: skip
+    figure.update_layout(
+        height=420, xaxis={"title": {"text": one.x_name}}, showlegend=len(one.lines) > 1,
+        yaxis={"title": {"text": "tokens/s"}, "rangemode": "tozero"},
+        margin={"l": 80, "r": 30, "t": 20, "b": 50},
+    )  # fmt: skip
+    return figure
+
+
+def _best(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> Table:
+    best = sorted(done, key=lambda row: -float(row["tokens_per_s"]))[:_NUM_BEST]
+    names = list(config.axes)
+    shown_as = {(n, str(v)): label(n, v) for n, values in config.axes.items() for v in values}
+    columns = [*map(axis_name, names), "limited by", "gap", *(m.name for m in METRICS)]
+    shown = [
+        [
+            *(shown_as[name, row[name]] for name in names),
+            ", ".join(readable(limit) for limit in row["limits"].split("; ")),
+            f"{float(row['gap']):.1%}" if row["gap"] else "-",
+            *(format(float(row[m.column]) * m.scale, m.form) for m in METRICS),
+        ]
+        for row in best
+    ]  # fmt: skip
+    return Table(columns, shown, num_left=len(names) + 1)
+
+
+def _cards(rows: Sequence[Mapping[str, str]], done: Sequence[Mapping[str, str]]) -> list[Card]:
+    count = {status: sum(row["status"] == status for row in rows) for status in (INFEASIBLE, BUG)}
+    other = len(rows) - len(done) - sum(count.values())
+    cards = [
+        Card("cells", f"{len(rows):,}", f"{len(done):,} planned"),
+        Card("do not fit", f"{count[INFEASIBLE]:,}", "the caps are too small"),
+    ]
+    if other:
+        cards.append(Card("refused", f"{other:,}", "see rows.csv"))
+    if count[BUG]:
+        cards.append(Card("fell over", f"{count[BUG]:,}", "a bug in twinstream; see rows.csv"))
+    if done:
+        best = max(done, key=lambda row: float(row["tokens_per_s"]))
+        cards.append(
+            Card(
+                "fastest, tokens/s",
+                f"{float(best['tokens_per_s']):,.0f}",
+                f"MFU {float(best['mfu']):.1%}",
+            )
+        )
+    spent = sum(float(row["seconds"] or 0) for row in rows)
+    cards.append(Card("planning took", f"{spent:,.0f} s", "elapsed, of all cells added up"))
+    return cards

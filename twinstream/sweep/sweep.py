@@ -1,0 +1,63 @@
+"""Run a sweep: the cells that have no row yet, then the figures of all."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstream.sweep.cell import Row
+from twinstream.sweep.config import Cell, SweepConfig
+from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
+from twinstream.sweep.workers import on_cores, on_ray
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A row for every combination in the order of the sweep, and how many were made now."""
+
+    rows: tuple[dict[str, str], ...]
+    num_new: int
+    file: Path
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """Where rows go and who makes them; `on_start` gets the number of cells and of rows there."""
+
+    folder: Path
+    num_jobs: int = 1
+    ray_address: str | None = None
+    on_start: Callable[[int, int], None] = lambda num_cells, num_there: None
+    on_row: Callable[[], None] = lambda: None
+
+
+def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
+    """Make the rows that the folder lacks; a cell whose inputs are unchanged is not run again.
+
+    Raises:
+        TwinstreamError: the config, the folder or the cluster is not usable.
+    """
+    all_cells = [(cell.key, cell) for cell in config.cells()]
+    cells = dict(all_cells)
+    path = settings.folder / FILE
+    with only_writer(settings.folder):
+        file = RowFile(path, columns_of(config.names))
+        there = {row["key"] for row in file.rows}
+        missing = [cell for key, cell in cells.items() if key not in there]
+        settings.on_start(len(cells), len(cells) - len(missing))
+        if missing:
+            for row in _rows(missing, settings):
+                file.append(row)
+                settings.on_row()
+    by_key = {row["key"]: row for row in file.rows}
+    # Values that amount to the same, "24GiB" and "24576MiB", share a row and keep their names.
+    rows = (
+        by_key[key] | {name: str(value) for name, value in cell.values.items()}
+        for key, cell in all_cells
+    )
+    return Swept(tuple(rows), len(missing), path)
+
+
+def _rows(missing: list[Cell], settings: SweepSettings) -> Iterator[Row]:
+    if settings.ray_address is not None:
+        return on_ray(missing, settings.ray_address)
+    return on_cores(missing, min(settings.num_jobs, len(missing)))

@@ -1,0 +1,108 @@
+"""Cells in parallel: on the cores of this machine, or on a Ray cluster."""
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from twinstream.sweep.cell import Row, bug_row, run_cell
+from twinstream.sweep.config import Cell, SweepError
+
+_PER_CPU = 2
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def on_cores(cells: Sequence[Cell], num_jobs: int) -> Iterator[Row]:
+    """Rows as they come, from so many processes.
+
+    Raises:
+        SweepError: a process died, probably for want of memory.
+    """
+    for cell, outcome in in_processes(run_cell, cells, num_jobs):
+        yield bug_row(cell, outcome) if isinstance(outcome, BaseException) else outcome
+
+
+def in_processes(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], num_jobs: int
+) -> Iterator[tuple[_Item, _Result | BaseException]]:
+    """(item, what the work returns or raises) as they come; `work` is a module's function.
+
+    The processes end with this one, even if it is killed.
+
+    Raises:
+        SweepError: a process died, probably for want of memory.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs, context, initializer=_end_with_parent) as pool:
+        futures = {pool.submit(work, item): item for item in items}
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                if isinstance(error, BrokenProcessPool):
+                    raise SweepError(
+                        "a process died, probably because memory ran out; what is done is kept: "
+                        "run it again with fewer --jobs to continue"
+                    )
+                yield futures[future], error if error is not None else future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work forever."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def on_ray(cells: Sequence[Cell], address: str) -> Iterator[Row]:
+    """Rows as they come, from a Ray cluster that has twinstream installed.
+
+    Args:
+        address: of the cluster; `auto` is the one this machine belongs to, `local` a new one here.
+
+    Raises:
+        SweepError: Ray is not installed, or there is no cluster.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise SweepError(
+            "--ray needs Ray, which is not installed: pip install 'twinstream[ray]'"
+        ) from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise SweepError(f"there is no Ray cluster at '{address}': {error}") from None
+    try:
+        yield from _from_ray(ray, cells)
+    finally:
+        ray.shutdown()
+
+
+def _from_ray(ray: Any, cells: Sequence[Cell]) -> Iterator[Row]:
+    remote = ray.remote(num_cpus=1, max_retries=2)(run_cell)
+    left = list(reversed(cells))
+    in_flight: dict[Any, Cell] = {}
+    while left or in_flight:
+        most = _PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        while left and len(in_flight) < most:
+            cell = left.pop()
+            in_flight[remote.remote(cell)] = cell
+        done, _ = ray.wait(list(in_flight))
+        for reference in done:
+            cell = in_flight.pop(reference)
+            try:
+                yield ray.get(reference)
+            except ray.exceptions.RayError as error:
+                yield bug_row(cell, error)

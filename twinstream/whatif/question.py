@@ -1,0 +1,120 @@
+"""What a what-if is about: a plan, and properties of it that money can change."""
+
+from dataclasses import dataclass, replace
+from math import isinf
+
+from twinstream import api
+from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
+from twinstream.hardware_profiles.overrides import override
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary, summarize
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.plan import optimizer_place
+from twinstream.planner.step_plan import with_tokens
+from twinstream.schedule.document import Caps, Schedule
+
+_GIB, _GB = 2**30, 1e9
+LINK_FIELDS = ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A step to plan on a machine within caps, by a policy; its tokens per step are fixed."""
+
+    spec: ModelSpec
+    machine: Machine
+    step: TrainingStep
+    caps: Caps
+    policy: str
+
+    def planned(self) -> tuple[Schedule, Summary]:
+        """The schedule, and what it yields on the machine.
+
+        Raises:
+            TwinstreamError: as `api.plan`.
+        """
+        schedule = api.plan(
+            self.spec, self.machine, step=self.step, device_mem=self.caps.device_bytes,
+            host_mem=self.caps.host_bytes, policy=self.policy,
+        )  # fmt: skip
+        timeline = api.simulate(schedule, self.machine)
+        return schedule, summarize(schedule, timeline, self.machine)
+
+
+@dataclass(frozen=True)
+class Property:
+    """A cap or some numbers of the machine that change together.
+
+    `fields` are of the machine's profile, none for a cap. `price_of` names the price in the lower
+    bound, if it has one; a price is for one more `unit` of the value shown.
+    """
+
+    name: str
+    unit: str
+    unit_size: float
+    fields: tuple[str, ...] = ()
+    price_of: str | None = None
+    lower_is_better: bool = False
+
+
+def question_of(
+    spec: ModelSpec, machine: Machine, step: TrainingStep, caps: Caps, policy: str
+) -> Question:
+    """A question whose step has the tokens that the planner proposes for these caps, if open.
+
+    They stay the same whatever is changed, so that answers compare.
+    """
+    return Question(spec, machine, with_tokens(spec, step, machine, caps), caps, policy)
+
+
+def properties_of(question: Question) -> list[Property]:
+    """What can be changed: the caps, and numbers that the profile limits and the plan uses."""
+    caps = question.caps
+    found = []
+    if caps.device_bytes is not None:
+        found.append(Property("device memory", "GiB", _GIB, price_of="device"))
+    if caps.host_bytes is not None:
+        found.append(Property("host memory", "GiB", _GIB, price_of="host"))
+    peak = PEAK_OF_DTYPE[question.spec.dtype]
+    on_host = optimizer_place(question.policy) != "device"
+    numbers = [
+        Property("PCIe, all three", "GB/s H2D", _GB, LINK_FIELDS),
+        Property("PCIe H2D", "GB/s", _GB, LINK_FIELDS[:1], "h2d"),
+        Property("PCIe D2H", "GB/s", _GB, LINK_FIELDS[1:2], "d2h"),
+        Property("PCIe, both ways", "GB/s", _GB, LINK_FIELDS[2:], "pcie"),
+        Property("HBM", "GB/s", _GB, ("hbm_bytes_per_s",), "hbm"),
+        Property("host DRAM", "GB/s", _GB, ("host_dram_bytes_per_s",), "host_dram"),
+        Property("compute peak", "TFLOP/s", 1e12, (peak,), "compute"),
+        Property("launch latency", "us", 1e3, ("launch_latency_ns",), lower_is_better=True),
+        Property("copy latency", "us", 1e3, ("copy_latency_ns",), lower_is_better=True),
+    ]
+    if on_host:
+        numbers.append(Property("host CPU peak", "TFLOP/s", 1e12, ("host_peak_fp32_flop_per_s",)))
+    return found + [one for one in numbers if _is_limited(question.machine, one)]
+
+
+def _is_limited(machine: Machine, one: Property) -> bool:
+    stated = [getattr(machine, field) is not None for field in one.fields]
+    return all(stated) and not any(
+        isinf(value) or value == 0 for value in map(machine.number, one.fields)
+    )
+
+
+def value_of(question: Question, one: Property) -> float:
+    """In bytes, bytes per s, FLOP/s or ns; of several fields the first one's."""
+    if one.fields:
+        return question.machine.number(one.fields[0])
+    size = question.caps.device_bytes if one.price_of == "device" else question.caps.host_bytes
+    assert size is not None
+    return float(size)
+
+
+def changed(question: Question, one: Property, factor: float) -> Question:
+    """The question with a property times a factor; a memory that grows is as large as its cap."""
+    if one.fields:
+        changes = {field: question.machine.number(field) * factor for field in one.fields}
+        return replace(question, machine=override(question.machine, changes))
+    name = f"{one.price_of}_bytes"
+    size = round(value_of(question, one) * factor)
+    return replace(question, caps=question.caps.model_copy(update={name: size}))

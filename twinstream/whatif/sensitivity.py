@@ -1,0 +1,143 @@
+"""How throughput answers to each property, by planning again; beside the prices of the bound."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pydantic import NonNegativeFloat
+
+from twinstream.metrics import Summary
+from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+from twinstream.sweep.workers import in_processes
+from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
+
+DEFAULT_CHANGES = (-0.5, -0.1, 0.1, 1.0)
+
+
+class Change(Node):
+    """A property times 1 + `change`; tokens/s are None where no plan fits, `reason` says why."""
+
+    change: float
+    tokens_per_s: float | None
+    reason: str = ""
+
+
+class Sensitivity(Node):
+    """What a property is worth.
+
+    `value` and `price_tokens_per_s` are for `unit`; the price is what one more unit would bring by
+    the lower bound, to first order. It is None where the bound has no price of the property.
+    """
+
+    name: str
+    unit: str
+    value: NonNegativeFloat
+    price_tokens_per_s: float | None
+    lower_is_better: bool
+    changes: tuple[Change, ...]
+
+
+class WhatIf(Node):
+    """Sensitivities, those with the largest effect first, and the plan that all start from."""
+
+    base: Summary
+    policy: str
+    tokens_per_step: int
+    sensitivities: tuple[Sensitivity, ...]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    name: str
+    change: float
+    question: Question
+
+
+def what_if(
+    question: Question,
+    changes: Sequence[float] = DEFAULT_CHANGES,
+    num_jobs: int = 1,
+    on_plan: Callable[[], None] = lambda: None,
+) -> WhatIf:
+    """Plan again for every property and change; `on_plan` is called after each of these plans.
+
+    Raises:
+        TwinstreamError: the plan to start from cannot be made.
+    """
+    schedule, base = question.planned()
+    properties = properties_of(question)
+    asked = [
+        _Asked(one.name, change, changed(question, one, 1 + change))
+        for one in properties
+        for change in changes
+    ]
+    answers: dict[tuple[str, float], Change] = {}
+    for one, outcome in in_processes(_answer, asked, min(num_jobs, len(asked))):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        answers[one.name, one.change] = outcome
+        on_plan()
+    found = [
+        _sensitivity(question, schedule, base, one, [answers[one.name, c] for c in changes])
+        for one in properties
+    ]
+    return WhatIf(
+        base=base,
+        policy=question.policy,
+        tokens_per_step=schedule.workload.tokens_per_step,
+        sensitivities=tuple(sorted(found, key=lambda s: -effect(s, base))),
+    )
+
+
+def num_plans(question: Question, changes: Sequence[float]) -> int:
+    """How many plans `what_if` makes beyond the first."""
+    return len(properties_of(question)) * len(changes)
+
+
+def effect(one: Sensitivity, base: Summary) -> float:
+    """The largest change of tokens/s either way; a plan that does not fit loses all of them."""
+    return max(abs((c.tokens_per_s or 0.0) - base.tokens_per_s) for c in one.changes)
+
+
+def _answer(asked: _Asked) -> Change:
+    try:
+        _, summary = asked.question.planned()
+    except TwinstreamError as error:
+        return Change(change=asked.change, tokens_per_s=None, reason=str(error))
+    return Change(change=asked.change, tokens_per_s=summary.tokens_per_s)
+
+
+def _sensitivity(
+    question: Question,
+    schedule: Schedule,
+    base: Summary,
+    one: Property,
+    answers: Sequence[Change],
+) -> Sensitivity:
+    saves_s = _saved_s(question, schedule.bound, one)
+    return Sensitivity(
+        name=one.name,
+        unit=one.unit,
+        value=value_of(question, one) / one.unit_size,
+        price_tokens_per_s=None
+        if saves_s is None
+        else max(0.0, saves_s) * base.tokens_per_s / base.step_time_s,
+        lower_is_better=one.lower_is_better,
+        changes=tuple(answers),
+    )
+
+
+def _saved_s(question: Question, bound: StepBound | None, one: Property) -> float | None:
+    """Seconds of the step that one more unit saves, by the bound.
+
+    The bound's prices of links are for what they reach; the profile's numbers are nominal.
+    """
+    if bound is None or one.price_of is None:
+        return None
+    if one.price_of not in bound.link_s_per_gb_per_s:
+        prices = {"device": bound.device_s_per_gib, "host": bound.host_s_per_gib}
+        return prices.get(one.price_of)
+    (field,) = one.fields
+    reached = question.machine.rate(field) / question.machine.number(field)
+    return bound.link_s_per_gb_per_s[one.price_of] * reached

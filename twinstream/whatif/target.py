@@ -1,0 +1,179 @@
+"""The smallest memory or link with which a step reaches a throughput."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinstream.hardware_profiles.cost import call_alone_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Compute
+from twinstream.sweep.workers import in_processes
+from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
+
+SEARCHED = ("device memory", "host memory", "PCIe, all three")
+_CLOSE = 1.02
+_MOST_DOUBLINGS = 5
+_MOST_HALVINGS = 6
+_TARGET = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(%|(?:tok|tokens)/s)")
+
+
+class TargetError(TwinstreamError):
+    """A target that cannot be read."""
+
+
+class Reached(Node):
+    """The smallest value of a property that reaches the target, everything else as it is.
+
+    It lies within 2 % above the smallest. `value` is None where the property alone never reaches
+    it; `tokens_per_s` is then the most that was found, at `tried` of `unit`.
+    """
+
+    name: str
+    unit: str
+    now: float
+    value: float | None
+    tried: float
+    tokens_per_s: float
+
+
+class TargetFound(Node):
+    """What reaches a throughput; `compute_limit_tokens_per_s` is what percentages are of."""
+
+    target_tokens_per_s: float
+    compute_limit_tokens_per_s: float
+    base: Summary
+    found: tuple[Reached, ...]
+
+
+def compute_limit(schedule: Schedule, machine: Machine) -> float:
+    """Tokens/s if compute never waited and nothing were recomputed: all tasks, each alone."""
+    alone_ns = {name: call_alone_ns(call, machine) for name, call in schedule.calls.items()}
+    total_ns = sum(
+        alone_ns[op.call]
+        for op in schedule.ops
+        if isinstance(op, Compute)
+        and op.label.kind != "block_recompute"
+        and schedule.calls[op.call].processor == "device"
+    )
+    return schedule.workload.tokens_per_step / total_ns * 1e9
+
+
+def check_target(text: str) -> None:
+    """Raise TargetError where `target_of` would."""
+    target_of(text, 1.0)
+
+
+def target_of(text: str, limit_tokens_per_s: float) -> float:
+    """Tokens/s of `12000tok/s`, or of `95%` of a limit.
+
+    >>> target_of("12,000 tok/s", 1.0), target_of("95%", 1000.0)
+    (12000.0, 950.0)
+
+    Raises:
+        TargetError: the text is neither.
+    """
+    match = _TARGET.fullmatch(text.strip())
+    number = float(re.sub("[_,]", "", match[1])) if match else 0.0
+    if match is None or number <= 0 or (match[2] == "%" and number >= 100):
+        raise TargetError(
+            f"cannot read the target '{text}'; write it as 12000tok/s, or as 95% of what the "
+            "machine's compute could do without waits and recompute (less than 100%)"
+        )
+    return number / 100 * limit_tokens_per_s if match[2] == "%" else number
+
+
+@dataclass(frozen=True)
+class _Search:
+    question: Question
+    one: Property
+    target_tokens_per_s: float
+    reached_now: bool
+    tokens_per_s: float
+
+
+def search_target(
+    question: Question, text: str, num_jobs: int = 1, on_found: Callable[[], None] = lambda: None
+) -> TargetFound:
+    """Search the smallest device memory, host memory and link, each alone, for a target.
+
+    More of each is taken not to be slower. `on_found` is called after each.
+
+    Raises:
+        TwinstreamError: the target cannot be read, or the plan to start from cannot be made.
+    """
+    schedule, base = question.planned()
+    limit = compute_limit(schedule, question.machine)
+    target = target_of(text, limit)
+    reached = base.tokens_per_s >= target
+    searches = [
+        _Search(question, one, target, reached, base.tokens_per_s)
+        for one in properties_of(question)
+        if one.name in SEARCHED
+    ]
+    found: dict[str, Reached] = {}
+    for search, outcome in in_processes(_searched, searches, min(num_jobs, len(searches))):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found[search.one.name] = outcome
+        on_found()
+    return TargetFound(
+        target_tokens_per_s=target,
+        compute_limit_tokens_per_s=limit,
+        base=base,
+        found=tuple(found[search.one.name] for search in searches),
+    )
+
+
+def _searched(search: _Search) -> Reached:
+    """Double or halve until the target lies between, then bisect."""
+    speeds = {1.0: search.tokens_per_s}
+
+    def reaches(factor: float) -> bool:
+        if factor not in speeds:
+            speeds[factor] = _speed(changed(search.question, search.one, factor))
+        return speeds[factor] >= search.target_tokens_per_s
+
+    low, high = _bracket(reaches, search.reached_now)
+    while low is not None and high is not None and high / low > _CLOSE:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    now = value_of(search.question, search.one) / search.one.unit_size
+    best = high if high is not None else max(speeds, key=lambda factor: speeds[factor])
+    return Reached(
+        name=search.one.name,
+        unit=search.one.unit,
+        now=now,
+        value=None if high is None else now * high,
+        tried=now * best,
+        tokens_per_s=speeds[best],
+    )
+
+
+def _bracket(
+    reaches: Callable[[float], bool], reached_now: bool
+) -> tuple[float | None, float | None]:
+    """(a factor that does not reach, one that does); None where none was found."""
+    factor = 1.0
+    if reached_now:
+        for _ in range(_MOST_HALVINGS):
+            if not reaches(factor / 2):
+                return factor / 2, factor
+            factor /= 2
+        return None, factor
+    for _ in range(_MOST_DOUBLINGS):
+        if reaches(factor * 2):
+            return factor, factor * 2
+        factor *= 2
+    return factor, None
+
+
+def _speed(question: Question) -> float:
+    """Tokens/s; 0 where nothing fits."""
+    try:
+        return question.planned()[1].tokens_per_s
+    except TwinstreamError:
+        return 0.0
