@@ -1,0 +1,185 @@
+"""What a calibration may change of a profile: few parameters, physical, bounded, with priors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from twinstream.hardware_profiles.cost import efficiency_keys
+from twinstream.hardware_profiles.schema import CURVE_OF_RATE, Efficiency, Machine, Number
+from twinstream.schedule.cost import Work
+
+_SUSTAINED = "sustained"
+_ATTENTION_64 = "head_dim_64"
+# What a matmul tile's inner loop reaches of the sustained rate; the split between the two is a
+# convention, their product is what runs show.
+_TILE_CEILING = 0.95
+_MATMUL_HALF_DEPTH = 160.0
+_ATTENTION_HALF_DEPTH = 128.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number of a profile: a curve's `attribute`, or a plain number where `curve` is None."""
+
+    curve: str | None
+    attribute: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A common factor on some numbers of a profile, which the prior says is 1.
+
+    `width` is the prior's standard deviation of the factor's logarithm. `low` and `high` bound the
+    first target's value, in its own unit.
+    """
+
+    name: str
+    meaning: str
+    targets: tuple[Target, ...]
+    width: float
+    low: float
+    high: float
+
+    def value_in(self, machine: Machine) -> float:
+        """The first target's value in a profile."""
+        return _value(machine, self.targets[0])
+
+    def factor_bounds(self, base: Machine) -> tuple[float, float]:
+        """Least and greatest factor; a base beyond a bound moves the bound to itself."""
+        value = self.value_in(base)
+        return min(self.low / value, 1.0), max(self.high / value, 1.0)
+
+
+def prepared(base: Machine) -> Machine:
+    """The base with what calibration varies made explicit, and next to the same predictions.
+
+    A profile without `sustained` gets it from its matmul curve, and its bf16 curves as fractions
+    of it; curves of matmul and attention without a `half_depth` get a usual one.
+    """
+    curves = dict(base.efficiency)
+    matmul = curves.get("matmul/bfloat16", curves.get("matmul"))
+    if _SUSTAINED not in curves and matmul is not None:
+        share = matmul.max / _TILE_CEILING
+        for key in filter(_is_half_precision, base.efficiency):
+            found = curves[key]
+            curves[key] = found.model_copy(update={"max": min(1.5, found.max / share)})
+        curves[_SUSTAINED] = Efficiency(
+            max=share, half=0, of="flops", kind="assumed",
+            source=f"matmul of {base.name} ({matmul.max:g}) over {_TILE_CEILING} of a tile's loop",
+        )  # fmt: skip
+    for key in filter(_is_half_precision, curves):
+        if curves[key].half_depth == 0:
+            depth = _MATMUL_HALF_DEPTH if key.startswith("matmul") else _ATTENTION_HALF_DEPTH
+            curves[key] = curves[key].model_copy(update={"half_depth": depth})
+    return base.model_copy(update={"efficiency": curves})
+
+
+def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter, ...]:
+    """The parameters of a prepared base that bear on this work and on copies."""
+    used = _used_curves(base, works)
+    matmul = [key for key in used if key.startswith("matmul")]
+    forward = [key for key in used if key.startswith("attention_forward")]
+    backward = [key for key in used if key.startswith("attention_backward")]
+    attention = forward + backward
+    narrow = [key for key in attention if _ATTENTION_64 in key]
+    memory = [key for key in used if base.efficiency[key].of == "bytes"]
+    half = [key for key in matmul if _is_half_precision(key)]
+    plain = [key for key in matmul if not _is_half_precision(key)]
+    found = [
+        _curves("sustained", "bf16 rate under the board's power limit, of the datasheet peak",
+                [_SUSTAINED] if half else [], "max", (0.25, 0.3, 1.15)),
+        _curves("matmul_float32", "float32 matmul, of the float32 peak",
+                plain, "max", (0.5, 0.02, 1.2)),
+        _curves("matmul_half_depth", "steps of K that starting and ending an output tile cost",
+                half, "half_depth", (0.7, 16.0, 1024.0)),
+        _curves("attention_forward", "attention forward, of the sustained rate",
+                forward, "max", (0.2, 0.05, 1.2)),
+        _curves("attention_backward", "attention backward, of the sustained rate",
+                backward, "max", (0.2, 0.05, 1.2)),
+        _curves("attention_head_dim_64", "attention with head_dim 64 beside 128",
+                narrow if len(narrow) < len(attention) else [], "max", (0.2, 0.05, 1.2)),
+        _curves("attention_half_depth", "keys of a query that a tile's start, end and the "
+                "diagonal's masked half cost",
+                [key for key in attention if _is_half_precision(key)], "half_depth",
+                (0.7, 16.0, 1024.0)),
+        _curves("memory_bound", "kernels bound by HBM, of its datasheet rate",
+                memory, "max", (0.15, 0.2, 1.0)),
+        _curves("h2d", "host to device, of the link's nominal rate", ["h2d"], "max",
+                (0.1, 0.3, 1.0)),
+        _curves("d2h", "device to host, of the link's nominal rate", ["d2h"], "max",
+                (0.1, 0.3, 1.0)),
+        _curves("duplex", "both directions together, of twice the link's nominal rate",
+                ["duplex"], "max", (0.1, 0.3, 1.0)),
+        _curves("host_dram", "host DRAM under DMA, of its nominal rate", ["host_dram"], "max",
+                (0.15, 0.3, 1.0)),
+        Parameter("launch_latency", "ns between two kernels of a stream",
+                  (Target(None, "launch_latency_ns"),), 0.7, 200.0, 20_000.0),
+    ]  # fmt: skip
+    return tuple(p for p in found if p.targets and _stated(base, p))
+
+
+def applied(
+    base: Machine, parameters: Sequence[Parameter], factors: Sequence[float], source: str
+) -> Machine:
+    """The base with each parameter's factor on its targets; what changed is of kind "fitted".
+
+    A fraction that may not exceed 1.5 stops there.
+    """
+    product: dict[Target, float] = {}
+    for parameter, factor in zip(parameters, factors, strict=True):
+        for target in parameter.targets:
+            product[target] = product.get(target, 1.0) * factor
+    curves = dict(base.efficiency)
+    numbers: dict[str, Number] = {}
+    for target, factor in product.items():
+        value = _value(base, target) * factor
+        if target.curve is None:
+            numbers[target.attribute] = Number(value=value, kind="fitted", source=source)
+        else:
+            value = min(value, 1.5) if target.attribute == "max" else value
+            update = {target.attribute: value, "kind": "fitted", "source": source}
+            curves[target.curve] = curves[target.curve].model_copy(update=update)
+    return base.model_copy(update={**numbers, "efficiency": curves})
+
+
+def _curves(
+    name: str, meaning: str, keys: Iterable[str], attribute: str, prior: tuple[float, float, float]
+) -> Parameter:
+    targets = tuple(Target(key, attribute) for key in keys)
+    return Parameter(name, meaning, targets, *prior)
+
+
+def _used_curves(base: Machine, works: Iterable[Work]) -> list[str]:
+    """Keys of the curves that price this work, in the profile's order."""
+    wanted = {
+        next((key for key in efficiency_keys(work) if key in base.efficiency), None)
+        for work in works
+    }
+    return [key for key in base.efficiency if key in wanted]
+
+
+def _is_half_precision(key: str) -> bool:
+    return key.startswith(("matmul", "attention")) and not key.endswith("float32")
+
+
+def _stated(base: Machine, parameter: Parameter) -> bool:
+    """Whether the base has the numbers; an unconstrained link has nothing to fit."""
+    if not all(_has(base, target) for target in parameter.targets):
+        return False
+    rates: Mapping[str, str] = {curve: field for field, curve in CURVE_OF_RATE.items()}
+    field = rates.get(parameter.targets[0].curve or "")
+    number: Number | None = getattr(base, field) if field else None
+    return field is None or (number is not None and number.value is not None)
+
+
+def _has(base: Machine, target: Target) -> bool:
+    if target.curve is not None:
+        return target.curve in base.efficiency
+    number: Number | None = getattr(base, target.attribute)
+    return number is not None and bool(number.value)
+
+
+def _value(machine: Machine, target: Target) -> float:
+    if target.curve is None:
+        return machine.number(target.attribute)
+    found: float = getattr(machine.efficiency[target.curve], target.attribute)
+    return found
