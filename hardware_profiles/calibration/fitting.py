@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,16 @@ class FittedObservation:
 
 
 @dataclass(frozen=True)
+class ErrorSummary:
+    """Absolute relative errors of a fit, fractions."""
+
+    mean_error: float
+    max_error: float
+    left_out_mean_error: float
+    left_out_max_error: float
+
+
+@dataclass(frozen=True)
 class Fit:
     """What a calibration found; factors are on the base, in the order of the parameters."""
 
@@ -94,10 +105,23 @@ class Fit:
     observations: tuple[FittedObservation, ...]
     num_predictions: int
 
-    def machine(self, source: str) -> Machine:
-        """The profile, with this source on all that the data told."""
+    def machine(self, name: str, source: str) -> Machine:
+        """The profile under this name, with this source on all that the data told."""
         told = [found for found in self.parameters if found.told]
-        return applied(self.base, [p.parameter for p in told], [p.factor for p in told], source)
+        fitted = applied(self.base, [p.parameter for p in told], [p.factor for p in told], source)
+        description = f"{self.base.description}; {source}"
+        return fitted.model_copy(update={"name": name, "description": description})
+
+    def summary(self) -> ErrorSummary:
+        """Absolute relative errors on what was fitted, and on each schedule left out."""
+        fitted = [abs(o.error) for o in self.observations]
+        left_out = [abs(o.left_out_error) for o in self.observations]
+        return ErrorSummary(
+            mean_error=fmean(fitted),
+            max_error=max(fitted),
+            left_out_mean_error=fmean(left_out),
+            left_out_max_error=max(left_out),
+        )
 
 
 def fit(

@@ -13,7 +13,7 @@ _ATTENTION_64 = "head_dim_64"
 # convention, their product is what runs show.
 _TILE_CEILING = 0.95
 _MATMUL_HALF_DEPTH = 160.0
-_ATTENTION_HALF_DEPTH = 128.0
+_ATTENTION_HALF_DEPTH = 512.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def prepared(base: Machine) -> Machine:
         share = matmul.max / _TILE_CEILING
         for key in filter(_is_half_precision, base.efficiency):
             found = curves[key]
-            curves[key] = found.model_copy(update={"max": min(1.5, found.max / share)})
+            told = f"{found.source} ({found.max:g} of the peak, here of the sustained rate)"
+            update = {"max": min(1.5, found.max / share), "source": told}
+            curves[key] = found.model_copy(update=update)
         curves[_SUSTAINED] = Efficiency(
             max=share, half=0, of="flops", kind="assumed",
             source=f"matmul of {base.name} ({matmul.max:g}) over {_TILE_CEILING} of a tile's loop",
@@ -79,8 +81,6 @@ def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter
     matmul = [key for key in used if key.startswith("matmul")]
     forward = [key for key in used if key.startswith("attention_forward")]
     backward = [key for key in used if key.startswith("attention_backward")]
-    attention = forward + backward
-    narrow = [key for key in attention if _ATTENTION_64 in key]
     memory = [key for key in used if base.efficiency[key].of == "bytes"]
     half = [key for key in matmul if _is_half_precision(key)]
     plain = [key for key in matmul if not _is_half_precision(key)]
@@ -91,16 +91,21 @@ def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter
                 plain, "max", (0.5, 0.02, 1.2)),
         _curves("matmul_half_depth", "steps of K that starting and ending an output tile cost",
                 half, "half_depth", (0.7, 16.0, 1024.0)),
-        _curves("attention_forward", "attention forward, of the sustained rate",
-                forward, "max", (0.2, 0.05, 1.2)),
-        _curves("attention_backward", "attention backward, of the sustained rate",
-                backward, "max", (0.2, 0.05, 1.2)),
-        _curves("attention_head_dim_64", "attention with head_dim 64 beside 128",
-                narrow if len(narrow) < len(attention) else [], "max", (0.2, 0.05, 1.2)),
-        _curves("attention_half_depth", "keys of a query that a tile's start, end and the "
-                "diagonal's masked half cost",
-                [key for key in attention if _is_half_precision(key)], "half_depth",
-                (0.7, 16.0, 1024.0)),
+        _curves("attention_forward", "attention forward on long contexts, of the sustained rate",
+                forward, "max", (0.3, 0.05, 1.2)),
+        _curves("attention_backward", "attention backward on long contexts, of the sustained rate",
+                backward, "max", (0.3, 0.05, 1.2)),
+        _curves("attention_forward_head_dim_64", "attention forward with head_dim 64 beside 128",
+                _narrow(forward), "max", (0.3, 0.05, 1.2)),
+        _curves("attention_backward_head_dim_64", "attention backward with head_dim 64 beside 128",
+                _narrow(backward), "max", (0.3, 0.05, 1.2)),
+        _curves("attention_forward_half_depth", "keys of a query that a forward tile's start, end "
+                "and masked half cost", [key for key in forward if _is_half_precision(key)],
+                "half_depth", (1.0, 16.0, 4096.0)),
+        _curves("attention_backward_half_depth", "keys of a query that a backward tile's start, "
+                "end, masked half and dQ's second pass cost",
+                [key for key in backward if _is_half_precision(key)], "half_depth",
+                (1.0, 16.0, 4096.0)),
         _curves("memory_bound", "kernels bound by HBM, of its datasheet rate",
                 memory, "max", (0.15, 0.2, 1.0)),
         _curves("h2d", "host to device, of the link's nominal rate", ["h2d"], "max",
@@ -122,22 +127,30 @@ def applied(
 ) -> Machine:
     """The base with each parameter's factor on its targets; what changed is of kind "fitted".
 
-    A fraction that may not exceed 1.5 stops there.
+    Each changed number says what it means, `source`, and what it was. A fraction that may not
+    exceed 1.5 stops there.
     """
     product: dict[Target, float] = {}
+    meaning: dict[Target, str] = {}
     for parameter, factor in zip(parameters, factors, strict=True):
         for target in parameter.targets:
             product[target] = product.get(target, 1.0) * factor
+            meaning.setdefault(target, parameter.meaning)
     curves = dict(base.efficiency)
     numbers: dict[str, Number] = {}
     for target, factor in product.items():
-        value = _value(base, target) * factor
+        before = _value(base, target)
+        value = before * factor
+        told = f"{meaning[target]}: {source}; was {before:.4g} in {base.name}"
         if target.curve is None:
-            numbers[target.attribute] = Number(value=value, kind="fitted", source=source)
-        else:
-            value = min(value, 1.5) if target.attribute == "max" else value
-            update = {target.attribute: value, "kind": "fitted", "source": source}
-            curves[target.curve] = curves[target.curve].model_copy(update=update)
+            numbers[target.attribute] = Number(value=value, kind="fitted", source=told)
+            continue
+        curve = curves[target.curve]
+        if curve.kind == "fitted" and curve is not base.efficiency[target.curve]:
+            told = f"{curve.source}; {target.attribute} was {before:.4g}"
+        value = min(value, 1.5) if target.attribute == "max" else value
+        update = {target.attribute: value, "kind": "fitted", "source": told}
+        curves[target.curve] = curve.model_copy(update=update)
     return base.model_copy(update={**numbers, "efficiency": curves})
 
 
@@ -155,6 +168,12 @@ def _used_curves(base: Machine, works: Iterable[Work]) -> list[str]:
         for work in works
     }
     return [key for key in base.efficiency if key in wanted]
+
+
+def _narrow(keys: Sequence[str]) -> list[str]:
+    """Those of head_dim 64, where others are there too to tell them from."""
+    found = [key for key in keys if _ATTENTION_64 in key]
+    return found if len(found) < len(keys) else []
 
 
 def _is_half_precision(key: str) -> bool:
