@@ -23,7 +23,8 @@ _Message = tuple[Literal["cells", "seconds", "error"], object]
 class CellWorkers:
     """A context: one process per CPU core, each with the schedules of its share of the rows.
 
-    `keys[i]` is equal for rows of one schedule; `works` is what the schedules' kernels do.
+    `keys[i]` is equal for rows of one schedule, `tokens_per_step[i]` a row's tokens of an optimizer
+    step; `works` is what the schedules' kernels do.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class CellWorkers:
         for worker in range(num_workers):
             self._start({i: row for i, row in enumerate(rows) if self._owner[i] == worker})
         self.keys = [""] * len(rows)
+        self.tokens_per_step = [0] * len(rows)
         self.works: list[Work] = []
 
     def __enter__(self) -> Self:
@@ -46,6 +48,7 @@ class CellWorkers:
             assert isinstance(found, _Cells)
             for index, key in found.keys.items():
                 self.keys[index] = key
+                self.tokens_per_step[index] = found.tokens_per_step[index]
             self.works += found.works
         return self
 
@@ -94,6 +97,7 @@ class _Cells:
 
     def __init__(self, cells: Mapping[int, Cell]) -> None:
         self.keys = {index: repr(cell.key) for index, cell in cells.items()}
+        self.tokens_per_step = {i: cell.tokens_per_step for i, cell in cells.items()}
         self.works = [work for cell in cells.values() for work in works_of(cell.schedule)]
 
 

@@ -12,7 +12,8 @@ def provenance(fit: Fit, measured: str, today: date) -> str:
     errors = fit.summary()
     return (
         f"fitted to {len(fit.observations)} measured times of {measured} on {today.isoformat()}, "
-        f"mean residual {errors.mean_error:.2%}, each schedule left out {errors.left_out_mean_error:.2%}"
+        f"mean residual {errors.mean_error:.2%}, "
+        f"each schedule left out {errors.left_out_mean_error:.2%}"
     )
 
 

@@ -20,8 +20,8 @@ def fit_table(
     The rows are spread over the CPU cores; each worker makes the schedules of its own once.
 
     Raises:
-        CalibrationError: rows are of several machines, or one did not succeed, states no step
-            time, or is refused by the policy.
+        CalibrationError: rows are of several machines, or one did not succeed or is refused by the
+            policy.
         MissingNumberError: the base lacks a number that a schedule needs.
     """
     machines = sorted({row.machine for row in rows})
@@ -29,11 +29,11 @@ def fit_table(
         raise CalibrationError(
             f"the rows are of {len(machines)} machines ({', '.join(machines)}); calibrate one"
         )
-    measured_s = [_measured_s(row) for row in rows]
+    speeds = [_tokens_per_s(row) for row in rows]
     with CellWorkers(rows, on_prediction) as workers:
         observations = [
-            Observation(name_of(row), key, seconds)
-            for row, key, seconds in zip(rows, workers.keys, measured_s, strict=True)
+            Observation(name_of(row), workers.keys[i], workers.tokens_per_step[i] / speeds[i])
+            for i, row in enumerate(rows)
         ]
         start = prepared(base)
         parameters = declared_parameters(start, workers.works)
@@ -45,8 +45,9 @@ def name_of(row: MeasuredRow) -> str:
     return f"{row.model} seq {row.seq_len}, {row.host_mem_gib:g}/{row.dev_mem_gib:g} GiB"
 
 
-def _measured_s(row: MeasuredRow) -> float:
-    if row.status != "ok" or row.step_time_s is None:
-        why = f"status {row.status}" if row.status != "ok" else "no step_time_s"
-        raise CalibrationError(f"the row {name_of(row)} has {why}; calibrate with others")
-    return row.step_time_s
+def _tokens_per_s(row: MeasuredRow) -> float:
+    if row.status != "ok" or row.tokens_per_s is None:
+        raise CalibrationError(
+            f"the row {name_of(row)} (line {row.line}) failed; calibrate with others"
+        )
+    return row.tokens_per_s
