@@ -1,0 +1,133 @@
+"""Tables of measured training speeds, as CSV: what `calibrate` and `validate` read.
+
+The first line that does not begin with `#` names the columns, in any order. Each row is one
+configuration that was run, or failed:
+
+| column | needed | meaning |
+|---|---|---|
+| `machine` | yes | name of the GPU: `H100`, `RTX3090` |
+| `model` | yes | name of a preset, in any case: `8B` |
+| `seq_len` | yes | tokens of a sequence |
+| `host_mem_gib`, `dev_mem_gib` | yes | caps, in GiB of 2^30 bytes |
+| `tokens_per_s` | yes | mean throughput; empty where the run failed |
+| `status` | no | `ok` or `failed`; without it, a row with a throughput is `ok` |
+| `status_detail` | no | why it failed |
+| `step_time_s` | no | seconds of a step |
+| `rounds_per_step` | no | rounds of gradient accumulation |
+| `rounds_rule` | no | rule that gave them: `v1`, `v2` |
+
+Further columns are kept as text.
+"""
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt, ValidationError
+
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+
+NEEDED = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "tokens_per_s")
+_NUMBERS = (*NEEDED[2:], "step_time_s", "rounds_per_step")
+_MOST_FAULTS = 3
+
+
+class MeasuredTableError(TwinstreamError):
+    """A file is no table of measured speeds; says which line and column, and what is needed."""
+
+
+class MeasuredRow(Node):
+    """One measured configuration; see the table in this module's docstring.
+
+    `line` is the row's in its file, counted from 1.
+    """
+
+    line: PositiveInt
+    machine: str
+    model: str
+    seq_len: PositiveInt
+    host_mem_gib: PositiveFloat
+    dev_mem_gib: PositiveFloat
+    tokens_per_s: PositiveFloat | None = None
+    status: Literal["ok", "failed"]
+    status_detail: str = ""
+    step_time_s: PositiveFloat | None = None
+    rounds_per_step: PositiveInt | None = None
+    rounds_rule: Literal["v1", "v2", ""] = ""
+    columns: dict[str, str]
+
+    @property
+    def preset(self) -> str:
+        """Name of the model's preset."""
+        return self.model.lower()
+
+
+def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
+    """The rows of a table, failed ones included.
+
+    Raises:
+        MeasuredTableError: it cannot be read, lacks a needed column, has no rows, or rows that
+            are not what they should be.
+    """
+    lines = list(_lines(path))
+    if not lines:
+        raise MeasuredTableError(f"{path} is empty; it needs the columns {', '.join(NEEDED)}")
+    names = next(csv.reader([lines[0][1]]))
+    if missing := [name for name in NEEDED if name not in names]:
+        raise MeasuredTableError(
+            f"{path} has no column {', '.join(missing)}; a table of measured speeds needs "
+            f"{', '.join(NEEDED)}, and this one has {', '.join(names)}"
+        )
+    found: list[MeasuredRow] = []
+    faults: list[str] = []
+    for number, text in lines[1:]:
+        values = next(csv.reader([text]))
+        try:
+            found.append(_row(number, dict(zip(names, values, strict=False))))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            column = ".".join(str(place) for place in first["loc"])
+            faults.append(f"line {number}, {column}: {first['msg']}, got {first['input']!r}")
+    if faults:
+        more = len(faults) - _MOST_FAULTS
+        shown = "; ".join(faults[:_MOST_FAULTS]) + (f" (and {more} more)" if more > 0 else "")
+        raise MeasuredTableError(f"{path} is not a table of measured speeds: {shown}")
+    if not found:
+        raise MeasuredTableError(f"{path} has no rows under its header")
+    return tuple(found)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise MeasuredTableError(f"cannot read {path}: {why or error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            yield number, line
+
+
+def _row(number: int, cells: dict[str, str]) -> MeasuredRow:
+    fields = {name: _value(name, text.strip()) for name, text in cells.items() if text.strip()}
+    known = {name: fields.pop(name) for name in MeasuredRow.model_fields if name in fields}
+    known.setdefault("status", "ok" if "tokens_per_s" in known else "failed")
+    if known["status"] == "ok":
+        known.setdefault("tokens_per_s", "")  # an ok row without a throughput is a fault
+    others = {name: text for name, text in cells.items() if name in fields}
+    return MeasuredRow.model_validate({**known, "line": number, "columns": others})
+
+
+def _value(name: str, text: str) -> str | int | float:
+    """Numbers as numbers where they are; anything else stays text, for the fault to show."""
+    if name not in _NUMBERS:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    whole = name in ("seq_len", "rounds_per_step") and math.isfinite(number) and number % 1 == 0
+    return int(number) if whole else number

@@ -1,0 +1,149 @@
+"""The seed system's plans, against what it recorded of them."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twinstream.models.flops import SavedLevel
+from twinstream.models.presets import load_preset
+from twinstream.planner.policies.ml_dataflow_classes import UnknownMachineClass, machine_class
+from twinstream.planner.policies.ml_dataflow_levels import Levels, choose_levels
+from twinstream.planner.policies.ml_dataflow_sizing import (
+    Sizing,
+    SizingRefused,
+    UnknownTarget,
+    cut_round,
+    size_step,
+)
+
+GIB = 2**30
+TABLE = Path(__file__).parents[1] / "data" / "ml_dataflow_plans.csv"
+
+
+def recorded() -> list[dict[str, str]]:
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def sized(row: dict[str, str]) -> Sizing:
+    rule = "v1" if row["rounds_rule"] == "v1" else "v2"
+    return size_step(
+        load_preset(row["model"].lower()),
+        int(row["seq_len"]),
+        machine_class(row["machine"]),
+        host_bytes=int(row["host_mem_gib"]) * GIB,
+        device_bytes=int(row["dev_mem_gib"]) * GIB,
+        rounds=rule,
+    )
+
+
+def told(row: dict[str, str]) -> str:
+    columns = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib")
+    return " ".join(row[name] for name in columns)
+
+
+def test_every_recorded_plan_is_reproduced():
+    wrong = []
+    for row in (r for r in recorded() if r["status_detail"] == "ok"):
+        plan = sized(row)
+        found = {
+            "chunk_size": plan.chunk_tokens,
+            "chunks_per_round": plan.chunks_per_round,
+            "rounds_per_step": plan.rounds_per_step,
+            "home_acts": plan.home_acts,
+            "dev_acts": plan.device_acts,
+            "actual_inp_only": plan.count(SavedLevel.INPUT),
+            "actual_inp_attn": plan.count(SavedLevel.ATTENTION),
+            "actual_full": plan.count(SavedLevel.FULL),
+            "dev_param_blocks": plan.param_blocks,
+            "dev_grad_blocks": plan.grad_blocks,
+        }
+        wrong += [(told(row), key) for key, value in found.items() if value != int(row[key])]
+    assert wrong == []
+
+
+def test_recorded_memory_is_met_to_a_thousandth_of_a_gib():
+    for row in (r for r in recorded() if r["status_detail"] == "ok"):
+        plan = sized(row)
+        host, device = plan.used_host_bytes / GIB, plan.used_device_bytes / GIB
+        assert host == pytest.approx(float(row["used_host_mem_gib"]), abs=1e-3), told(row)
+        assert device == pytest.approx(float(row["used_dev_mem_gib"]), abs=1e-3), told(row)
+
+
+def test_failed_cells_are_refused_for_the_recorded_reason():
+    failed = [r for r in recorded() if r["status_detail"] != "ok"]
+    assert {r["status_detail"] for r in failed} == {"failed_dev_mem", "failed_host_mem"}
+    for row in failed:
+        with pytest.raises(SizingRefused) as refused:
+            sized(row)
+        assert refused.value.reason == row["status_detail"], told(row)
+
+
+def test_rounds_that_are_given_are_taken():
+    row = next(r for r in recorded() if r["status_detail"] == "ok")
+    spec, machine = load_preset(row["model"].lower()), machine_class(row["machine"])
+    plan = size_step(
+        spec, 512, machine, host_bytes=64 * GIB, device_bytes=64 * GIB, rounds=17
+    )  # fmt: skip
+    assert plan.rounds_per_step == plan.workload.rounds_per_step == 17
+
+
+def test_rule_v1_knows_two_models_only():
+    with pytest.raises(UnknownTarget, match="15b"):
+        size_step(
+            load_preset("15b"), 8192, machine_class("h100"), host_bytes=400 * GIB,
+            device_bytes=70 * GIB, rounds="v1",
+        )  # fmt: skip
+
+
+def test_rule_v2_keeps_the_adam_state_at_two_percent():
+    spec, machine = load_preset("8b"), machine_class("a100")
+    plan = size_step(spec, 8192, machine, host_bytes=200 * GIB, device_bytes=60 * GIB)
+    state_s = 4 * spec.num_block_parameters * 32 / (0.75 * 32 * GIB)
+    flops = 6 * (spec.num_block_parameters - 2 * 4096) * 32 + 6 * 4096 * 128256
+    attention = 32 * 6 * 8192 * 4096
+    round_s = (flops + attention) * 16384 / (0.6 * 312e12)
+    assert plan.rounds_per_step == round(state_s / 0.02 / round_s)
+
+
+def test_a_class_is_known_by_the_beginning_of_a_name():
+    assert machine_class("RTX 3090").name == "rtx3090"
+    assert machine_class("h100_fitted").name == "h100"
+    with pytest.raises(UnknownMachineClass, match="tpu"):
+        machine_class("tpu")
+
+
+def test_a_step_longer_than_the_least_chunk_is_cut_into_divisors():
+    machine = replace(machine_class("h100"), min_chunk_tokens=1000)
+    cut = cut_round(load_preset("8b"), 3600, machine)
+    assert (cut.chunk_tokens, cut.chunks_per_round) == (1200, 3)
+    packed = cut_round(load_preset("8b"), 300, machine)
+    assert (packed.chunk_tokens, packed.sequences_per_chunk) == (1200, 4)
+
+
+def few_levels(*, slots: int, chunks: int = 1, window_bytes: float | None = None) -> Levels:
+    sizes = {SavedLevel.INPUT: 1, SavedLevel.ATTENTION: 2, SavedLevel.FULL: 10}
+    return Levels(8, chunks, slots, sizes, window_bytes)
+
+
+def initials(levels: tuple[SavedLevel, ...]) -> str:
+    return "".join(level.name[0] for level in levels)
+
+
+def test_full_ones_take_their_place_in_windows_by_turns():
+    # 4 of 9 fit FULL: one for each of three windows of three, and none for what is left over.
+    assert initials(choose_levels(few_levels(slots=3), 9, 2 * 9 + 8 * 4)) == "FAAAAFFAA"
+
+
+def test_inputs_are_the_earliest_chunks_of_whole_layers():
+    # 7 activations at home in layers of 3: the last layer is not wholly there.
+    assert initials(choose_levels(few_levels(slots=1, chunks=3), 7, 7 + 4)) == "IIAIAAA"
+
+
+def test_a_window_takes_no_more_than_the_link():
+    # 2 x 2 bytes of ATTENTION and one step of 8 to FULL in 12; what is left over is free.
+    chosen = choose_levels(few_levels(slots=2, window_bytes=13.0), 5, 1000)
+    assert initials(chosen) == "FAAFF"
+    assert initials(choose_levels(few_levels(slots=2, window_bytes=3.0), 5, 1000)) == "AAAAA"
