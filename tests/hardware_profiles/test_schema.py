@@ -95,12 +95,19 @@ def test_a_latency_may_be_zero():
         ("h2d", "flops", "curve_of_link"),
         ("matmul/fp32", "flops", "curve_key"),
         ("Matmul", "flops", "curve_key"),
+        ("sustained", "bytes", "curve_of_peak"),
     ],
 )
 def test_a_curve_that_does_not_fit_its_key_is_refused(key, of, code):
     with pytest.raises(ValidationError) as caught:
         Machine(name="m", description="", device="cuda", efficiency={key: curve(1, 0, of)})
     assert [fault["type"] for fault in caught.value.errors()] == [code]
+
+
+def test_only_matmul_and_attention_have_an_inner_loop():
+    deep = curve(1, 0, "bytes").model_copy(update={"half_depth": 64.0})
+    with pytest.raises(ValidationError, match="'rms_norm' has no inner loop"):
+        Machine(name="m", description="", device="cuda", efficiency={"rms_norm": deep})
 
 
 @pytest.mark.parametrize(("max_", "half"), [(0, 0), (1.6, 0), (1, -1), (math.nan, 0)])

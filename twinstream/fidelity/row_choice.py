@@ -32,7 +32,8 @@ def rows_of(
     left = list(rows)
     for condition in only:
         column, _, text = condition.partition("=")
-        left = [row for row in left if _COLUMNS[column](row) == _value(column, text, condition)]
+        wanted = _value(column, text, condition)
+        left = [row for row in left if _COLUMNS[column](row) == wanted]
     machines = sorted({row.machine for row in left})
     if not machines:
         raise CalibrationError(f"no row of the table has {' and '.join(only)}")
