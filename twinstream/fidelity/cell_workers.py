@@ -72,8 +72,8 @@ class CellWorkers:
         for pipe, numbers in waiting.items():
             pipe.send([(trials[n].machine, trials[n].index) for n in numbers])
         while waiting:
-            for pipe in wait(list(waiting)):
-                assert isinstance(pipe, Connection)
+            for ready in wait(list(waiting)):
+                pipe = self._pipes[[id(p) for p in self._pipes].index(id(ready))]
                 _, seconds = _received(pipe)
                 assert isinstance(seconds, float)
                 answers[waiting[pipe].pop(0)] = seconds
