@@ -79,8 +79,8 @@ def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter
     """The parameters of a prepared base that bear on this work and on copies."""
     used = _used_curves(base, works)
     matmul = [key for key in used if key.startswith("matmul")]
-    forward = [key for key in used if key.startswith("attention_forward")]
-    backward = [key for key in used if key.startswith("attention_backward")]
+    forward = _family(base, used, "attention_forward")
+    backward = _family(base, used, "attention_backward")
     memory = [key for key in used if base.efficiency[key].of == "bytes"]
     half = [key for key in matmul if _is_half_precision(key)]
     plain = [key for key in matmul if not _is_half_precision(key)]
@@ -96,9 +96,9 @@ def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter
         _curves("attention_backward", "attention backward on long contexts, of the sustained rate",
                 backward, "max", (0.3, 0.05, 1.2)),
         _curves("attention_forward_head_dim_64", "attention forward with head_dim 64 beside 128",
-                _narrow(forward), "max", (0.3, 0.05, 1.2)),
+                _narrow(forward, used), "max", (0.3, 0.05, 1.2)),
         _curves("attention_backward_head_dim_64", "attention backward with head_dim 64 beside 128",
-                _narrow(backward), "max", (0.3, 0.05, 1.2)),
+                _narrow(backward, used), "max", (0.3, 0.05, 1.2)),
         _curves("attention_forward_half_depth", "keys of a query that a forward tile's start, end "
                 "and masked half cost", [key for key in forward if _is_half_precision(key)],
                 "half_depth", (1.0, 16.0, 4096.0)),
@@ -170,10 +170,20 @@ def _used_curves(base: Machine, works: Iterable[Work]) -> list[str]:
     return [key for key in base.efficiency if key in wanted]
 
 
-def _narrow(keys: Sequence[str]) -> list[str]:
-    """Those of head_dim 64, where others are there too to tell them from."""
+def _family(base: Machine, used: Sequence[str], unit: str) -> list[str]:
+    """Curves of a unit; used in half precision, it takes its other head dimensions along."""
+    own = [key for key in used if key.startswith(unit)]
+    if not any(map(_is_half_precision, own)):
+        return own
+    whole = [key for key in base.efficiency if key.startswith(unit) and _is_half_precision(key)]
+    return [*own, *(key for key in whole if key not in own)]
+
+
+def _narrow(keys: Sequence[str], used: Sequence[str]) -> list[str]:
+    """Those of head_dim 64, where it and others are in use, to tell them apart."""
     found = [key for key in keys if _ATTENTION_64 in key]
-    return found if len(found) < len(keys) else []
+    others = [key for key in keys if key not in found and key in used]
+    return found if others and any(key in used for key in found) else []
 
 
 def _is_half_precision(key: str) -> bool:

@@ -196,3 +196,11 @@ def test_factors_on_the_same_number_multiply():
     ones = [Parameter(name, name, (target,), 0.1, 0.1, 1.0) for name in ("a", "b")]
     machine = applied(BASE, ones, [0.5, 0.9], "test")
     assert machine.efficiency["h2d"].max == pytest.approx(0.45 * BASE.efficiency["h2d"].max)
+
+
+def test_other_head_dimensions_come_along_where_only_one_was_measured():
+    (forward,) = [
+        p for p in declared_parameters(BASE, [attention(512, 512)]) if p.name == "attention_forward"
+    ]
+    keys = [target.curve for target in forward.targets]
+    assert keys == ["attention_forward", "attention_forward/head_dim_64"]
