@@ -125,6 +125,16 @@ def copy_alone_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Ma
     return latency_ns + max(link_ns, size_bytes * 1e9 / slowest)
 
 
+def device_copy_alone_ns(size_bytes: int, machine: Machine) -> float:
+    """Time of one copy inside device memory alone: a launch, and its bytes read and written.
+
+    Raises:
+        MissingNumberError: the profile lacks a number that such a copy needs.
+    """
+    launch_ns = machine.number("launch_latency_ns")
+    return launch_ns + 2 * size_bytes * 1e9 / machine.rate("hbm_bytes_per_s")
+
+
 def efficiency_keys(work: Work) -> tuple[str, ...]:
     """Keys of the curve of this work, the most specific first.
 

@@ -42,15 +42,22 @@ class OptimizerTasks:
     def after_group(self, group: str, round_: int) -> None:
         """What follows a group's last contribution of a round."""
         last = round_ == self.shapes.workload.rounds_per_step - 1
-        if not self._host_adds:
-            if last:
-                self._update(group)
-            return
-        if round_:
+        if self._host_adds and round_:
             self._add_on_host(group, round_)
-        if last and group == self.shapes.groups[0]:
-            for each in self.shapes.groups:
+        if not last:
+            return
+        if not self.recipe.optimizer.endswith("_after_backward"):
+            self._update(group)
+        elif group == self.shapes.groups[0]:
+            for each in self._in_order():
                 self._update(each)
+
+    def _in_order(self) -> tuple[str, ...]:
+        """Groups as they are updated after the whole backward pass."""
+        first, *layers, last = self.shapes.groups
+        if self.recipe.optimizer == "device_after_backward":
+            return (first, last, *layers)
+        return self.shapes.groups
 
     def _add_on_host(self, group: str, round_: int) -> None:
         self._begun.discard(group)
@@ -95,7 +102,7 @@ class OptimizerTasks:
             "stochastic_rounding": recipe.stochastic_rounding and spec.dtype == "bfloat16",
         }
         name, sizes = f"adamw.{part.suffix}", (part.num_elements, spec.dtype, spec.itemsize)
-        if recipe.optimizer == "device":
+        if recipe.optimizer in ("device", "device_after_backward"):
             return self.builder.call(name, "adamw_step/eager", attributes, adamw_work(*sizes))
         cost = host_adamw_work(*sizes)
         return self.builder.call(name, "adamw_step/host", attributes, cost, "host")

@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt
 
 from twinstream.schedule.node import Node
 
-OptimizerPlace = Literal["device", "host", "host_after_backward"]
+OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
 
 
 class Recipe(Node):
@@ -17,8 +17,9 @@ class Recipe(Node):
     on at most `max_row_slice` rows of logits at a time.
 
     `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
-    as its last gradient is there; or on the host CPU after the whole backward pass, the gradients
-    of all rounds added up there.
+    as its last gradient is there; on the device after the whole backward pass, embedding and head
+    first, then the layers from the first on; or on the host CPU after the whole backward pass, the
+    gradients of all rounds added up there.
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Literal, Protocol, assert_never
 
-from twinstream.hardware_profiles.cost import call_alone_ns, copy_alone_ns, work_time
+from twinstream.hardware_profiles.cost import (
+    call_alone_ns,
+    copy_alone_ns,
+    device_copy_alone_ns,
+    work_time,
+)
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
@@ -48,8 +53,9 @@ class MachineCosts:
 
     A kernel sequence is one flow: alone it takes the sum of its kernels' times; it uses compute
     all that time and its HBM bytes evenly over it. A copy uses its direction of the link, the
-    link's joint limit, HBM and host DRAM. What the host fills or takes uses host DRAM; what it
-    computes uses the host CPU and its bytes of host DRAM evenly over its time alone.
+    link's joint limit, HBM and host DRAM; one inside the device reads and writes HBM. What the
+    host fills or takes uses host DRAM; what it computes uses the host CPU and its bytes of host
+    DRAM evenly over its time alone.
     """
 
     def __init__(self, schedule: Schedule, machine: Machine) -> None:
@@ -68,6 +74,7 @@ class MachineCosts:
         if any(call.processor == "host" for call in schedule.calls.values()):
             self.capacity = {**self.capacity, "host_compute": 1.0}
         self._copied_bytes = _copied_bytes(schedule)
+        self._tiers = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
         self._calls = {name: self._call_cost(name) for name in schedule.calls}
         self._copies: dict[tuple[str, int], OpCost] = {}
 
@@ -76,7 +83,8 @@ class MachineCosts:
             case Compute():
                 return self._calls[op.call]
             case Copy():
-                return self._copy_cost(op.stream.queue, self._copied_bytes(op))
+                places = self._tiers[op.source], self._tiers[op.destination]
+                return self._copy_cost(*places, self._copied_bytes(op))
             case Feed() | Fetch():
                 return self._host_cost(self._copied_bytes(op))
             case _:
@@ -95,16 +103,20 @@ class MachineCosts:
         amounts = (("compute", alone_ns), ("hbm", float(hbm_bytes)))
         return _op_cost(sum(t.launch_ns for t in times), alone_ns, amounts)
 
-    def _copy_cost(self, queue: str, size_bytes: int) -> OpCost:
-        direction = "d2h" if queue.startswith("d2h") else "h2d"
-        key = (direction, size_bytes)
+    def _copy_cost(self, source: str, destination: str, size_bytes: int) -> OpCost:
+        direction: Literal["h2d", "d2h"] = "d2h" if destination == "host" else "h2d"
+        inside = source == destination == "device"
+        key = ("d2d" if inside else direction, size_bytes)
         if key not in self._copies:
-            latency_ns = self._machine.number("copy_latency_ns")
-            alone_ns = copy_alone_ns(
-                size_bytes, "d2h" if direction == "d2h" else "h2d", self._machine
-            )
             size = float(size_bytes)
-            amounts = ((direction, size), ("pcie", size), ("hbm", size), ("host_dram", size))
+            if inside:
+                latency_ns = self._machine.number("launch_latency_ns")
+                alone_ns = device_copy_alone_ns(size_bytes, self._machine)
+                amounts: tuple[tuple[str, float], ...] = (("hbm", 2.0 * size),)
+            else:
+                latency_ns = self._machine.number("copy_latency_ns")
+                alone_ns = copy_alone_ns(size_bytes, direction, self._machine)
+                amounts = ((direction, size), ("pcie", size), ("hbm", size), ("host_dram", size))
             self._copies[key] = _op_cost(latency_ns, alone_ns - latency_ns, amounts)
         return self._copies[key]
 

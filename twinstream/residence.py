@@ -127,6 +127,8 @@ def _moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
     kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
     moved: dict[tuple[Role, str], int] = {}
     for op, size_bytes in copied_sizes(schedule):
+        if kinds[op.source] == kinds[op.destination]:
+            continue
         key = roles[op.tensor], "h2d" if kinds[op.destination] == "device" else "d2h"
         moved[key] = moved.get(key, 0) + size_bytes
     return moved

@@ -14,16 +14,17 @@ CALL = KernelCall(kernel="nothing/eager", attributes={}, cost=())
 
 
 def op(op_id: str, queue: str, waits: Waits = (), waits_previous: Waits = ()) -> Op:
-    """A task without operands on a compute queue, a copy of `x` on the others."""
+    """A task without operands on a compute queue, a copy of `x` on the others (d2h: out)."""
     stream = Stream(queue=queue)
     if queue.startswith("compute"):
         return Compute(
             op_id=op_id, stream=stream, waits=waits, waits_previous=waits_previous, task=op_id,
             call="call", operands=(), label=Label(kind="task"),
         )  # fmt: skip
+    ends = ("device.x", "host.x") if queue.startswith("d2h") else ("host.x", "device.x")
     return Copy(
         op_id=op_id, stream=stream, waits=waits, waits_previous=waits_previous, tensor="x",
-        version=0, source="host.x", destination="device.x",
+        version=0, source=ends[0], destination=ends[1],
     )  # fmt: skip
 
 

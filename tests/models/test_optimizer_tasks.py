@@ -54,6 +54,22 @@ def test_after_backward_all_updates_follow_the_last_gradient_in_the_models_order
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_after_backward_the_device_updates_embedding_and_head_first(preset):
+    chain = tiny_chain("packed", preset, Recipe(optimizer="device_after_backward"))
+    updates = [t.task_id for t in chain.tasks if t.label.kind == "optimizer_step"]
+    assert [t.task_id for t in chain.tasks[-len(updates) :]] == updates
+    shapes = Shapes(small(preset), WORKLOADS["packed"])
+    layers = [str(layer) for layer in range(small(preset).num_layers)]
+    groups = ["embedding", "head", *layers]
+    wanted = [f"optimizer.{p.suffix}" for g in groups for p in shapes.optimizer_parts(g)]
+    assert updates == wanted
+    assert on_host(chain) == []
+    ordinary = tiny_chain("packed", preset)
+    assert {t.task_id for t in chain.tasks} == {t.task_id for t in ordinary.tasks}
+    assert chain.calls == ordinary.calls
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_after_backward_the_host_adds_up_the_gradients_of_every_round_but_the_first(preset):
     chain = tiny_chain("packed", preset, Recipe(optimizer="host_after_backward"))
     shapes = Shapes(small(preset), WORKLOADS["packed"])

@@ -53,6 +53,17 @@ def test_a_copy_takes_its_latency_and_its_bytes_at_the_rate_of_its_direction(que
     assert one_pass([op("a", queue)], flat_machine()) == [(0, COPY_NS + -(-KIB // per_ns))]
 
 
+def test_a_copy_inside_the_device_reads_and_writes_hbm_on_whatever_queue():
+    copy = Copy(
+        op_id="a", stream=Stream(queue="compute"), tensor="x", version=0, source="device.x",
+        destination="device.x",
+    )  # fmt: skip
+    took_ns = LAUNCH_NS + -(-2 * KIB // HBM_PER_NS)
+    assert one_pass([copy], flat_machine()) == [(0, took_ns)]
+    beside = copy.model_copy(update={"op_id": "b", "stream": Stream(queue="h2d")})
+    assert one_pass([copy, beside], flat_machine())[0] == (0, LAUNCH_NS + -(-4 * KIB // HBM_PER_NS))
+
+
 def test_a_copy_of_some_parts_moves_their_bytes_and_the_padding_between_them():
     tensors = (
         Tensor(tensor_id="x", size_bytes=2000, role="context", dtype="uint8", shape=(2000,)),
