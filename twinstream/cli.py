@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from twinstream.commands.calibrating import calibrate
 from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
@@ -24,7 +25,7 @@ _INTERRUPTED = 130
 _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "How fast would it train, what should I buy?": (models, machines, plan, verify, simulate),
     "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare,),
+    "How far off was the prediction?": (compare, calibrate),
 }
 
 

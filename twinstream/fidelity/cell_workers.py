@@ -8,7 +8,8 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Literal, Self
 
-from twinstream.fidelity.predict import Cell, cell_of, step_s
+from twinstream.fidelity.cells import Cell, cell_of
+from twinstream.fidelity.predict import step_s
 from twinstream.hardware_profiles.calibration.fitting import Trial
 from twinstream.hardware_profiles.calibration.timelines import works_of
 from twinstream.hardware_profiles.errors import CalibrationError
@@ -96,7 +97,7 @@ class _Cells:
     """What a worker says of its cells once it has them."""
 
     def __init__(self, cells: Mapping[int, Cell]) -> None:
-        self.keys = {index: repr(cell.key) for index, cell in cells.items()}
+        self.keys = {index: repr(cell.key.plan) for index, cell in cells.items()}
         self.tokens_per_step = {i: cell.tokens_per_step for i, cell in cells.items()}
         self.works = [work for cell in cells.values() for work in works_of(cell.schedule)]
 
