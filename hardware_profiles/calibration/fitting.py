@@ -6,20 +6,17 @@ from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
+from twinstream.hardware_profiles.calibration.linear_fit import LinearFit, Vector
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine
 
-Vector = NDArray[np.float64]
-
-NOISE = 0.01  # standard deviation of a relative residual: noise of runs and faults of the model
-_ROBUST_FROM = 2.0  # residuals beyond so many standard deviations pull less than in proportion
 _STEP = 0.02  # of a log factor, for differences: well above the rounding of simulated times
-_MAX_EVALUATIONS = 12
+_MOST_LINEARISATIONS = 6
+_STILL = 0.01  # log factors that move less are where they belong: their effect is linear
 _UNTOLD = 0.8  # a posterior wider than this share of the prior is the prior's
-_RIDGE = 1e-12
+_UNHEARD = 0.99  # the same while the derivatives are still those far from the optimum
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,9 @@ def fit(
     """Fit the parameters' factors on the base to measured times.
 
     Minimises the sum of soft-l1 losses of log(predicted / measured) / NOISE and of the squares of
-    log(factor) / width. Parameters whose posterior stays as wide as their prior go back to it and
-    the rest is fitted once more.
+    log(factor) / width, see `linear_fit`. Predictions are dear and nearly linear in the log
+    factors, so a few linearisations do. Parameters whose posterior stays as wide as their prior go
+    back to it.
 
     Args:
         base: a profile, see `prepared`.
@@ -146,10 +144,10 @@ def fit(
     _check(observations)
     problem = _Problem(base, tuple(parameters), tuple(observations), predict)
     before = problem.times_s(np.zeros(len(parameters)))
-    found, jacobian, told = problem.solve_what_is_told()
-    widths = problem.widths(found, jacobian, told)
-    after, left_out = problem.times_s(found), problem.left_out_s(found, jacobian, told)
-    machine = problem.machine(found)
+    found = problem.search()
+    widths = found.widths(found.optimum)
+    after, left_out = problem.times_s(found.optimum), problem.left_out_s(found)
+    machine = problem.machine(found.optimum)
     return Fit(
         base=base,
         parameters=tuple(
@@ -157,9 +155,9 @@ def fit(
                 parameter=parameter,
                 prior_value=parameter.value_in(base),
                 value=parameter.value_in(machine),
-                factor=float(np.exp(found[i])),
+                factor=float(np.exp(found.optimum[i])),
                 posterior_width=float(widths[i]),
-                told=bool(told[i]),
+                told=bool(found.linear.free[i]),
             )
             for i, parameter in enumerate(parameters)
         ),
@@ -171,8 +169,19 @@ def fit(
     )
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The optimum, and the linear model of the residuals around it."""
+
+    optimum: Vector
+    linear: LinearFit
+
+    def widths(self, logs: Vector) -> Vector:
+        return self.linear.widths(logs)
+
+
 class _Problem:
-    """Residuals and their derivatives; the predictor is asked in batches, and once for a point."""
+    """Predicted times and their derivatives; the predictor is asked in batches."""
 
     def __init__(
         self,
@@ -183,100 +192,63 @@ class _Problem:
     ) -> None:
         self._base, self._parameters, self._predict = base, parameters, predict
         self._observations = observations
-        self._measured = np.array([o.measured_s for o in observations])
-        self._weights = np.sqrt([o.weight for o in observations])
-        self.prior_widths: Vector = np.array([p.width for p in parameters])
         bounds = [p.factor_bounds(base) for p in parameters]
         self._low: Vector = np.log([low for low, _ in bounds])
         self._high: Vector = np.log([high for _, high in bounds])
-        self._last: tuple[bytes, Vector] | None = None
+        self._known: dict[bytes, Vector] = {}
         self.num_predictions = 0
 
     def machine(self, logs: Vector) -> Machine:
         return applied(self._base, self._parameters, [float(f) for f in np.exp(logs)], "trial")
 
     def times_s(self, logs: Vector) -> Vector:
-        if self._last is None or self._last[0] != logs.tobytes():
-            self._last = (logs.tobytes(), self._ask([logs])[0])
-        return self._last[1]
+        key = logs.tobytes()
+        if key not in self._known:
+            self._known[key] = self._ask([logs])[0]
+        return self._known[key]
 
-    def solve_what_is_told(self) -> tuple[Vector, Vector, NDArray[np.bool_]]:
-        """The optimum with only those parameters free that the data narrow down."""
-        told = np.ones(len(self._parameters), dtype=bool)
-        found = np.zeros(len(told))
-        while True:
-            found, jacobian = self.solve(np.where(told, found, 0.0), told)
-            still = told & (self.widths(found, jacobian, told) <= _UNTOLD * self.prior_widths)
-            if (still == told).all():
-                return found, jacobian, told
-            told = still
+    def search(self) -> _Found:
+        """Linearise, go to the linear model's robust optimum, and again until nothing moves.
 
-    def solve(self, start: Vector, free: NDArray[np.bool_]) -> tuple[Vector, Vector]:
-        """The optimum over the free parameters, and d log(time) / d log(factor) [times, all]."""
-        jacobians: dict[bytes, Vector] = {}
+        A step that does not lower the cost is halved, twice at most. What the data do not tell is
+        put back to its prior and no longer varied.
+        """
+        logs = np.zeros(len(self._parameters))
+        free = np.ones(len(logs), dtype=bool)
+        for number in range(_MOST_LINEARISATIONS):
+            linear = self._linearised(logs, free)
+            share = _UNTOLD if number else _UNHEARD
+            told = linear.told(linear.optimum(), share)
+            if not (told == free).all():
+                free, linear = told, linear.with_free(told)
+            target, here = linear.optimum(), self._cost(linear, logs)
+            start = np.where(free, logs, 0.0)
+            for shrink in (1.0, 0.5, 0.25):
+                point = start + shrink * (target - start)
+                if self._cost(linear, point) < here:
+                    break
+            moved = float(np.abs(point - logs).max(initial=0.0))
+            logs = point
+            if moved < _STILL and number:
+                break
+        return _Found(logs, linear.at(self._residuals(logs), logs))
 
-        def full(x: Vector) -> Vector:
-            logs = start.copy()
-            logs[free] = x
-            return logs
-
-        def residuals(x: Vector) -> Vector:
-            return np.concatenate([self._data(full(x)), x / self.prior_widths[free]])
-
-        def derivatives(x: Vector) -> Vector:
-            logs = full(x)
-            jacobians[x.tobytes()] = self._jacobian(logs, free)
-            data = jacobians[x.tobytes()][:, free] * (self._weights / NOISE)[:, None]
-            return np.concatenate([data, np.diag(1.0 / self.prior_widths[free])])
-
-        if not free.any():
-            return start, np.zeros((len(self._measured), len(start)))
-        room = 1e-9
-        solution = least_squares(
-            residuals,
-            np.clip(start[free], self._low[free] - room, self._high[free] + room),
-            derivatives,
-            bounds=(self._low[free] - 2 * room, self._high[free] + 2 * room),
-            x_scale=self.prior_widths[free],
-            loss=self._loss,
-            ftol=1e-4, xtol=1e-4, gtol=1e-4,
-            max_nfev=_MAX_EVALUATIONS,
-        )  # fmt: skip
-        found = full(solution.x)
-        known = jacobians.get(solution.x.tobytes())
-        return found, self._jacobian(found, free) if known is None else known
-
-    def widths(self, logs: Vector, jacobian: Vector, free: NDArray[np.bool_]) -> Vector:
-        """Standard deviations of the posterior of log(factor), linear around the optimum."""
-        precision = self._precision(self._robust_weights(logs), jacobian, free)
-        widths = self.prior_widths.copy()
-        widths[free] = np.sqrt(np.diag(np.linalg.inv(precision)))
-        return widths
-
-    def left_out_s(self, logs: Vector, jacobian: Vector, free: NDArray[np.bool_]) -> Vector:
-        """Each time by the fit without its group: one Gauss-Newton step, then the predictor."""
-        weights = self._robust_weights(logs)
-        residuals = np.log(self.times_s(logs) / self._measured)
+    def left_out_s(self, found: _Found) -> Vector:
+        """Each time by the fit without its group: the linear model's optimum, then predicted."""
         trials = []
+        optima: dict[str, Machine] = {}
         for index, observation in enumerate(self._observations):
-            kept = np.array([o.group != observation.group for o in self._observations])
-            used = np.where(kept, weights, 0.0)
-            gradient = jacobian[:, free].T @ (used * residuals)
-            gradient += logs[free] / self.prior_widths[free] ** 2
-            step = np.linalg.solve(self._precision(used, jacobian, free), gradient)
-            moved = logs.copy()
-            moved[free] = np.clip(logs[free] - step, self._low[free], self._high[free])
-            trials.append(Trial(self.machine(moved), index))
+            group = observation.group
+            if group not in optima:
+                kept = np.array([o.group != group for o in self._observations])
+                optima[group] = self.machine(found.linear.without(~kept).optimum())
+            trials.append(Trial(optima[group], index))
         self.num_predictions += len(trials)
         return np.array(self._predict(trials))
 
-    def _data(self, logs: Vector) -> Vector:
-        errors: Vector = np.log(self.times_s(logs) / self._measured) * self._weights / NOISE
-        return errors
-
-    def _jacobian(self, logs: Vector, free: NDArray[np.bool_]) -> Vector:
-        columns = np.flatnonzero(free)
+    def _linearised(self, logs: Vector, free: NDArray[np.bool_]) -> LinearFit:
         points, steps = [], []
+        columns = np.flatnonzero(free)
         for column in columns:  # a difference towards the wider side stays within the bounds
             up = self._high[column] - logs[column] >= logs[column] - self._low[column]
             steps.append(_STEP if up else -_STEP)
@@ -287,36 +259,31 @@ class _Problem:
         jacobian = np.zeros((len(here), len(logs)))
         for column, step, times in zip(columns, steps, self._ask(points), strict=True):
             jacobian[:, column] = (np.log(times) - here) / step
-        return jacobian
+        return LinearFit(
+            at_logs=logs,
+            residuals=self._residuals(logs),
+            jacobian=jacobian,
+            weights=np.array([o.weight for o in self._observations]),
+            prior_widths=np.array([p.width for p in self._parameters]),
+            low=self._low,
+            high=self._high,
+            free=free,
+        )
+
+    def _residuals(self, logs: Vector) -> Vector:
+        measured = np.array([o.measured_s for o in self._observations])
+        errors: Vector = np.log(self.times_s(logs) / measured)
+        return errors
+
+    def _cost(self, linear: LinearFit, logs: Vector) -> float:
+        return linear.cost(self._residuals(logs), logs)
 
     def _ask(self, points: Sequence[Vector]) -> list[Vector]:
-        count = len(self._measured)
+        count = len(self._observations)
         trials = [Trial(m, i) for m in map(self.machine, points) for i in range(count)]
         times = np.array(self._predict(trials)).reshape(len(points), count)
         self.num_predictions += len(trials)
         return list(times)
-
-    def _precision(self, weights: Vector, jacobian: Vector, free: NDArray[np.bool_]) -> Vector:
-        told = jacobian[:, free].T @ (weights[:, None] * jacobian[:, free])
-        precision: Vector = told + np.diag(1.0 / self.prior_widths[free] ** 2 + _RIDGE)
-        return precision
-
-    def _robust_weights(self, logs: Vector) -> Vector:
-        z = (self._data(logs) / _ROBUST_FROM) ** 2
-        weights: Vector = self._weights**2 / NOISE**2 / np.sqrt(1.0 + z)
-        return weights
-
-    def _loss(self, squares: Vector, /, *, cost_only: bool | None = None) -> Vector:
-        """Soft l1 of the data, squares of the priors: loss, first and second derivative."""
-        assert not cost_only  # scipy asks a loss that is a function for all three
-        count = len(self._measured)
-        loss = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
-        scale = _ROBUST_FROM**2
-        root = np.sqrt(1.0 + squares[:count] / scale)
-        loss[0, :count] = 2.0 * scale * (root - 1.0)
-        loss[1, :count] = 1.0 / root
-        loss[2, :count] = -0.5 / (scale * root**3)
-        return loss
 
 
 def _check(observations: Sequence[Observation]) -> None:
