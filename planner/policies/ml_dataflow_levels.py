@@ -41,36 +41,39 @@ def choose_levels(levels: Levels, home: int, budget_bytes: int) -> tuple[SavedLe
         return _with_inputs(levels, home, home - attention)
     left = budget_bytes - home * sizes[_ATTENTION]
     full = min(home, left // (sizes[_FULL] - sizes[_ATTENTION]))
-    if levels.window_bytes is not None:
-        full = min(full, _uncongested(levels, home))
-    return _with_fulls(levels, home, full)
+    windows, rest = divmod(home, levels.slots)
+    if windows and levels.window_bytes is not None:
+        most = _uncongested(levels, rest)
+        if full > windows * most[0] + most[1]:
+            return _with_fulls(levels, home, *most)
+    per_window = min(levels.slots, full // windows) if windows else 0
+    in_rest = min(rest, full - windows * per_window)
+    return _with_fulls(levels, home, per_window, in_rest)
 
 
-def _uncongested(levels: Levels, home: int) -> int:
-    """How many may be FULL so that no window brings more than the link takes; the rest is free."""
+def _uncongested(levels: Levels, rest: int) -> tuple[int, int]:
+    """How many of a window may be FULL so that it brings no more than the link takes, and of the
+    activations after the last window: all, unless a window is too much without any."""
     sizes, slots = levels.bytes_of, levels.slots
     assert levels.window_bytes is not None
-    windows, rest = divmod(home, slots)
     left = levels.window_bytes - slots * sizes[_ATTENTION]
-    if not windows:
-        return rest
     if left < 0:
-        return 0
-    per_window = min(slots, int(left // (sizes[_FULL] - sizes[_ATTENTION])))
-    return windows * per_window + rest
+        return 0, 0
+    return min(slots, int(left // (sizes[_FULL] - sizes[_ATTENTION]))), rest
 
 
-def _with_fulls(levels: Levels, home: int, full: int) -> tuple[SavedLevel, ...]:
-    """Each window has its FULL ones first or last, in turn; the rest takes what is left of them."""
+def _with_fulls(levels: Levels, home: int, per_window: int, in_rest: int) -> tuple[SavedLevel, ...]:
+    """Each window has its FULL ones last or first, in turn.
+
+    The rules say that windows alternate, not which begins; recorded speeds fit better this way.
+    """
     slots = levels.slots
     windows, rest = divmod(home, slots)
-    per_window = min(slots, full // windows) if windows else 0
     found: list[SavedLevel] = []
     for window in range(windows):
         of_window = [_FULL] * per_window + [_ATTENTION] * (slots - per_window)
-        found += of_window if window % 2 == 0 else of_window[::-1]
-    last = min(rest, full - windows * per_window)
-    return (*found, *[_FULL] * last, *[_ATTENTION] * (rest - last))
+        found += of_window if window % 2 else of_window[::-1]
+    return (*found, *[_FULL] * in_rest, *[_ATTENTION] * (rest - in_rest))
 
 
 def _with_inputs(levels: Levels, home: int, inputs: int) -> tuple[SavedLevel, ...]:

@@ -133,8 +133,10 @@ def initials(levels: tuple[SavedLevel, ...]) -> str:
 
 
 def test_full_ones_take_their_place_in_windows_by_turns():
-    # 4 of 9 fit FULL: one for each of three windows of three, and none for what is left over.
-    assert initials(choose_levels(few_levels(slots=3), 9, 2 * 9 + 8 * 4)) == "FAAAAFFAA"
+    # 4 of 9 fit FULL: one for each of three windows of three; integer division loses the fourth.
+    assert initials(choose_levels(few_levels(slots=3), 9, 2 * 9 + 8 * 4)) == "AAFFAAAAF"
+    # 5 of 8: two for each of two windows, and one in what is left over.
+    assert initials(choose_levels(few_levels(slots=3), 8, 2 * 8 + 8 * 5)) == "AFFFFAFA"
 
 
 def test_inputs_are_the_earliest_chunks_of_whole_layers():
@@ -145,5 +147,13 @@ def test_inputs_are_the_earliest_chunks_of_whole_layers():
 def test_a_window_takes_no_more_than_the_link():
     # 2 x 2 bytes of ATTENTION and one step of 8 to FULL in 12; what is left over is free.
     chosen = choose_levels(few_levels(slots=2, window_bytes=13.0), 5, 1000)
-    assert initials(chosen) == "FAAFF"
+    assert initials(chosen) == "AFFAF"
     assert initials(choose_levels(few_levels(slots=2, window_bytes=3.0), 5, 1000)) == "AAAAA"
+
+
+def test_a_plan_that_the_host_limits_more_is_not_spread_anew():
+    # Three fit the host: one in each of two windows, the third left over. The link allows as many.
+    levels = few_levels(slots=4, window_bytes=8.0 + 8.0 * 2)
+    assert initials(choose_levels(levels, 9, 2 * 9 + 8 * 3)) == "AAAFFAAAF"
+    # Of eight that fit, the link leaves two to each window and the one left over.
+    assert initials(choose_levels(levels, 9, 2 * 9 + 8 * 8)) == "AAFFFFAAF"

@@ -13,6 +13,7 @@ from twinstream.models.presets import load_preset
 from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain
 from twinstream.planner.policies.ml_dataflow_classes import MachineClass, machine_class
 from twinstream.planner.policies.ml_dataflow_sizing import RoundsRule, Sizing, size_step
+from twinstream.planner.step_plan import gc_paused
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 
@@ -86,12 +87,14 @@ def cell_of(row: MeasuredRow) -> Cell:
     spec, machine, sizing = load_preset(row.preset), machine_class(row.machine), sizing_of(row)
     workload = sizing.workload
     few = min(SIMULATED_ROUNDS, workload.rounds_per_step)
-    chain = seed_chain(spec, workload.model_copy(update={"rounds_per_step": few}))
     # Not the hash of a profile: the plan is made from constants of the class alone.
     ref = MachineRef(name=machine.name, content_hash="ml_dataflow")
+    with gc_paused():
+        chain = seed_chain(spec, workload.model_copy(update={"rounds_per_step": few}))
+        schedule = emit_seed(spec, chain, sizing, ref)
     return Cell(
         key=_key(machine, row.preset, sizing),
-        schedule=emit_seed(spec, chain, sizing, ref),
+        schedule=schedule,
         rounds_per_step=workload.rounds_per_step,
         tokens_per_step=workload.tokens_per_step,
     )
