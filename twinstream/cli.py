@@ -17,6 +17,7 @@ from twinstream.commands.planning import plan
 from twinstream.commands.probing import probe
 from twinstream.commands.running import run
 from twinstream.commands.simulating import simulate
+from twinstream.commands.validating import validate
 from twinstream.commands.verifying import verify
 from twinstream.schedule.errors import TwinstreamError
 
@@ -25,7 +26,7 @@ _INTERRUPTED = 130
 _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "How fast would it train, what should I buy?": (models, machines, plan, verify, simulate),
     "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare, calibrate),
+    "How far off was the prediction?": (compare, validate, calibrate),
 }
 
 

@@ -26,7 +26,7 @@ _LARGEST_SEED = 2**31 - 1
 _LONGEST_SIZE = 40
 
 
-def _check_output(path: Path | None) -> Path | None:
+def check_output(path: Path | None) -> Path | None:
     """Refuse a place that cannot be written before the work, not after it."""
     if path is None:
         return None
@@ -72,7 +72,7 @@ def share_of(text: str) -> float:
 def output(what: str) -> typer.models.OptionInfo:
     """`-o FILE`, checked before the command starts."""
     option: typer.models.OptionInfo = typer.Option(
-        "--output", "-o", metavar="FILE", help=what, callback=_check_output
+        "--output", "-o", metavar="FILE", help=what, callback=check_output
     )
     return option
 

@@ -1,0 +1,244 @@
+"""Every row of a measured table predicted, and how far off the predictions are."""
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from statistics import fmean
+
+import numpy as np
+
+from twinstream.fidelity.cells import CellKey, PlanKey, key_of
+from twinstream.fidelity.predict import Prediction, predict_row
+from twinstream.hardware_profiles.measured_table import MeasuredRow
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.policies.ml_dataflow_classes import UnknownMachineClass, machine_class
+from twinstream.planner.policies.ml_dataflow_sizing import SizingRefused
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+
+STALLED = 0.10
+_FEW_SCHEDULES = 4
+
+
+class ValidationError(TwinstreamError):
+    """Nothing of a table can be predicted with the profiles given."""
+
+
+class Errors(Node):
+    """Absolute relative errors of tokens/s, as fractions, over distinct schedules; None of none."""
+
+    schedules: int
+    mean_error: float | None
+    median_error: float | None
+    p90_error: float | None
+    max_error: float | None
+
+
+class ValidatedRow(Node):
+    """A measured row and its prediction; `refused` is the reason where the policy refuses it.
+
+    `error` is predicted / measured - 1; `schedule` is the number of its distinct schedule.
+    """
+
+    row: MeasuredRow
+    schedule: int | None = None
+    predicted_tokens_per_s: float | None = None
+    predicted_step_s: float | None = None
+    stall: float | None = None
+    error: float | None = None
+    refused: str | None = None
+
+
+class Validation(Node):
+    """All rows in the table's order, and the errors over distinct schedules.
+
+    A schedule's measured and predicted speeds are the means over its rows. `stalled` are those
+    predicted over 10 % slower than with infinite links. `failed_rows` of the table did not run;
+    `refused_alike` of these are refused for the reason that the table gives. `left_out` rows are
+    of machines that no profile was given for.
+    """
+
+    rows: tuple[ValidatedRow, ...]
+    cells: int
+    overall: Errors
+    stalled: Errors
+    by_model: dict[str, Errors]
+    by_seq_len: dict[str, Errors]
+    failed_rows: int
+    refused_alike: int
+    left_out: int
+
+
+def validate(
+    rows: Sequence[MeasuredRow],
+    machines: Sequence[Machine],
+    *,
+    jobs: int | None = None,
+    on_start: Callable[[int], Callable[[], None]] | None = None,
+) -> Validation:
+    """Predict the rows of a table with the profiles of their machines.
+
+    Args:
+        rows: of `read_measured`.
+        machines: profiles; each is used for the rows of the machine whose class its name begins
+            with. A single profile of another name is used for a table of a single machine.
+        jobs: processes; by default as many as there are cores.
+        on_start: is told the number of schedules to predict, and returns what to call after each.
+
+    Raises:
+        ValidationError: no row is of any of the machines, or none could be run.
+        TwinstreamError: a row's machine or model is not known, or a profile lacks a number.
+    """
+    profiles = _profiles(rows, machines)
+    mine = [row for row in rows if row.machine in profiles]
+    keys, refused = _planned(mine)
+    first_rows: dict[CellKey, MeasuredRow] = {}
+    for row in mine:
+        if row.status == "ok" and row.line in keys:
+            first_rows.setdefault(keys[row.line], row)
+    if not first_rows:
+        raise ValidationError(
+            "no row of the table both ran and can be planned, so there is nothing to compare"
+        )
+    advance = on_start(len(first_rows)) if on_start is not None else None
+    tasks = [(key, row, profiles[row.machine]) for key, row in first_rows.items()]
+    predictions: dict[CellKey, Prediction] = {}
+    for key, prediction in _predicted(tasks, jobs):
+        predictions[key] = prediction
+        if advance is not None:
+            advance()
+    return _summed_up(mine, keys, refused, predictions, left_out=len(rows) - len(mine))
+
+
+def _profiles(rows: Sequence[MeasuredRow], machines: Sequence[Machine]) -> dict[str, Machine]:
+    """The profile of each machine of the table that has one."""
+    names = sorted({row.machine for row in rows})
+    if len(names) == len(machines) == 1:
+        return {names[0]: machines[0]}
+    by_class: dict[str, Machine] = {machine_class(m.name).name: m for m in machines}
+    found: dict[str, Machine] = {}
+    for name in names:
+        try:
+            profile = by_class.get(machine_class(name).name)
+        except UnknownMachineClass:
+            continue
+        if profile is not None:
+            found[name] = profile
+    if not found:
+        given = ", ".join(machine.name for machine in machines)
+        raise ValidationError(
+            f"the table has rows of {', '.join(names)}, the profiles given are {given}: give the "
+            "profile of one of the table's machines with --machine"
+        )
+    return found
+
+
+def _planned(rows: Iterable[MeasuredRow]) -> tuple[dict[int, CellKey], dict[int, str]]:
+    """By line: what decides the schedule, or why the policy refuses the row."""
+    keys: dict[int, CellKey] = {}
+    refused: dict[int, str] = {}
+    for row in rows:
+        try:
+            keys[row.line] = key_of(row)
+        except SizingRefused as error:
+            refused[row.line] = error.reason
+    return keys, refused
+
+
+_Task = tuple[CellKey, MeasuredRow, Machine]
+
+
+def _predicted(tasks: list[_Task], jobs: int | None) -> Iterator[tuple[CellKey, Prediction]]:
+    """Predictions as they come, the longest first."""
+    jobs = min(jobs or os.cpu_count() or 1, len(tasks))
+    tasks = sorted(tasks, key=lambda task: (-task[1].seq_len, task[1].line))
+    if jobs == 1 or len(tasks) <= _FEW_SCHEDULES:
+        for key, row, machine in tasks:
+            yield key, predict_row(row, machine)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy the progress bar's thread
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        running = {pool.submit(predict_row, row, machine): key for key, row, machine in tasks}
+        try:
+            for future in as_completed(running):
+                yield running[future], future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _summed_up(
+    rows: Sequence[MeasuredRow],
+    keys: Mapping[int, CellKey],
+    refused: Mapping[int, str],
+    predictions: Mapping[CellKey, Prediction],
+    *,
+    left_out: int,
+) -> Validation:
+    numbers: dict[PlanKey, int] = {}
+    found: list[ValidatedRow] = []
+    for row in rows:
+        key = keys.get(row.line)
+        prediction = predictions.get(key) if key is not None and row.status == "ok" else None
+        if key is None or prediction is None or row.tokens_per_s is None:
+            found.append(ValidatedRow(row=row, refused=refused.get(row.line)))
+            continue
+        found.append(
+            ValidatedRow(
+                row=row,
+                schedule=numbers.setdefault(key.plan, len(numbers)),
+                predicted_tokens_per_s=prediction.tokens_per_s,
+                predicted_step_s=prediction.step_s,
+                stall=prediction.stall,
+                error=prediction.tokens_per_s / row.tokens_per_s - 1.0,
+            )
+        )
+    compared = [each for each in found if each.error is not None]
+    failed = [each for each in found if each.row.status == "failed"]
+    return Validation(
+        rows=tuple(found),
+        cells=len(compared),
+        overall=errors_of(compared),
+        stalled=errors_of([each for each in compared if (each.stall or 0.0) > STALLED]),
+        by_model=_grouped(compared, lambda row: f"{row.machine} {row.model}"),
+        by_seq_len=_grouped(compared, lambda row: str(row.seq_len)),
+        failed_rows=len(failed),
+        refused_alike=sum(each.refused == each.row.status_detail for each in failed),
+        left_out=left_out,
+    )
+
+
+def errors_of(rows: Iterable[ValidatedRow]) -> Errors:
+    """Errors over the distinct schedules of predicted rows."""
+    by_schedule: dict[int, list[ValidatedRow]] = {}
+    for each in rows:
+        assert each.schedule is not None
+        by_schedule.setdefault(each.schedule, []).append(each)
+    errors = [_error(group) for group in by_schedule.values()]
+    if not errors:
+        return Errors(
+            schedules=0, mean_error=None, median_error=None, p90_error=None, max_error=None
+        )
+    return Errors(
+        schedules=len(errors),
+        mean_error=fmean(errors),
+        median_error=float(np.median(errors)),
+        p90_error=float(np.percentile(errors, 90)),
+        max_error=max(errors),
+    )
+
+
+def _error(group: Sequence[ValidatedRow]) -> float:
+    predicted = fmean(each.predicted_tokens_per_s or math.nan for each in group)
+    measured = fmean(each.row.tokens_per_s or math.nan for each in group)
+    return abs(predicted / measured - 1.0)
+
+
+def _grouped(
+    rows: Sequence[ValidatedRow], name_of: Callable[[MeasuredRow], str]
+) -> dict[str, Errors]:
+    groups: dict[str, list[ValidatedRow]] = {}
+    for each in sorted(rows, key=lambda e: (e.row.machine, e.row.model, e.row.seq_len)):
+        groups.setdefault(name_of(each.row), []).append(each)
+    return {name: errors_of(group) for name, group in groups.items()}
