@@ -23,9 +23,9 @@ import csv
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -33,6 +33,9 @@ from twinstream.schedule.node import Node
 NEEDED = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "tokens_per_s")
 _NUMBERS = (*NEEDED[2:], "step_time_s", "rounds_per_step")
 _MOST_FAULTS = 3
+_LONGEST_SEQUENCE = 2**30
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class MeasuredTableError(TwinstreamError):
@@ -48,13 +51,13 @@ class MeasuredRow(Node):
     line: PositiveInt
     machine: str
     model: str
-    seq_len: PositiveInt
-    host_mem_gib: PositiveFloat
-    dev_mem_gib: PositiveFloat
-    tokens_per_s: PositiveFloat | None = None
+    seq_len: Annotated[int, Field(gt=0, le=_LONGEST_SEQUENCE)]
+    host_mem_gib: Positive
+    dev_mem_gib: Positive
+    tokens_per_s: Positive | None = None
     status: Literal["ok", "failed"]
     status_detail: str = ""
-    step_time_s: PositiveFloat | None = None
+    step_time_s: Positive | None = None
     rounds_per_step: PositiveInt | None = None
     rounds_rule: Literal["v1", "v2", ""] = ""
     columns: dict[str, str]

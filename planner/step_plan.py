@@ -15,6 +15,8 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.plan import as_step_bound, finished, optimizer_place, plan_chain, step_bound
+from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
+from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
 from twinstream.planner.policies.optimal import (
     JUDGED_ROUNDS,
     MANY_TASKS,
@@ -53,7 +55,7 @@ def plan_step(
 
     `optimal` chooses the chunking with the least step time; every other policy takes the preferred
     one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many, for
-    every policy alike.
+    every policy alike. `ml_dataflow` cuts the step by rules of its own (`plan_seed_step`).
 
     Raises:
         ChunkingError: what is fixed of the step contradicts itself.
@@ -61,6 +63,8 @@ def plan_step(
         InfeasiblePlan: the caps are too small for the policy; it says what would do.
     """
     with gc_paused():
+        if policy == SEED_POLICY:
+            return plan_seed_step(spec, step, machine, caps)
         whole = with_tokens(spec, step, machine, caps)
         return _plan_step(spec, whole, machine, caps, policy, judge)
 

@@ -17,7 +17,14 @@ from twinstream.tables import seconds, workload_line
 _GIB = 2**30
 _MIB = 2**20
 _WIDTH = 78
-_QUEUES = {"h2d": "H2D", "d2h": "D2H", "h2d_inputs": "inputs", "host_compute": "the host CPU"}
+_QUEUES = {
+    "h2d": "H2D",
+    "d2h": "D2H",
+    "h2d_inputs": "inputs",
+    "h2d_context": "context",
+    "d2h_loss": "the loss",
+    "host_compute": "the host CPU",
+}
 
 
 def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) -> Group:
@@ -53,8 +60,9 @@ def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -
         limits = (_QUEUES.get(limit, limit) for limit in explanation.limits)
         table.add_row("limited by", ", ".join(limits) or "-")
     table.add_row("compute waits", _waits(explanation))
+    queues = _QUEUES | {"compute": "inside the device"}
     moved = ", ".join(
-        f"{gib(size)} {_QUEUES.get(queue, queue)}"
+        f"{gib(size)} {queues.get(queue, queue)}"
         for queue, size in explanation.copied_bytes.items()
     )
     table.add_row("copied per step", moved or "nothing")

@@ -166,7 +166,8 @@ def cut_round(spec: ModelSpec, seq_len: int, machine: MachineClass) -> Cut:
     """
     least = machine.min_chunk_tokens
     if seq_len > least:
-        chunk = next(c for c in range(least, seq_len + 1) if seq_len % c == 0)
+        count = next(n for n in range(seq_len // least, 0, -1) if seq_len % n == 0)
+        chunk = seq_len // count
     else:
         chunk = -(-least // seq_len) * seq_len
     chunks = max(1, seq_len // chunk)

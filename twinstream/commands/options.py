@@ -10,6 +10,7 @@ import typer
 
 from twinstream import api
 from twinstream.planner.plan import policies
+from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
@@ -161,10 +162,11 @@ HostMem = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
+_POLICIES = ", ".join((*policies(), SEED_POLICY))
 _POLICY = typer.Option(
     "--policy",
     metavar="NAME",
-    help=f"One of: {', '.join(policies())}; by default {api.DEFAULT_POLICY}.",
+    help=f"One of: {_POLICIES}; by default {api.DEFAULT_POLICY}.",
     rich_help_panel=_LIMITS,
 )
 Policy = Annotated[str | None, _POLICY]
@@ -173,8 +175,8 @@ PolicyOrAll = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME",
-        help=f"One of: {', '.join(policies())}; by default {api.DEFAULT_POLICY}. "
-        f"`{ALL}` compares them; -o then writes the fastest.",
+        help=f"One of: {_POLICIES}; by default {api.DEFAULT_POLICY}. "
+        f"`{ALL}` compares all but the last; -o then writes the fastest.",
         rich_help_panel=_LIMITS,
     ),
 ]

@@ -1,0 +1,88 @@
+"""Predicted steps of recorded cells: short schedules stand for long ones, timed as their source."""
+
+from pathlib import Path
+
+import pytest
+
+from twinstream.fidelity.cells import Cell, cell_of, key_of, sizing_of
+from twinstream.fidelity.predict import phases, predict_cell, predict_row, step_s
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
+from twinstream.hardware_profiles.overrides import override
+from twinstream.models.presets import load_preset
+from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain, timed_ns
+from twinstream.schedule.conforms import conforms
+from twinstream.schedule.verify import verify
+from twinstream.simulator.costs import MachineCosts
+from twinstream.simulator.replay import replay_passes
+
+FEW = Path(__file__).parents[1] / "data" / "measured_few.csv"
+H100 = load_machine("h100")
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[MeasuredRow, ...]:
+    return read_measured(FEW)
+
+
+@pytest.fixture(scope="module")
+def cell(rows: tuple[MeasuredRow, ...]) -> Cell:
+    return cell_of(rows[0])
+
+
+def test_a_recorded_cell_is_a_safe_schedule_of_its_model(rows, cell):
+    spec = load_preset(rows[0].preset)
+    assert cell.schedule.workload.rounds_per_step == 3
+    assert verify(cell.schedule) == []
+    assert conforms(cell.schedule, seed_chain(spec, cell.schedule.workload)) == []
+
+
+@pytest.mark.parametrize("slower", [1.0, 4.0])
+def test_further_rounds_take_as_long_as_the_middle_one(rows, cell, slower):
+    """A whole step of eight rounds against three of them, also where the link is the limit."""
+    machine = override(
+        H100, {field: H100.number(field) / slower for field in
+               ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s")}
+    )  # fmt: skip
+    row = rows[0].model_copy(update={"rounds_per_step": 8})
+    sizing, spec = sizing_of(row), load_preset(row.preset)
+    whole = emit_seed(
+        spec, seed_chain(spec, sizing.workload), sizing, cell.schedule.machine
+    )  # fmt: skip
+    (spans,) = replay_passes(whole, MachineCosts(whole, machine), 1)
+    assert step_s(cell_of(row), machine) * 1e9 == pytest.approx(timed_ns(whole, spans), abs=8)
+
+
+def test_rounds_are_the_recorded_ones(rows):
+    row = rows[0].model_copy(update={"rounds_per_step": 5})
+    assert key_of(row).plan.rounds_per_step == 5
+    bare = row.model_copy(update={"rounds_per_step": None})
+    assert key_of(bare).plan.rounds_per_step == 24  # by rule v1
+    assert cell_of(row).tokens_per_step == 5 * 16384
+
+
+def test_caps_that_change_nothing_give_the_same_schedule(rows):
+    assert key_of(rows[1]) == key_of(rows[2])
+    assert key_of(rows[0]) != key_of(rows[1])
+
+
+def test_a_slow_link_stalls_the_step_and_infinite_ones_do_not(cell):
+    fast = predict_cell(cell, H100)
+    slow = predict_cell(cell, override(H100, {"pcie_h2d_bytes_per_s": 4e9}))
+    assert fast.step_s < slow.step_s
+    assert slow.stall > 1.0 > fast.stall >= 0.0
+    assert slow.free_link_step_s == fast.free_link_step_s
+    assert fast.tokens_per_s == pytest.approx(cell.tokens_per_step / fast.step_s)
+
+
+def test_phases_make_up_the_step(cell):
+    found = phases(cell, H100)
+    parts = found.forward_s + found.head_s + found.backward_s
+    assert parts == pytest.approx(found.round_s)
+    rounds_s = cell.rounds_per_step * found.round_s
+    # The first round has no gradients to fetch; the rest is what follows the last.
+    assert rounds_s + found.optimizer_s == pytest.approx(found.step_s, rel=0.01)
+
+
+def test_a_row_is_predicted_as_its_cell(rows, cell):
+    assert predict_row(rows[0], H100) == predict_cell(cell, H100)

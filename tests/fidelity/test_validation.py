@@ -1,0 +1,126 @@
+"""Tables are validated by distinct schedules; what cannot be compared is told."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.command_line import call, error_of
+from twinstream.fidelity.report import write_rows
+from twinstream.fidelity.validation import ValidatedRow, Validation, errors_of, validate
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
+
+FEW = Path(__file__).parents[1] / "data" / "measured_few.csv"
+VALIDATE = ("validate", "--measured", FEW, "--jobs", "1")
+
+
+@pytest.fixture(scope="module")
+def validation() -> Validation:
+    machines = [load_machine(name) for name in ("h100", "rtx3090")]
+    return validate(read_measured(FEW), machines, jobs=1)
+
+
+def validated(schedule: int, measured: float, predicted: float) -> ValidatedRow:
+    row = MeasuredRow(
+        line=1, machine="H100", model="8B", seq_len=512, host_mem_gib=1.0, dev_mem_gib=1.0,
+        tokens_per_s=measured, status="ok", columns={},
+    )  # fmt: skip
+    return ValidatedRow(
+        row=row, schedule=schedule, predicted_tokens_per_s=predicted,
+        predicted_step_s=1.0, stall=0.0, error=predicted / measured - 1.0,
+    )  # fmt: skip
+
+
+def test_errors_count_each_schedule_once():
+    # Schedule 0: 101 of mean 100 measured; schedule 1: 40 % too slow.
+    rows = [validated(0, 99.0, 101.0), validated(0, 101.0, 101.0), validated(1, 100.0, 60.0)]
+    errors = errors_of(rows)
+    assert errors.schedules == 2
+    assert errors.mean_error == pytest.approx((0.01 + 0.40) / 2)
+    assert errors.median_error == pytest.approx(0.205)
+    assert errors.p90_error == pytest.approx(0.01 + 0.9 * 0.39)
+    assert errors.max_error == pytest.approx(0.40)
+    assert errors_of([]).mean_error is None
+
+
+def test_a_table_of_two_machines_takes_the_profile_of_each(validation):
+    assert validation.cells == 7
+    assert validation.overall.schedules == 6  # two caps change nothing
+    assert list(validation.by_model) == ["H100 1B", "H100 8B", "RTX3090 8B"]
+    assert {name: e.schedules for name, e in validation.by_seq_len.items()} == {
+        "512": 1, "8192": 5
+    }  # fmt: skip
+    assert validation.failed_rows == validation.refused_alike == 3
+    assert validation.left_out == 0
+
+
+def test_a_prediction_is_in_the_order_of_what_was_measured(validation):
+    """Datasheet profiles with assumed efficiencies; the fitted ones are tested on their own."""
+    for each in validation.rows:
+        assert each.error is None or abs(each.error) < 0.15, each
+
+
+def test_rows_without_a_profile_are_left_out():
+    found = validate(read_measured(FEW), [load_machine("rtx3090")], jobs=1)
+    assert (found.cells, found.left_out) == (2, 7)
+    assert found.failed_rows == found.refused_alike == 1
+
+
+def test_a_table_of_one_machine_takes_a_profile_of_any_name():
+    rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
+    mine = load_machine("rtx3090").model_copy(update={"name": "at-home"})
+    assert validate(rows, [mine], jobs=1).cells == 2
+
+
+def test_processes_find_what_one_finds(validation):
+    machines = [load_machine(name) for name in ("h100", "rtx3090")]
+    begun: list[int] = []
+    advanced: list[int] = []
+
+    def start(total: int):
+        begun.append(total)
+        return lambda: advanced.append(1)
+
+    found = validate(read_measured(FEW), machines, jobs=2, on_start=start)
+    assert found == validation
+    assert begun == [6] and len(advanced) == 6
+
+
+def test_the_command_prints_the_named_figures_as_json(tmp_path):
+    csv, html = tmp_path / "rows.csv", tmp_path / "scatter.html"
+    printed = call(*VALIDATE, "--machine", "rtx3090", "--json", "-o", csv, "--html", html).json()
+    assert 0 < printed["median_error"] <= printed["p90_error"] <= printed["max_error"] < 0.15
+    assert printed["mean_error"] == pytest.approx(printed["median_error"])  # of two schedules
+    assert (printed["cells"], printed["schedules"]) == (2, 2)
+    assert printed["stalled_mean_error"] is None or printed["stalled_mean_error"] > 0
+    lines = csv.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 4 and lines[0].startswith("machine,model,seq_len")
+    assert lines[1].split(",")[8] == "972.320618"
+    assert "predicted and measured tokens/s" in html.read_text(encoding="utf-8")
+
+
+def test_the_command_prints_a_table_for_people():
+    printed = call(*VALIDATE, "--machine", "rtx3090").out
+    assert "2 measured cells, 2 distinct schedules" in printed
+    assert "1 of 1 failed cells are refused for the recorded reason" in printed
+    assert "7 rows are of machines without a profile here" in printed
+
+
+def test_what_cannot_be_validated_is_told(tmp_path):
+    assert "RTX3090" in error_of(*VALIDATE, "--machine", "a100")
+    assert "ml_dataflow" in error_of(*VALIDATE, "--machine", "h100", "--policy", "optimal")
+    assert "no constants for machine 'cpu'" in error_of(*VALIDATE, "--machine", "cpu")
+    missing = tmp_path / "none.csv"
+    assert "none.csv" in error_of("validate", "--machine", "h100", "--measured", missing)
+    failed = tmp_path / "failed.csv"
+    header = "machine,model,seq_len,host_mem_gib,dev_mem_gib,tokens_per_s"
+    failed.write_text(f"{header}\nH100,8B,8192,1,1,\n", encoding="utf-8")
+    assert "nothing to compare" in error_of("validate", "--machine", "h100", "--measured", failed)
+    unknown = tmp_path / "unknown.csv"
+    unknown.write_text(f"{header}\nH100,9B,8192,1,1,5\n", encoding="utf-8")
+    assert "9b" in error_of("validate", "--machine", "h100", "--measured", unknown)
+
+
+def test_rows_that_cannot_be_written_are_told(validation, tmp_path):
+    with pytest.raises(Exception, match="cannot write"):
+        write_rows(validation, tmp_path / "no" / "rows.csv")

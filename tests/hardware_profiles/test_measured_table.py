@@ -1,0 +1,71 @@
+"""Tables of measured speeds are read as documented, and faults are told with their place."""
+
+from pathlib import Path
+
+import pytest
+
+from twinstream.hardware_profiles.measured_table import MeasuredTableError, read_measured
+
+FEW = Path(__file__).parents[1] / "data" / "measured_few.csv"
+HEADER = "machine,model,seq_len,host_mem_gib,dev_mem_gib,tokens_per_s"
+
+
+def written(folder: Path, *lines: str) -> Path:
+    path = folder / "table.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_rows_are_read_with_their_lines_and_further_columns(tmp_path):
+    path = written(tmp_path, "# from a run", "", f"note,{HEADER}", "cold,H100,8B,512,60,24.5,100.5")
+    (row,) = read_measured(path)
+    assert (row.line, row.machine, row.preset, row.seq_len) == (4, "H100", "8b", 512)
+    assert (row.host_mem_gib, row.dev_mem_gib, row.tokens_per_s) == (60.0, 24.5, 100.5)
+    assert row.columns == {"note": "cold"}
+    assert (row.status, row.rounds_per_step, row.rounds_rule) == ("ok", None, "")
+
+
+def test_a_row_without_a_speed_failed(tmp_path):
+    (row,) = read_measured(written(tmp_path, HEADER, "H100,8B,512,60,24,"))
+    assert (row.status, row.tokens_per_s) == ("failed", None)
+
+
+def test_recorded_cells_are_read():
+    rows = read_measured(FEW)
+    assert [row.status for row in rows].count("failed") == 3
+    assert {row.rounds_rule for row in rows if row.status == "ok"} == {"v1"}
+    assert all(row.step_time_s and row.rounds_per_step for row in rows if row.status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([], "is empty"),
+        ([HEADER], "no rows"),
+        (["machine,model"], "no column seq_len, host_mem_gib, dev_mem_gib, tokens_per_s"),
+        ([HEADER, "H100,8B,512,60,24,fast"], "line 2, tokens_per_s"),
+        ([HEADER, "H100,8B,-512,60,24,10"], "line 2, seq_len"),
+        ([HEADER, "H100,8B,512.5,60,24,10"], "line 2, seq_len"),
+        ([HEADER, "H100,8B,512,nan,24,10"], "line 2, host_mem_gib"),
+        ([HEADER, "H100,8B,512,60,24,inf"], "line 2, tokens_per_s"),
+        ([HEADER, "H100,8B,512,60"], "line 2, dev_mem_gib"),
+        ([HEADER + ",status", "H100,8B,512,60,24,,ok"], "line 2, tokens_per_s"),
+        ([HEADER + ",status", "H100,8B,512,60,24,,lost"], "line 2, status"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_its_place(lines, told, tmp_path):
+    with pytest.raises(MeasuredTableError) as refused:
+        read_measured(written(tmp_path, *lines))
+    assert told in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(MeasuredTableError, match="No such file"):
+        read_measured(tmp_path / "none.csv")
+
+
+def test_bytes_that_are_no_text_are_told(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(MeasuredTableError, match="UTF-8"):
+        read_measured(path)
