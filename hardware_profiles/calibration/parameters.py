@@ -53,9 +53,10 @@ def prepared(base: Machine) -> Machine:
     """The base with what calibration varies made explicit, and next to the same predictions.
 
     A profile without `sustained` gets it from its matmul curve, and its bf16 curves as fractions
-    of it; curves of matmul and attention without a `half_depth` get a usual one.
+    of it; curves of matmul and attention without a `half_depth` get a usual one. What priced
+    float32 too for want of a curve of its own gets one first, unchanged.
     """
-    curves = dict(base.efficiency)
+    curves = dict(base.efficiency) | _float32_twins(base)
     matmul = curves.get("matmul/bfloat16", curves.get("matmul"))
     if _SUSTAINED not in curves and matmul is not None:
         share = matmul.max / _TILE_CEILING
@@ -73,6 +74,16 @@ def prepared(base: Machine) -> Machine:
             depth = _MATMUL_HALF_DEPTH if key.startswith("matmul") else _ATTENTION_HALF_DEPTH
             curves[key] = curves[key].model_copy(update={"half_depth": depth})
     return base.model_copy(update={"efficiency": curves})
+
+
+def _float32_twins(base: Machine) -> dict[str, Efficiency]:
+    """Of curves without a dtype, where no curve of the unit is for float32."""
+    plain = [key for key in base.efficiency if _is_half_precision(key) and "float16" not in key]
+    return {
+        f"{key}/float32": base.efficiency[key]
+        for key in plain
+        if f"{key.split('/')[0]}/float32" not in base.efficiency
+    }
 
 
 def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter, ...]:

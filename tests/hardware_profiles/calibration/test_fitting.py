@@ -176,6 +176,7 @@ def test_making_a_base_explicit_keeps_its_rates():
         assert after == pytest.approx(before)
         assert explicit.efficiency[key].half_depth > 0
     assert explicit.efficiency["matmul/float32"] == base.efficiency["matmul/float32"]
+    assert "attention_forward/head_dim_64/float32" not in explicit.efficiency
     assert prepared(explicit) == explicit
 
 
@@ -204,3 +205,16 @@ def test_other_head_dimensions_come_along_where_only_one_was_measured():
     ]
     keys = [target.curve for target in forward.targets]
     assert keys == ["attention_forward", "attention_forward/head_dim_64"]
+
+
+def test_making_a_base_explicit_leaves_the_price_of_float32_alone():
+    only = {key: toy_machine().efficiency[key] for key in ("matmul", "vector", "hbm")}
+    base = toy_machine().model_copy(update={"efficiency": only})
+    demand = Work(
+        unit="matmul", shape=(64, 64, 64), flops=10**9, hbm_bytes=0, launches=1, dtype="float32"
+    )
+    before = work_alone_ns(demand, base)
+    assert work_alone_ns(demand, prepared(base)) == pytest.approx(before)
+    names = [p.name for p in declared_parameters(prepared(base), [demand])]
+    assert "matmul_float32" in names
+    assert "sustained" not in names
