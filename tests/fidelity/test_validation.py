@@ -9,6 +9,7 @@ from twinstream.fidelity.report import write_rows
 from twinstream.fidelity.validation import ValidatedRow, Validation, errors_of, validate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
+from twinstream.schedule.errors import TwinstreamError
 
 FEW = Path(__file__).parents[1] / "data" / "measured_few.csv"
 VALIDATE = ("validate", "--measured", FEW, "--jobs", "1")
@@ -86,6 +87,14 @@ def test_processes_find_what_one_finds(validation):
     assert begun == [6] and len(advanced) == 6
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_profile_that_lacks_a_number_is_told_from_whatever_process(jobs):
+    machines = [load_machine(name) for name in ("h100", "rtx3090")]
+    lacking = [m.model_copy(update={"pcie_h2d_bytes_per_s": None}) for m in machines]
+    with pytest.raises(TwinstreamError, match="has no pcie_h2d_bytes_per_s"):
+        validate(read_measured(FEW), lacking, jobs=jobs)
+
+
 def test_the_command_prints_the_named_figures_as_json(tmp_path):
     csv, html = tmp_path / "rows.csv", tmp_path / "scatter.html"
     printed = call(*VALIDATE, "--machine", "rtx3090", "--json", "-o", csv, "--html", html).json()
@@ -96,7 +105,9 @@ def test_the_command_prints_the_named_figures_as_json(tmp_path):
     lines = csv.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 4 and lines[0].startswith("machine,model,seq_len")
     assert lines[1].split(",")[8] == "972.320618"
-    assert "predicted and measured tokens/s" in html.read_text(encoding="utf-8")
+    page = html.read_text(encoding="utf-8")
+    assert "predicted and measured tokens" in page
+    assert "972" in page and "RTX3090 8B" in page
 
 
 def test_the_command_prints_a_table_for_people():

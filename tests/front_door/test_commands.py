@@ -38,7 +38,18 @@ def test_the_help_groups_the_commands_by_the_three_questions():
 
 @pytest.mark.parametrize(
     "command",
-    ["models", "machines", "probe", "plan", "verify", "simulate", "run", "compare", "demo"],
+    [
+        "models",
+        "machines",
+        "probe",
+        "plan",
+        "verify",
+        "simulate",
+        "run",
+        "compare",
+        "validate",
+        "demo",
+    ],
 )
 def test_every_command_has_help_and_takes_json(command):
     assert "--json" in table_of(command, "--help")

@@ -157,3 +157,45 @@ def test_a_plan_that_the_host_limits_more_is_not_spread_anew():
     assert initials(choose_levels(levels, 9, 2 * 9 + 8 * 3)) == "AAAFFAAAF"
     # Of eight that fit, the link leaves two to each window and the one left over.
     assert initials(choose_levels(levels, 9, 2 * 9 + 8 * 8)) == "AAFFFFAAF"
+
+
+def least_gib(model: str, seq_len: int, machine: str) -> tuple[int, int]:
+    """The least device cap that runs, and the least host cap at that."""
+    spec, constants = load_preset(model), machine_class(machine)
+
+    def runs(device_gib: int, host_gib: int) -> bool:
+        caps = {"host_bytes": host_gib * GIB, "device_bytes": device_gib * GIB}
+        try:
+            size_step(spec, seq_len, constants, **caps)
+        except SizingRefused:
+            return False
+        return True
+
+    device = next(gib for gib in range(8, 80) if runs(gib, 4000))
+    return device, next(gib for gib in range(5, 500) if runs(device, gib))
+
+
+@pytest.mark.parametrize(
+    ("machine", "model", "device_gib", "host_gib"),
+    [
+        ("h100", "1b", (16, 16), 10),
+        ("h100", "8b", (23, 23), 61),
+        ("h100", "15b", (23, 23), 119),
+        ("h100", "32b", (33, 33), 250),
+        ("rtx5090", "1b", (11, 11), 9),
+        ("rtx5090", "8b", (17, 18), 57),
+        ("rtx5090", "15b", (17, 18), 112),
+        ("rtx5090", "32b", (24, 25), 243),
+    ],
+)
+def test_the_least_memory_is_what_is_told_of_machines_without_a_table(
+    machine, model, device_gib, host_gib
+):
+    """shared/data/README.md, section 2.5: sequences of up to 8,192 tokens, caps in whole GiB."""
+    assert least_gib(model, 512, machine) == (device_gib[0], host_gib)
+    assert least_gib(model, 8192, machine) == (device_gib[1], host_gib)
+
+
+def test_the_least_memory_grows_with_the_length_as_told():
+    found = [least_gib("8b", seq_len, "h100")[0] for seq_len in (32768, 131072, 524288)]
+    assert found == [24, 27, 39]

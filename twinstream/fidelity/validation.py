@@ -160,12 +160,23 @@ def _predicted(tasks: list[_Task], jobs: int | None) -> Iterator[tuple[CellKey, 
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the progress bar's thread
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running = {pool.submit(predict_row, row, machine): key for key, row, machine in tasks}
+        running = {pool.submit(_outcome, row, machine): key for key, row, machine in tasks}
         try:
             for future in as_completed(running):
-                yield running[future], future.result()
+                outcome = future.result()
+                if isinstance(outcome, str):
+                    raise ValidationError(outcome)
+                yield running[future], outcome
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _outcome(row: MeasuredRow, machine: Machine) -> Prediction | str:
+    """A prediction, or what is wrong: not all of our errors survive the way between processes."""
+    try:
+        return predict_row(row, machine)
+    except TwinstreamError as error:
+        return str(error)
 
 
 def _summed_up(
