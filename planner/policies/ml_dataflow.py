@@ -201,10 +201,10 @@ class _Emission:
         below = layer - sizing.grad_blocks
         if not stays:
             self._gradient_ready[round_, below] = self._store("grad", layer)
-        if layer >= sizing.param_blocks:
-            self._load("param", layer - sizing.param_blocks)
         if round_ and below >= 0:
             self._gradient_ready[round_, below] = self._load("grad", below)
+        if layer >= sizing.param_blocks:
+            self._load("param", layer - sizing.param_blocks)
 
     def _backward_chunk(self, round_: int, layer: int, chunk: int) -> None:
         act, sizing = layer * self.chunks + chunk, self.sizing
