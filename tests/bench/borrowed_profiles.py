@@ -2,8 +2,9 @@
 
     python -m tests.bench.borrowed_profiles
 
-A machine's own numbers stay. Attention of the GeForce cards comes from the H100: on the RTX 3090 the
-recorded system ran kernels that are not made for its small shared memory (docs/benchmarks/fidelity.md).
+A machine's own numbers stay. Attention of the GeForce cards comes from the H100: the RTX 3090's
+recorded forward attention is four times slower than its backward, which is no property of GeForce
+cards at large (docs/benchmarks/fidelity.md).
 """
 
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.shipped import shipped_path
 
 # Mean errors of borrowing where it could be tested, docs/benchmarks/fidelity.md.
-H100_NOTE = "borrowing was off by @H@ % on average in a test: h100's efficiencies, rtx3090's runs"
-RTX3090_NOTE = "borrowing was off by @R@ % on average in a test: rtx3090's efficiencies, h100's runs"
+_TEST = "borrowing was off by {} % on average in a test: {}'s efficiencies on {}'s runs"
+H100_NOTE = _TEST.format("@H@", "h100", "rtx3090")
+RTX3090_NOTE = _TEST.format("@R@", "rtx3090", "h100")
 
 
 @dataclass(frozen=True)
