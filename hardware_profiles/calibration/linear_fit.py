@@ -53,10 +53,17 @@ class LinearFit:
         offset = (self.residuals - self.jacobian @ self.at_logs) * scale
         widths = self.prior_widths[free]
         priors = np.diag(1.0 / widths)
+
+        def residuals(x: Vector) -> Vector:
+            return np.concatenate([offset + slopes @ x, x / widths])
+
+        def derivatives(_: Vector) -> Vector:
+            return np.concatenate([slopes, priors])
+
         found = least_squares(
-            lambda x: np.concatenate([offset + slopes @ x, x / widths]),
+            residuals,
             np.clip(self.at_logs[free], self.low[free], self.high[free]),
-            lambda _: np.concatenate([slopes, priors]),
+            derivatives,
             bounds=(self.low[free] - _ROOM, self.high[free] + _ROOM),
             x_scale=widths,
             loss=self._loss,
