@@ -19,6 +19,7 @@ PEAK_OF_DTYPE = {
 }
 _HEAD_DIM = 3  # its place in the shape of attention work
 _ATTENTION_RANK = 5
+_MATMUL_RANK = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ def work_time(work: Work, machine: Machine) -> WorkTime:
     """Time of one group of like kernels that has the machine to itself.
 
     A unit whose curve is `of` "flops" (matmul and attention always are) computes at
-    peak(dtype) x curve(FLOPs per launch) and moves bytes at HBM x `hbm` curve(bytes per launch).
+    peak(dtype) x sustained x curve(FLOPs per launch, depth of the inner loop) and moves bytes at
+    HBM x `hbm` curve(bytes per launch).
     A unit whose curve is `of` "bytes" (norms, activations, optimizer, embedding, loss) moves bytes
     at HBM x curve(bytes per launch), at most at the usable HBM rate, and computes at the float32
     peak, since the vector cores do such arithmetic in float32 whatever the dtype in memory.
@@ -152,7 +154,30 @@ def _compute_ns(work: Work, machine: Machine) -> float:
     curve = machine.curve(*efficiency_keys(work))
     if curve.of == "bytes":
         return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
-    return _time_ns(work.flops, work.launches, machine.number(_peak_field(work)), curve)
+    flops = work.flops * (1.0 + _shallowness(work, curve))
+    return _time_ns(flops, work.launches, machine.rate(_peak_field(work)), curve)
+
+
+def _shallowness(work: Work, curve: Efficiency) -> float:
+    """half_depth / depth: what starting and ending output tiles adds to the FLOPs, a fraction."""
+    if not curve.half_depth:
+        return 0.0
+    if depth := inner_depth(work):
+        return curve.half_depth / depth
+    return 0.0
+
+
+def inner_depth(work: Work) -> float | None:
+    """Steps of the inner loop of an output element; None where the shape does not tell.
+
+    K of a matmul [M, K] x [K, N]; of causal attention the mean number of keys of a query.
+    """
+    if work.unit.startswith("attention") and len(work.shape) == _ATTENTION_RANK:
+        queries, context = work.shape[:2]
+        return context - queries / 2
+    if work.unit == "matmul" and len(work.shape) == _MATMUL_RANK:
+        return work.shape[2]
+    return None
 
 
 def _memory_ns(work: Work, machine: Machine) -> float:
@@ -179,6 +204,6 @@ def _peak_field(work: Work) -> str:
     return PEAK_OF_DTYPE[work.dtype]
 
 
-def _time_ns(amount: int, launches: int, nominal_per_s: float, curve: Efficiency) -> float:
+def _time_ns(amount: float, launches: int, nominal_per_s: float, curve: Efficiency) -> float:
     """amount / (nominal x curve(amount / launches)), without its singularity at zero launches."""
     return (amount + launches * curve.half) * 1e9 / (nominal_per_s * curve.max)

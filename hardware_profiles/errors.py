@@ -33,3 +33,7 @@ class UnknownDtypeError(TwinstreamError):
             f"work of unit '{unit}' has dtype '{dtype}', for which profiles state no peak. "
             f"Known dtypes: {', '.join(known)}."
         )
+
+
+class CalibrationError(TwinstreamError):
+    """A profile cannot be fitted to what was given."""

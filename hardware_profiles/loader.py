@@ -78,7 +78,7 @@ def machine_toml(machine: Machine) -> str:
 
 
 def _toml_lines(node: Node) -> list[str]:
-    values = node.model_dump(exclude_none=True)
+    values = node.model_dump(exclude_defaults=True)
     return [f"{key} = {_toml_value(value)}" for key, value in values.items()]
 
 

@@ -30,6 +30,8 @@ RATE_FIELDS = (
     "host_peak_fp32_flop_per_s",
     *CURVE_OF_RATE,
 )
+# Which curve, where a profile states it, turns a peak into what the board's power limit sustains.
+SUSTAINED_OF_PEAK = {"peak_bf16_flop_per_s": "sustained"}
 CAPACITY_FIELDS = ("device_memory_bytes", "host_memory_bytes")
 # Costs may be zero and are never unconstrained: a machine without the cost states 0.
 COST_FIELDS = (
@@ -80,10 +82,15 @@ class Efficiency(Node):
     where it is "bytes". At x = half the fraction is max / 2, so that each launch costs
     half / (rate * max) on top of its amount / (rate * max). `max` may exceed 1 because boost
     clocks can exceed the clock of the datasheet.
+
+    `half_depth`, of matrix products and attention only, is what an output tile's start and end
+    cost, in steps of its inner loop: at depth D (K of a matmul; of attention the mean number of
+    keys of a query) the FLOPs count (D + half_depth) / D fold.
     """
 
     max: Annotated[float, Field(gt=0, le=1.5)]
     half: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    half_depth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     of: Literal["flops", "bytes"]
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
     source: Text
@@ -102,8 +109,10 @@ class Machine(Node):
     `MissingNumberError`. `device_reserve_bytes` is what the context and libraries take of
     `device_memory_bytes`; `pcie_duplex_bytes_per_s` limits both directions together.
 
-    Keys of `efficiency` are the links and memories (`h2d`, `d2h`, `duplex`, `hbm`, `host_dram`)
-    and the units of work, refined by head dimension or dtype where that matters: `matmul`,
+    Keys of `efficiency` are the links and memories (`h2d`, `d2h`, `duplex`, `hbm`, `host_dram`),
+    `sustained` (the fraction of the datasheet's bf16 peak that the board's power limit sustains;
+    matmul and attention are fractions of it, or of the peak where it is not stated) and the units
+    of work, refined by head dimension or dtype where that matters: `matmul`,
     `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`. What the host CPU
     computes has units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
     """
@@ -158,6 +167,16 @@ class Machine(Node):
                 raise PydanticCustomError(
                     "curve_of_compute", "'{key}' needs of = 'flops'", {"key": key}
                 )
+            if curve.half_depth and not is_compute_unit(key):
+                raise PydanticCustomError(
+                    "depth_of_memory",
+                    "'{key}' has no inner loop: half_depth is of matmul and attention",
+                    {"key": key},
+                )
+            if key in SUSTAINED_OF_PEAK.values() and (curve.of, curve.half) != ("flops", 0):
+                raise PydanticCustomError(
+                    "curve_of_peak", "'{key}' needs of = 'flops' and half = 0", {"key": key}
+                )
             if key in CURVE_OF_RATE.values() and curve.of != "bytes":
                 raise PydanticCustomError(
                     "curve_of_link", "'{key}' needs of = 'bytes'", {"key": key}
@@ -193,12 +212,16 @@ class Machine(Node):
         """The usable value of a field: what large transfers reach, on links and memories.
 
         Links and memories: the nominal rate times the `max` of its curve, inf where unconstrained.
-        Every other field: the same as `number` (a peak's efficiency depends on the unit of work).
+        The bf16 peak: times what the power limit sustains, where the profile says so. Every other
+        field: the same as `number` (a peak's efficiency depends on the unit of work).
 
         Raises:
             MissingNumberError: the profile does not state the number or its efficiency.
         """
         nominal = self.number(field)
+        sustained = SUSTAINED_OF_PEAK.get(field)
+        if sustained is not None and sustained in self.efficiency:
+            return nominal * self.efficiency[sustained].max
         if field not in CURVE_OF_RATE or math.isinf(nominal):
             return nominal
         return nominal * self.curve(CURVE_OF_RATE[field]).max

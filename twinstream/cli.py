@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from twinstream.commands.asking import whatif
+from twinstream.commands.calibrating import calibrate
 from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
@@ -39,7 +40,7 @@ _QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
         explore,
     ),
     "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare, report, trace, validate),
+    "How far off was the prediction?": (compare, report, trace, validate, calibrate),
 }
 
 

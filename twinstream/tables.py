@@ -34,6 +34,7 @@ def models_table(models: Sequence[ModelSpec]) -> Group:
 def machines_table(machines: Sequence[Machine]) -> Group:
     columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB"
     table = _table(["name", "device"], columns.split(","))
+    table.columns[0].no_wrap = True  # a name is there to be copied
     for machine in machines:
         table.add_row(
             machine.name,

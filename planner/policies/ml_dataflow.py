@@ -120,6 +120,7 @@ class _Emission:
         self.slots = SlotMap(spec, chain, sizing)
         self.ops: list[Op] = []
         self.also_waits: dict[str, str] = {}
+        self._gradient_ready: dict[tuple[int, int], str] = {}  # op, by (round, layer)
         self.layers = spec.num_layers
         self.chunks = chain.workload.chunks_per_round
         self.per_sequence = chain.workload.chunks_per_sequence
@@ -176,7 +177,7 @@ class _Emission:
             if ahead < self.layers:
                 self._load("param", ahead)
             elif round_ and (grad := next(grads, None)) is not None:
-                self._load("grad", grad)
+                self._gradient_ready[round_, grad] = self._load("grad", grad)
 
     def _forward_chunk(self, layer: int, chunk: int) -> None:
         act = layer * self.chunks + chunk
@@ -192,16 +193,18 @@ class _Emission:
                 self._copy(OUTBOUND, tensor, slots.saved(unit, act), home)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
+        """A layer begins, with its recompute, when its gradients' block is ready for it."""
         sizing = self.sizing
         for chunk in reversed(range(self.chunks)):
             self._backward_chunk(round_, layer, chunk)
         stays = round_ == self.rounds - 1 and layer < sizing.grad_blocks
+        below = layer - sizing.grad_blocks
         if not stays:
-            self._store("grad", layer)
+            self._gradient_ready[round_, below] = self._store("grad", layer)
+        if round_ and below >= 0:
+            self._gradient_ready[round_, below] = self._load("grad", below)
         if layer >= sizing.param_blocks:
             self._load("param", layer - sizing.param_blocks)
-        if round_ and layer >= sizing.grad_blocks:
-            self._load("grad", layer - sizing.grad_blocks)
 
     def _backward_chunk(self, round_: int, layer: int, chunk: int) -> None:
         act, sizing = layer * self.chunks + chunk, self.sizing
@@ -209,6 +212,8 @@ class _Emission:
         if level is not SavedLevel.FULL:
             name = f"r{round_}.block.{layer}.{chunk}.recompute.{level.name}"
             self._compute(self._recomputes[name], layer, chunk)
+            if chunk == self.chunks - 1 and (ready := self._gradient_ready.get((round_, layer))):
+                self.also_waits[name] = ready
         self._compute(next(self._tasks), layer, chunk)
         below = act - self.per_sequence
         if below >= 0 and self.per_sequence < sizing.device_acts:

@@ -152,3 +152,39 @@ def test_work_needs_only_the_numbers_it_uses():
 def test_a_dtype_without_a_peak_is_named():
     with pytest.raises(UnknownDtypeError, match=r"unit 'matmul' has dtype 'float8'.*float32"):
         work_alone_ns(work(flops=1, dtype="float8"), toy_machine())
+
+
+def test_a_shallow_matmul_pays_for_starting_and_ending_its_tiles():
+    # K = 1000 with half_depth 250: 1.25 fold of 4e9 flops, then + 1e9 a launch over 50e12
+    deep = toy_machine().efficiency["matmul"].model_copy(update={"half_depth": 250.0})
+    machine = toy_machine().model_copy(
+        update={"efficiency": {**toy_machine().efficiency, "matmul": deep}}
+    )
+    found = work_alone_ns(work(flops=4 * 10**9, shape=(1000, 2000, 1000)), machine)
+    assert found == pytest.approx(6e9 / 50e12 * 1e9 + 3000)
+    shapeless = work_alone_ns(work(flops=4 * 10**9), machine)
+    assert shapeless == pytest.approx(5e9 / 50e12 * 1e9 + 3000)
+
+
+@pytest.mark.parametrize(
+    ("queries", "context", "mean_keys"), [(512, 512, 256), (8192, 8192, 4096), (512, 4096, 3840)]
+)
+def test_the_depth_of_causal_attention_is_the_mean_number_of_keys(queries, context, mean_keys):
+    curves = toy_machine().efficiency
+    deep = curves["attention_forward"].model_copy(update={"half_depth": 128.0})
+    machine = toy_machine().model_copy(update={"efficiency": {**curves, "attention_forward": deep}})
+    demand = work("attention_forward", flops=10**9, shape=(queries, context, 32, 128, 1))
+    expected = 1e9 * (1 + 128 / mean_keys) / 40e12 * 1e9 + 3000
+    assert work_alone_ns(demand, machine) == pytest.approx(expected)
+
+
+def test_the_power_limit_holds_bf16_but_not_the_float32_peak():
+    curves = {**toy_machine().efficiency, "sustained": curve(0.8, 0, "flops")}
+    machine = toy_machine().model_copy(update={"efficiency": curves})
+    assert machine.rate("peak_bf16_flop_per_s") == pytest.approx(80e12)
+    assert machine.number("peak_bf16_flop_per_s") == 100e12
+    found = work_alone_ns(work(flops=4 * 10**9), machine)
+    assert found == pytest.approx(100_000 / 0.8 + 3000)
+    assert work_alone_ns(work(flops=8 * 10**9, dtype="float32"), machine) == pytest.approx(
+        1_003_000
+    )

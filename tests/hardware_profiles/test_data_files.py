@@ -1,6 +1,7 @@
 """Every shipped profile, number by number."""
 
 import math
+import re
 
 import pytest
 
@@ -17,12 +18,21 @@ FIGURES = {
     "a100": (312, 32, 188, 2039, 81920),
     "rtx5090": (209.5, 64, 83, 1792, 32607),
     "rtx3090": (71, 32, 51, 936, 24576),
+    "h100_datasheet": (989, 64, 307, 3350, 81559),
+    "rtx3090_datasheet": (71, 32, 51, 936, 24576),
+    "b200": (2250, 64, 358, 7672, 183359),
+    "gh200": (990, 450, 384, 4000, 97871),
+    "rtx4090": (165.2, 32, 83, 1008, 24564),
+    "mi300x": (1307.4, 64, 460, 5300, 196608),
 }
+FITTED = ("h100", "rtx3090")
+DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
+BORROWED = ("a100", "b200", "gh200", "h200", "mi300x", "rtx4090", "rtx5090")
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
 
 def test_the_shipped_machines_are_the_documented_ones():
-    assert machine_names() == ("a100", "cpu", "h100", "h200", "rtx3090", "rtx5090")
+    assert machine_names() == tuple(sorted((*FITTED, *DATASHEET, *BORROWED, "cpu")))
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -33,11 +43,36 @@ def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
     for field in NUMBER_FIELDS:
         number = getattr(machine, field)
         assert isinstance(number, Number), f"{name} lacks {field}"
-        assert number.kind in ("datasheet", "measured", "assumed")
+        fitted = ("fitted",) if name in FITTED else ()
+        assert number.kind in ("datasheet", "measured", "assumed", *fitted)
         assert len(number.source) > 10
     for curve in machine.efficiency.values():
-        assert curve.kind == "assumed"
+        assert curve.kind in ("assumed", "measured", *fitted)
         assert len(curve.source) > 10
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_fitted_profile_says_to_what_and_how_well(name):
+    machine = load_machine(name)
+    fitted = {key: curve for key, curve in machine.efficiency.items() if curve.kind == "fitted"}
+    assert {"sustained", "attention_forward", "attention_backward"} <= set(fitted)
+    for curve in fitted.values():
+        assert "fitted to 14 measured times of ml_dataflow_measured.csv on 20" in curve.source
+        assert "mean residual" in curve.source
+        assert f"in {name}_datasheet" in curve.source
+    datasheet = load_machine(f"{name}_datasheet")
+    for field in NUMBER_FIELDS:
+        number = getattr(machine, field)
+        assert number.kind == "fitted" or number == getattr(datasheet, field)
+
+
+@pytest.mark.parametrize("name", BORROWED)
+def test_a_borrowed_efficiency_says_from_whom_and_how_far_off_borrowing_was(name):
+    curves = load_machine(name).efficiency
+    for key in ("sustained", "matmul", "attention_forward", "attention_backward", "rms_norm"):
+        assert curves[key].kind == "assumed"
+        assert re.match(r"borrowed from (h100|rtx3090) \(", curves[key].source)
+        assert re.search(r"off by [0-9.]+ % .* in a test", curves[key].source)
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -63,7 +63,7 @@ def test_a_plain_number_changes_the_maximum_of_an_inherited_curve():
     before, after = load_machine("h100").efficiency["matmul"], machine.efficiency["matmul"]
     assert (after.max, after.half, after.of) == (0.5, before.half, before.of)
     assert after.kind == "hypothetical"
-    assert after.source.startswith("override in slow.toml; max was 0.7")
+    assert after.source.startswith(f"override in slow.toml; max was {before.max:g}")
 
 
 def test_a_base_may_be_a_path_relative_to_the_file(write, monkeypatch, tmp_path_factory):
@@ -133,7 +133,7 @@ def test_a_wrong_what_if_is_one_clear_error(changes, message):
         (HEAD + "x = [1,\n", r"p.toml is not valid TOML: .*line 4"),
         (HEAD + "name = 'again'\n", r"p.toml is not valid TOML: .*line 4"),
         ('base = "h1000"\n', r"unknown base 'h1000': .*did you mean 'h100'"),
-        ('base = "zzz.toml"\n', r"unknown base 'zzz.toml': .*known: a100, cpu, h100.*zzz.toml"),
+        ('base = "zzz.toml"\n', r"unknown base 'zzz.toml': .*known: a100, b200, cpu.*zzz.toml"),
         ("base = 3\n", "base needs a name or a path in quotes, got 3"),
         ('base = "h100"\npcie_h2d_gb_per_s = 64\n', "did you mean 'pcie_h2d_bytes_per_s'"),
         ('base = "h100"\n[hbm_bytes_per_s]\nvalues = 1\n', "'hbm_bytes_per_s.values': did you mea"),
@@ -175,8 +175,8 @@ def test_profiles_that_inherit_in_a_circle_are_refused(write):
 
 def test_an_unknown_machine_lists_the_known_ones_and_how_to_add_one():
     with pytest.raises(ProfileError) as caught:
-        load_machine("b200")
-    assert "unknown machine 'b200'" in str(caught.value)
+        load_machine("b300")
+    assert "unknown machine 'b300'" in str(caught.value)
     assert ", ".join(machine_names()) in str(caught.value)
     assert "base = " in str(caught.value)
     assert "twinstream probe" in str(caught.value)

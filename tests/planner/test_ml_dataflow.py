@@ -112,6 +112,23 @@ def test_gradients_wait_in_the_inbound_queue_for_the_copy_out_of_their_block():
     assert inbound.index("h2d.grad.2.0") < inbound.index("h2d.input.1.0.1")
 
 
+def test_a_layers_backward_begins_with_its_recompute_when_its_gradients_block_is_ready():
+    ops = by_id(scheduled(SIZINGS["one block of each"]))
+    # Levels FAI: layers 1 and 2 are recomputed. In round 0 the block is ready once it is free.
+    assert "d2h.grad.2.0" in ops["r0.block.1.0.recompute.ATTENTION"].waits
+    assert "h2d.grad.1.0" in ops["r1.block.1.0.recompute.ATTENTION"].waits
+
+
+def test_gradients_are_fetched_before_the_parameters_below():
+    schedule = scheduled(SIZINGS["one block of each"])
+    issued = between_tasks(schedule, "r1.block_backward.3.0", "r1.block.2.0.recompute.INPUT")
+    inbound = [op.op_id for op in issued if str(op.stream) == "0:h2d"]
+    grads = [name for name in inbound if name.startswith("h2d.grad")]
+    params = [name for name in inbound if name.startswith("h2d.param")]
+    assert len(grads) == len(params) == 1
+    assert inbound.index(grads[0]) < inbound.index(params[0])
+
+
 def test_an_update_waits_for_the_copies_out_of_the_layer_before():
     ops = by_id(scheduled(SIZINGS["all on the device"]))
     for layer in range(1, LAYERS):

@@ -61,6 +61,15 @@ def chain_of(schedule: Schedule) -> Chain:
     return lower_again(schedule)
 
 
+def read_timeline(path: Path) -> Timeline:
+    """The timeline in a file.
+
+    Raises:
+        DocumentError: there is none.
+    """
+    return _read(Timeline, path)
+
+
 def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, Timeline]:
     """The timelines in two files.
 

@@ -1,0 +1,1 @@
+"""Measurements in, profile out; the predictor is an argument."""

@@ -1,0 +1,81 @@
+"""Rows of a table by machine, by condition and by a list of cells."""
+
+import pytest
+
+from twinstream.fidelity.row_choice import chosen_cells, rows_of
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.measured_table import read_measured
+
+TABLE = """machine,model,seq_len,host_mem_gib,dev_mem_gib,tokens_per_s,status
+H100,1B,512,16,16,9000,ok
+H100,8B,512,60,24,4000,ok
+H100,8B,512,75,78,5000,ok
+H100,8B,1024,60,24,,failed
+RTX3090,8B,512,64,18,700,ok
+"""
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    return read_measured(path)
+
+
+@pytest.mark.parametrize("profile", ["h100", "H100", "h100_datasheet", "h100-mine"])
+def test_a_profile_called_after_a_machine_takes_its_rows(rows, profile):
+    assert {row.machine for row in rows_of(rows, profile, [])} == {"H100"}
+
+
+def test_a_profile_called_otherwise_needs_to_be_told_the_machine(rows):
+    with pytest.raises(CalibrationError, match=r"H100, RTX3090, and .* 'mine'; .*machine=H100"):
+        rows_of(rows, "mine", [])
+    with pytest.raises(CalibrationError, match="say which"):
+        rows_of(rows, "h1000", [])
+    assert len(rows_of(rows, "mine", ["machine=rtx3090"])) == 1
+
+
+def test_conditions_narrow_the_rows(rows):
+    found = rows_of(rows, "h100", ["model=8b", "seq_len=512"])
+    assert [row.line for row in found] == [3, 4]
+    with pytest.raises(CalibrationError, match="no row of the table has model=70B"):
+        rows_of(rows, "h100", ["model=70B"])
+
+
+@pytest.mark.parametrize("condition", ["colour=red", "model", "model=", "seq_len=long"])
+def test_a_condition_that_cannot_be_read_is_named(rows, condition):
+    with pytest.raises(CalibrationError, match=condition):
+        rows_of(rows, "h100", [condition])
+
+
+def test_a_list_of_cells_chooses_rows_in_its_order(rows, tmp_path):
+    cells = tmp_path / "cells.csv"
+    cells.write_text("model,seq_len,host_mem_gib,dev_mem_gib,note\n8B,512,75,78,a\n1B,512,16,16,\n")
+    assert [row.line for row in chosen_cells(rows, cells)] == [4, 2]
+
+
+def test_without_a_list_the_default_rule_chooses(rows):
+    assert [row.line for row in chosen_cells(rows[:4], None)] == [3, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lists no cells: its header needs seq_len"),
+        ("seq_len,host_mem_gib\n512,75\n", "it lacks dev_mem_gib"),
+        ("seq_len,host_mem_gib,dev_mem_gib\n512,75,79\n", "line 2: no successful row .*dev_mem_g"),
+        ("seq_len,host_mem_gib,dev_mem_gib\n1024,60,24\n", "line 2: no successful row"),
+        ("seq_len,host_mem_gib,dev_mem_gib\n512,75,x\n", "line 2: dev_mem_gib needs a number"),
+        ("seq_len,host_mem_gib,dev_mem_gib\n512,75\n", "line 2.* is no condition"),
+    ],
+)
+def test_a_wrong_list_of_cells_is_one_clear_error(rows, tmp_path, text, message):
+    cells = tmp_path / "cells.csv"
+    cells.write_text(text)
+    with pytest.raises(CalibrationError, match=message):
+        chosen_cells(rows, cells)
+
+
+def test_a_list_that_is_not_there_is_named(rows, tmp_path):
+    with pytest.raises(CalibrationError, match=r"cannot read .*none\.csv"):
+        chosen_cells(rows, tmp_path / "none.csv")

@@ -1,0 +1,101 @@
+"""`twinstream calibrate`: tables and timelines in, a fitted profile out, and what it refuses."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream.fidelity.cells import cell_of
+from twinstream.fidelity.predict import step_s
+from twinstream.hardware_profiles.calibration.parameters import (
+    applied,
+    declared_parameters,
+    prepared,
+)
+from twinstream.hardware_profiles.calibration.timelines import works_of
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.measured_table import read_measured
+
+HEADER = "machine,model,seq_len,host_mem_gib,dev_mem_gib,tokens_per_s,status,rounds_per_step\n"
+ROWS = ((512, 16, 16), (512, 40, 78), (32768, 16, 16))
+TRUTH = {"sustained": 0.9, "attention_forward": 1.3}
+
+
+def write_table(path: Path, speeds: tuple[float, ...]) -> Path:
+    lines = [
+        f"H100,1B,{seq},{host},{device},{speed},ok,2\n"
+        for (seq, host, device), speed in zip(ROWS, speeds, strict=True)
+    ]
+    path.write_text(HEADER + "".join(lines) + "H100,1B,512,1,1,,failed,\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Three runs of 1B as a machine with other constants would have them."""
+    path = tmp_path_factory.mktemp("table") / "runs.csv"
+    base = prepared(load_machine("h100_datasheet"))
+    speeds = []
+    for row in read_measured(write_table(path, (1.0, 1.0, 1.0)))[:3]:
+        cell = cell_of(row)
+        known = declared_parameters(base, works_of(cell.schedule))
+        truth = applied(base, known, [TRUTH.get(p.name, 1.0) for p in known], "the truth")
+        speeds.append(cell.tokens_per_step / step_s(cell, truth))
+    return write_table(path, tuple(speeds))
+
+
+def test_a_table_becomes_a_profile_that_says_where_it_is_from(table, tmp_path):
+    output = tmp_path / "mine.toml"
+    found = call(
+        "calibrate", "--base", "h100_datasheet", "--measured", table, "-o", output, "--json"
+    ).json()
+    by_name = {p["name"]: p for p in found["parameters"]}
+    ratio = by_name["sustained"]["value"] / by_name["sustained"]["prior"]
+    assert math.log(ratio / TRUTH["sustained"]) == pytest.approx(0.0, abs=0.05)
+    assert found["mean_error"] < 0.01
+    assert len(found["observations"]) == 3
+    assert not by_name["launch_latency"]["identified"]
+    machine = load_machine(output)
+    assert machine.name == "mine"
+    assert machine.efficiency["sustained"].max == pytest.approx(by_name["sustained"]["value"])
+    assert "fitted to 3 measured times of runs.csv on 20" in machine.efficiency["sustained"].source
+
+
+def test_without_anything_measured_it_says_what_to_give():
+    assert "either --measured TABLE.csv, or --schedule" in error_of("calibrate", "--base", "h100")
+
+
+def test_a_table_and_a_timeline_together_are_refused(table):
+    message = error_of("calibrate", "--base", "h100", "--measured", table, "--schedule", table)
+    assert "either --measured TABLE.csv, or --schedule" in message
+
+
+def test_files_that_are_not_what_they_should_be_are_named(table, tmp_path):
+    assert "cannot read" in error_of("calibrate", "--base", "h100", "--measured", tmp_path / "no")
+    cells = tmp_path / "cells.csv"
+    cells.write_text("seq_len,host_mem_gib,dev_mem_gib\n512,1,1\n")
+    message = error_of("calibrate", "--base", "h100", "--measured", table, "--cells", cells)
+    assert "no successful row" in message
+    assert "unknown machine 'h1'" in error_of("calibrate", "--base", "h1", "--measured", table)
+
+
+def test_a_single_row_is_too_little(table):
+    message = error_of(
+        "calibrate", "--base", "h100", "--measured", table, "--only", "seq_len=32768"
+    )
+    assert "calibrate nothing; give at least 2" in message
+
+
+def test_a_run_of_ones_own_calibrates_too(tmp_path):
+    plan, timeline, slow = (tmp_path / name for name in ("plan.json", "run.json", "slow.toml"))
+    slow.write_text('base = "cpu"\nefficiency.matmul = 0.2\n')
+    assert not call("plan", *TINY_STEP, "--machine", "cpu", "-o", plan).code
+    assert not call("simulate", plan, "--machine", slow, "-o", timeline).code
+    given = ("--schedule", plan, "--timeline", timeline, "-o", tmp_path / "me.toml", "--json")
+    found = call("calibrate", "--base", "cpu", *given).json()
+    by_name = {p["name"]: p for p in found["parameters"]}
+    assert by_name["matmul_float32"]["identified"]
+    assert by_name["matmul_float32"]["value"] == pytest.approx(0.2, rel=0.05)
+    assert found["mean_error"] < 0.01
+    assert load_machine(tmp_path / "me.toml").efficiency["matmul/float32"].kind == "fitted"

@@ -1,0 +1,107 @@
+"""What a calibration found, as JSON, as tables and as the profile's provenance."""
+
+from datetime import date
+
+from rich.table import Table
+
+from twinstream.hardware_profiles.calibration.fitting import Fit, FittedParameter
+
+
+def provenance(fit: Fit, measured: str, today: date) -> str:
+    """One sentence for the profile: what it was fitted to, when, and how well that went."""
+    errors = fit.summary()
+    return (
+        f"fitted to {len(fit.observations)} measured times of {measured} on {today.isoformat()}, "
+        f"mean residual {errors.mean_error:.2%}, "
+        f"each schedule left out {errors.left_out_mean_error:.2%}"
+    )
+
+
+def fit_json(fit: Fit) -> dict[str, object]:
+    """Errors (absolute fractions), parameters and observations."""
+    errors = fit.summary()
+    return {
+        "base": fit.base.name,
+        "mean_error": errors.mean_error,
+        "max_error": errors.max_error,
+        "left_out_mean_error": errors.left_out_mean_error,
+        "left_out_max_error": errors.left_out_max_error,
+        "num_predictions": fit.num_predictions,
+        "parameters": [_parameter_json(found) for found in fit.parameters],
+        "observations": [
+            {
+                "name": found.observation.name,
+                "group": found.observation.group,
+                "measured_s": found.observation.measured_s,
+                "before_s": found.before_s,
+                "predicted_s": found.predicted_s,
+                "left_out_s": found.left_out_s,
+                "before_error": found.before_error,
+                "error": found.error,
+                "left_out_error": found.left_out_error,
+            }
+            for found in fit.observations
+        ],
+    }
+
+
+def parameter_table(fit: Fit) -> Table:
+    """The constants: prior, fitted value with its spread, bounds."""
+    table = Table(title=f"Parameters, from {fit.base.name}", title_justify="left")
+    for column in ("parameter", "prior", "fitted", "+/-", "bounds"):
+        table.add_column(column, justify="left" if column == "parameter" else "right")
+    table.add_column("")
+    for found in fit.parameters:
+        low, high = found.parameter.low, found.parameter.high
+        table.add_row(
+            found.parameter.name,
+            f"{found.prior_value:.4g}",
+            f"{found.value:.4g}" if found.told else "-",
+            f"{found.posterior_width:.1%}",
+            f"{low:g} to {high:g}",
+            _remark(found),
+        )
+    return table
+
+
+def observation_table(fit: Fit) -> Table:
+    """Each measured time: the base's error, the fit's, and without having seen it."""
+    table = Table(title="Measured times", title_justify="left")
+    table.add_column("what")
+    for column in ("measured s", "base", "fitted", "left out"):
+        table.add_column(column, justify="right")
+    for found in fit.observations:
+        table.add_row(
+            found.observation.name,
+            f"{found.observation.measured_s:.4g}",
+            f"{found.before_error:+.1%}",
+            f"{found.error:+.2%}",
+            f"{found.left_out_error:+.2%}",
+        )
+    errors = fit.summary()
+    table.add_section()
+    table.add_row("mean of absolute", "", "", f"{errors.mean_error:.2%}",
+                  f"{errors.left_out_mean_error:.2%}")  # fmt: skip
+    table.add_row("largest", "", "", f"{errors.max_error:.2%}", f"{errors.left_out_max_error:.2%}")
+    return table
+
+
+def _remark(found: FittedParameter) -> str:
+    if not found.told:
+        return "kept at the prior: the data say too little"
+    return "at its bound" if found.at_bound else ""
+
+
+def _parameter_json(found: FittedParameter) -> dict[str, object]:
+    return {
+        "name": found.parameter.name,
+        "meaning": found.parameter.meaning,
+        "prior": found.prior_value,
+        "prior_width": found.parameter.width,
+        "value": found.value,
+        "posterior_width": found.posterior_width,
+        "low": found.parameter.low,
+        "high": found.parameter.high,
+        "identified": found.told,
+        "at_bound": found.at_bound,
+    }

@@ -1,0 +1,110 @@
+"""Which rows of a measured table are meant: by machine, by column, by a list of cells."""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from twinstream.hardware_profiles.calibration.cells import default_cells
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.measured_table import MeasuredRow
+
+_COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
+    "machine": lambda row: row.machine.lower(),
+    "model": lambda row: row.model.lower(),
+    "seq_len": lambda row: float(row.seq_len),
+    "host_mem_gib": lambda row: row.host_mem_gib,
+    "dev_mem_gib": lambda row: row.dev_mem_gib,
+}
+_CAPS = ("seq_len", "host_mem_gib", "dev_mem_gib")
+
+
+def rows_of(
+    rows: Sequence[MeasuredRow], profile_name: str, only: Sequence[str]
+) -> list[MeasuredRow]:
+    """The rows of one machine that fit all conditions `column=value`.
+
+    Where the table has several machines and no condition names one, it is the machine that the
+    profile is called after: `h100`, `h100_datasheet` and `H100-mine` mean `H100`.
+
+    Raises:
+        CalibrationError: nothing is left, a condition cannot be read, or the machine is not clear.
+    """
+    left = list(rows)
+    for condition in only:
+        column, _, text = condition.partition("=")
+        wanted = _value(column, text, condition)
+        left = [row for row in left if _COLUMNS[column](row) == wanted]
+    machines = sorted({row.machine for row in left})
+    if not machines:
+        raise CalibrationError(f"no row of the table has {' and '.join(only)}")
+    if len(machines) == 1:
+        return left
+    named = [name for name in machines if _called_after(profile_name, name)]
+    if len(named) != 1:
+        raise CalibrationError(
+            f"the table has rows of {', '.join(machines)}, and the profile is called "
+            f"'{profile_name}'; say which to take: --only machine={machines[0]}"
+        )
+    return [row for row in left if row.machine == named[0]]
+
+
+def chosen_cells(rows: Sequence[MeasuredRow], cells: Path | None) -> tuple[MeasuredRow, ...]:
+    """The successful rows that a file lists, or those of the default rule where there is none.
+
+    The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
+    machine and model where the table has several; other columns are not read.
+
+    Raises:
+        CalibrationError: the file cannot be read, or lists what is not in the table.
+    """
+    return default_cells(rows) if cells is None else _listed(rows, cells)
+
+
+def _listed(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, ...]:
+    try:
+        with cells.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CalibrationError(f"cannot read {cells}: {error}") from None
+    known = [name for name in _COLUMNS if lines and name in lines[0]]
+    if missing := [name for name in _CAPS if name not in known]:
+        raise CalibrationError(
+            f"{cells} lists no cells: its header needs {', '.join(_CAPS)}, and machine and model "
+            f"where the table has several; it lacks {', '.join(missing)}"
+        )
+    found: dict[int, MeasuredRow] = {}
+    for number, line in enumerate(lines, start=2):
+        where = f"{cells}, line {number}"
+        wanted = {name: _value(name, line[name] or "", where) for name in known}
+        match = next(
+            (
+                row
+                for row in rows
+                if row.status == "ok"
+                and all(_COLUMNS[name](row) == value for name, value in wanted.items())
+            ),
+            None,
+        )
+        if match is None:
+            told = ", ".join(f"{name} {line[name]}" for name in known)
+            raise CalibrationError(f"{where}: no successful row of the table has {told}")
+        found[id(match)] = match
+    return tuple(found.values())
+
+
+def _value(column: str, text: str, where: str) -> str | float:
+    if column not in _COLUMNS or not text.strip():
+        raise CalibrationError(
+            f"'{where}' is no condition: write column=value with one of {', '.join(_COLUMNS)}"
+        )
+    if column in ("machine", "model"):
+        return text.strip().lower()
+    try:
+        return float(text)
+    except ValueError:
+        raise CalibrationError(f"{where}: {column} needs a number, got '{text}'") from None
+
+
+def _called_after(profile_name: str, machine: str) -> bool:
+    profile, name = profile_name.lower(), machine.lower()
+    return profile == name or (profile.startswith(name) and not profile[len(name)].isalnum())

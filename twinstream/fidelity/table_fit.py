@@ -1,0 +1,53 @@
+"""Calibration from a table of measured runs, each replayed by the policy that made it."""
+
+from collections.abc import Callable, Sequence
+
+from twinstream.fidelity.cell_workers import CellWorkers
+from twinstream.hardware_profiles.calibration.fitting import Fit, Observation, fit
+from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.measured_table import MeasuredRow
+from twinstream.hardware_profiles.schema import Machine
+
+
+def fit_table(
+    base: Machine,
+    rows: Sequence[MeasuredRow],
+    on_prediction: Callable[[], None] = lambda: None,
+) -> Fit:
+    """Fit a profile to the measured step times of these rows, all of one machine.
+
+    The rows are spread over the CPU cores; each worker makes the schedules of its own once.
+
+    Raises:
+        CalibrationError: rows are of several machines, or one did not succeed or is refused by the
+            policy.
+        MissingNumberError: the base lacks a number that a schedule needs.
+    """
+    machines = sorted({row.machine for row in rows})
+    if len(machines) > 1:
+        raise CalibrationError(
+            f"the rows are of {len(machines)} machines ({', '.join(machines)}); calibrate one"
+        )
+    speeds = [_tokens_per_s(row) for row in rows]
+    with CellWorkers(rows, on_prediction) as workers:
+        observations = [
+            Observation(name_of(row), workers.keys[i], workers.tokens_per_step[i] / speeds[i])
+            for i, row in enumerate(rows)
+        ]
+        start = prepared(base)
+        parameters = declared_parameters(start, workers.works)
+        return fit(start, parameters, observations, workers.seconds)
+
+
+def name_of(row: MeasuredRow) -> str:
+    """What a person calls a row: `8B seq 4096, 100/24 GiB` (host/device)."""
+    return f"{row.model} seq {row.seq_len}, {row.host_mem_gib:g}/{row.dev_mem_gib:g} GiB"
+
+
+def _tokens_per_s(row: MeasuredRow) -> float:
+    if row.status != "ok" or row.tokens_per_s is None:
+        raise CalibrationError(
+            f"the row {name_of(row)} (line {row.line}) failed; calibrate with others"
+        )
+    return row.tokens_per_s
