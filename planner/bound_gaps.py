@@ -57,7 +57,8 @@ class GapProgram:
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
         self.elements = elements(chain, segments)
-        self.recompute = _recompute_columns(program, chain, segments)
+        self.recompute = {r.task.task_id: program.column() for r in chain.recomputes}
+        self._sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []
         self.kept_into: list[tuple[int, int, Terms]] = []
@@ -171,13 +172,16 @@ class GapProgram:
 
         A gap that stands for fewer rounds than the recompute may have any share of it.
         """
-        leaf = self.elements[number].leaves[0]
-        terms: Terms = []
-        for position, column in self._remakes.get(leaf, ()):
-            if _lies_in(position, gap.begin, gap.end):
-                times = self.rounds.weight(self.rounds.of_position(position))
-                terms.append((column, -1.0 if self.tied else -times / weight))
-        return terms
+        element = self.elements[number]
+        found: dict[int, float] = {}
+        for leaf in element.leaves:
+            part = self._sizes[leaf] / element.size_bytes
+            for position, column in self._remakes.get(leaf, ()):
+                if _lies_in(position, gap.begin, gap.end):
+                    times = self.rounds.weight(self.rounds.of_position(position))
+                    made = part if self.tied else part * times / weight
+                    found[column] = found.get(column, 0.0) - made
+        return list(found.items())
 
     def _add_host_row(self, number: int, index: int, gap: Gap) -> None:
         """What the host has when a gap begins was there in the gap before, or written in it."""
@@ -336,21 +340,6 @@ def occupancy(
             terms.append((columns[-2], -1.0))
         program.equal(terms, 0.0)
     return columns
-
-
-def _recompute_columns(program: Program, chain: Chain, segments: Segments) -> dict[str, int]:
-    """By recompute: its column, one for all of a segment that are alike in their groups."""
-    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
-    numbers: dict[str, int] = {}
-    shared: dict[tuple[int, int], int] = {}
-    found: dict[str, int] = {}
-    for recompute in chain.recomputes:
-        number = numbers[recompute.group] = numbers.get(recompute.group, -1) + 1
-        key = segments.of_task[position[recompute.before]], number
-        if key not in shared:
-            shared[key] = program.column()
-        found[recompute.task.task_id] = shared[key]
-    return found
 
 
 def _remaking_columns(

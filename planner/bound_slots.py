@@ -120,21 +120,18 @@ class SlotProgram:
         """(segment that each is before or in, column, ms alone).
 
         Before the first task of a class the slot is of another one, which may be recomputed
-        another number of times: such recomputes are left out, as if they took no time. Those that
-        share a column each count as the shortest of them.
+        another number of times: such recomputes are left out, as if they took no time.
         """
         position = {
             task.task_id: self.segments.of_task[i] for i, task in enumerate(self.chain.tasks)
         }
-        found: dict[int, tuple[int, int, float]] = {}
+        found: list[tuple[int, int, float]] = []
         for recompute in self.chain.recomputes:
-            at, column = position[recompute.before], recompute_columns[recompute.task.task_id]
-            if self.segments.single and self.rounds.begins_class(at):
-                continue
-            alone_ms = self.calls[recompute.task.call][0]
-            _, number, shortest_ms = found.get(column, (at, 0, alone_ms))
-            found[column] = at, number + 1, min(shortest_ms, alone_ms)
-        return [(at, column, number * ms) for column, (at, number, ms) in found.items()]
+            at = position[recompute.before]
+            if not (self.segments.single and self.rounds.begins_class(at)):
+                column = recompute_columns[recompute.task.task_id]
+                found.append((at, column, self.calls[recompute.task.call][0]))
+        return found
 
     def add_resources(self, shares: LinkShares | None = None) -> list[Resource]:
         """In every slot, what is copied (and computed on HBM) takes its time.
