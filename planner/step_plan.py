@@ -14,7 +14,7 @@ from twinstream.planner.chunking import TrainingStep, chunkings
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.plan import plan_chain, recipe_of
+from twinstream.planner.plan import UnknownPolicyError, plan_chain, policies, recipe_of
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
 from twinstream.planner.rounds import PROGRAM_ROUNDS
@@ -48,6 +48,9 @@ def plan_step(
     with gc_paused():
         if policy == SEED_POLICY:
             return plan_seed_step(spec, step, machine, caps)
+        if policy not in policies():
+            known = ", ".join((*policies(), SEED_POLICY))
+            raise UnknownPolicyError(f"unknown policy '{policy}'; known: {known}")
         whole = with_tokens(spec, step, machine, caps)
         return _plan_step(spec, whole, machine, caps, policy, judge)
 

@@ -279,7 +279,8 @@ class _Device:
             needed = self.sticky_bytes + _RESERVE_BYTES + 2 * layer + 2 * act
             raise SizingRefused(
                 "failed_dev_mem",
-                f"the device cap of {self.cap_bytes / 2**30:.2f} GiB is short of the "
+                f"the {self.cap_bytes / 2**30:.2f} GiB of device memory that the cap leaves beside "
+                "the machine's reserve are short of the "
                 f"{needed / 2**30:.2f} GiB for one layer and two activations beside buffers and "
                 "head: raise --device-mem",
             )

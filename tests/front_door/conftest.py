@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call
+from twinstream.report.view import View
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
+from twinstream.schedule.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,13 @@ def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     from twinstream.executor.probe import kernels
 
     monkeypatch.setattr(kernels, "_SHAPES", kernels._SHAPES[:2])
+
+
+@pytest.fixture(scope="module")
+def views(files: Files) -> list[View]:
+    """The predicted and the measured timeline of the files' schedule."""
+    schedule = files.read_schedule()
+    return [
+        View(name, schedule, read_document(Timeline, path))
+        for name, path in (("predicted", files.predicted), ("measured", files.measured))
+    ]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.front_door.conftest import Files
 from tests.front_door.small_schedule import small_schedule, timeline
 from twinstream.explain import explain
 from twinstream.hardware_profiles.loader import load_machine
@@ -17,19 +16,8 @@ from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View
 from twinstream.residence import residence
 from twinstream.schedule.comparison import compare
-from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Label
 from twinstream.schedule.sizes import parse_bytes
-from twinstream.schedule.timeline import Timeline
-
-
-@pytest.fixture(scope="module")
-def views(files: Files) -> list[View]:
-    schedule = files.read_schedule()
-    return [
-        View(name, schedule, read_document(Timeline, path))
-        for name, path in (("predicted", files.predicted), ("measured", files.measured))
-    ]
 
 
 def test_idle_shares_are_those_of_the_explanation(views):

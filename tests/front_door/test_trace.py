@@ -9,23 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call
-from tests.front_door.conftest import Files
 from tests.helpers.trace_rules import faults
 from twinstream.report.memory import memory_samples
 from twinstream.report.trace import trace_of
-from twinstream.report.view import View
-from twinstream.schedule.files import read_document
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.timeline import Timeline
-
-
-@pytest.fixture(scope="module")
-def views(files: Files) -> list[View]:
-    schedule = files.read_schedule()
-    return [
-        View(name, schedule, read_document(Timeline, path))
-        for name, path in (("predicted", files.predicted), ("measured", files.measured))
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -42,12 +42,7 @@ def idle_figure(views: Sequence[View]) -> go.Figure:
                 "%{customdata:,.2f} ms<extra></extra>",
             )
         )  # fmt: skip
-    figure.update_layout(
-        barmode="stack", height=120 + 55 * len(views), xaxis={"title": {"text": "% of the step"}},
-        yaxis={"autorange": "reversed"}, legend=_LEGEND_ABOVE,
-        margin={"l": 90, "r": 30, "t": 40, "b": 45},
-    )  # fmt: skip
-    return figure
+    return _stacked(figure, len(views), top_px=40)
 
 
 def _cause(cause: str) -> str:
@@ -76,10 +71,16 @@ def critical_path_figure(views: Sequence[View]) -> go.Figure:
                 hovertemplate=_cause(key) + ": %{x:.2f} % of the step<extra></extra>",
             )
         )  # fmt: skip
+    return _stacked(figure, len(views), top_px=70)
+
+
+def _stacked(figure: go.Figure, num_views: int, *, top_px: int) -> go.Figure:
+    """Bars of shares of the step, one a timeline, with so many pixels for the legend."""
     figure.update_layout(
-        barmode="stack", height=150 + 55 * len(views), xaxis={"title": {"text": "% of the step"}},
+        barmode="stack", height=80 + top_px + 55 * num_views,
+        xaxis={"title": {"text": "% of the step"}},
         yaxis={"autorange": "reversed"}, legend=_LEGEND_ABOVE,
-        margin={"l": 90, "r": 30, "t": 70, "b": 45},
+        margin={"l": 90, "r": 30, "t": top_px, "b": 45},
     )  # fmt: skip
     return figure
 
