@@ -10,6 +10,7 @@ import numpy as np
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound import fewest_copies, lower_bound
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.congestion import Shares, full_shares, lowered
 from twinstream.planner.emission import Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
@@ -92,7 +93,7 @@ def plan_optimal(
         except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)
-    fits = partial(has_plan, few, machine, judge, num_rounds)
+    fits = partial(has_plan, few, machine, judge, OPEN, num_rounds)
     try:
         return plan_streaming(chain, machine, caps).model_copy(update={"policy": "optimal"})
     except InfeasiblePlan as error:
@@ -106,9 +107,11 @@ def required(judge: Judge | None) -> Judge:
     return judge
 
 
-def has_plan(chain: Chain, machine: Machine, judge: Judge, num_rounds: int, caps: Caps) -> bool:
+def has_plan(
+    chain: Chain, machine: Machine, judge: Judge, choices: Choices, num_rounds: int, caps: Caps
+) -> bool:
     """Whether any plan fits the caps; none is judged."""
-    return _Search(chain, machine, caps, judge, num_rounds).fits()
+    return _Search(chain, machine, caps, judge, choices, num_rounds).fits()
 
 
 def optimal_plans(  # noqa: PLR0913
@@ -116,6 +119,7 @@ def optimal_plans(  # noqa: PLR0913
     machine: Machine,
     caps: Caps,
     judge: Judge | None,
+    choices: Choices = OPEN,
     *,
     num_rounds: int,
     bound_s: float,
@@ -129,7 +133,7 @@ def optimal_plans(  # noqa: PLR0913
     where the others are far from the bound; of chains of very many tasks only if `thorough` and
     there is no other.
     """
-    search = _Search(chain, machine, caps, required(judge), num_rounds)
+    search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough)
 
 
@@ -141,9 +145,16 @@ class _Candidate:
 
 class _Search:
     def __init__(
-        self, chain: Chain, machine: Machine, caps: Caps, judge: Judge, num_rounds: int
+        self,
+        chain: Chain,
+        machine: Machine,
+        caps: Caps,
+        judge: Judge,
+        choices: Choices,
+        num_rounds: int,
     ) -> None:
         self.machine, self.caps, self.judge, self.num_rounds = machine, caps, judge, num_rounds
+        self.choices = choices
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
@@ -152,7 +163,7 @@ class _Search:
     def plans(self, bound_ns: float, beat_ns: float, *, thorough: bool) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
-        if self._holds_all_state():
+        if self.choices.open and self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns)
@@ -162,13 +173,18 @@ class _Search:
 
     def _may_stream(self, best_ns: float, bound_ns: float, *, thorough: bool) -> bool:
         """Whether the plan of `streaming` may be wanted."""
+        if not self.choices.open:
+            return False
         if best_ns == inf:
             return thorough
+        if self.choices.effort == "quick":
+            return False
         return best_ns > bound_ns * _FAR_FROM_BOUND and len(self.small.tasks) <= MANY_TASKS
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program, with no bytes left for copies in flight."""
-        if self._holds_all_state() and self._made(plan_resident) is not None:
+        may_reside = self.choices.open and self._holds_all_state()
+        if may_reside and self._made(plan_resident) is not None:
             return True
         return self._fitting(0, full_shares(len(self.small.tasks))) is not None
 
@@ -199,13 +215,13 @@ class _Search:
         shares = full_shares(len(self.small.tasks))
         found: list[Plan] = []
         before: _Candidate | None = None
-        many = len(self.small.tasks) > MANY_TASKS
-        for turn in range(_TURNS_OF_MANY if many else _TURNS):
+        less_in_flight = iter((in_flight // _LESS_IN_FLIGHT, 0) if in_flight else ())
+        while len(found) < self._most_turns():
             fitting = self._fitting(in_flight, shares)
-            if fitting is None and (found or in_flight == 0):
-                break
             if fitting is None:
-                in_flight = in_flight // _LESS_IN_FLIGHT if turn == 0 else 0
+                in_flight = next(less_in_flight, -1)
+                if found or in_flight < 0:
+                    break
                 continue
             candidate, placement = fitting
             if candidate == before:
@@ -215,7 +231,7 @@ class _Search:
             timeline = self.judge(schedule)
             plan = Plan(self._step_ns(schedule, timeline), partial(self.schedule, candidate))
             worse = len(found) > 1 and plan.step_ns > _GAIN * _fastest_ns(found)
-            hopeless = turn > 0 and plan.step_ns > _WITHIN_REACH * beat_ns
+            hopeless = bool(found) and plan.step_ns > _WITHIN_REACH * beat_ns
             found.append(plan)
             spans = timeline.passes[-1]
             less = lowered(shares, schedule, spans, self.judged, self.small)
@@ -232,6 +248,11 @@ class _Search:
             raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
         return emit(placement, self.machine, self.caps, "optimal")
 
+    def _most_turns(self) -> int:
+        if self.choices.effort == "quick":
+            return 1
+        return _TURNS_OF_MANY if len(self.small.tasks) > MANY_TASKS else _TURNS
+
     def _in_flight(self) -> int:
         """Bytes to leave for copies: what both directions copy beside a block, within reason.
 
@@ -247,6 +268,10 @@ class _Search:
         device = self.caps.arena_bytes("device")
         return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
 
+    def _longest_ahead_ns(self) -> float:
+        blocks = self.choices.prefetch_blocks
+        return self.block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
+
     def _fitting(self, in_flight: int, shares: Shares) -> tuple[_Candidate, Placement] | None:
         """Decisions that fit both caps, with so many bytes left for copies in flight."""
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
@@ -257,11 +282,12 @@ class _Search:
                 self.caps, None if device is None else device - in_flight, host_room
             )
             solved = fewest_copies(
-                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares
-            )
+                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares,
+                choices=self.choices,
+            )  # fmt: skip
             if solved is None:
                 return None
-            decisions = Decisions.of(solved, self.small, units)
+            decisions = Decisions.of(solved, self.small, units, self.choices)
             found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
             if found is None:
                 return None
@@ -278,7 +304,7 @@ class _Search:
         device = self.caps.arena_bytes("device")
         sequence = TaskSequence.of(self.small, decisions, self.call_ns)
         judged = TaskSequence.of(self.judged, decisions, self.call_ns)
-        queues = QueueModel(self.machine, _LONGEST_IN_BLOCKS * self.block_ns)
+        queues = QueueModel(self.machine, self._longest_ahead_ns())
         room = np.full(len(sequence.tasks), 0 if device is None else device, dtype=np.int64)
         shortage = 0
         for _ in range(_REPAIRS):
