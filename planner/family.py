@@ -104,7 +104,7 @@ class Family:
             cuts = list(self._all)
             found = self._plans(cuts, thorough=True)
         least_s = min((cut.bound.step_s for cut in cuts), default=inf)
-        for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
+        for plan, cut in sorted(found, key=_step_ns):
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
@@ -220,6 +220,7 @@ class Family:
                 self.choices,
                 num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
                 beat_ns=min((plan.step_ns for plan, _ in found), default=inf), thorough=thorough,
+                at_home=bool(found) and min(found, key=_step_ns)[0].at_home,
             )  # fmt: skip
             found += [(plan, cut) for plan in plans]
         return found
@@ -277,6 +278,10 @@ class Family:
         schedule = plan_streaming(chain, self.machine, self.caps)
         schedule = schedule.model_copy(update={"policy": "optimal"})
         return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+
+
+def _step_ns(found: tuple[Plan, Cut]) -> float:
+    return found[0].step_ns
 
 
 def _least_first(cuts: Iterable[Cut | None]) -> list[Cut]:
