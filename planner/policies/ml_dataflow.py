@@ -193,18 +193,25 @@ class _Emission:
                 self._copy(OUTBOUND, tensor, slots.saved(unit, act), home)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        """A layer begins, with its recompute, when its gradients' block is ready for it."""
+        """A layer begins, with its recompute, when its gradients' block is ready for it.
+
+        Gradients come in as far ahead as there are blocks for them, and parameters no farther,
+        even where they have a block more, but in the first round.
+        """
         sizing = self.sizing
         for chunk in reversed(range(self.chunks)):
             self._backward_chunk(round_, layer, chunk)
+        done = next(op.op_id for op in reversed(self.ops) if op.stream == COMPUTE)
         stays = round_ == self.rounds - 1 and layer < sizing.grad_blocks
         below = layer - sizing.grad_blocks
         if not stays:
             self._gradient_ready[round_, below] = self._store("grad", layer)
+        if not round_ and layer >= sizing.param_blocks:
+            self._load_after("param", layer - sizing.param_blocks, done)
+        if round_ and 0 <= below < self.layers - sizing.param_blocks:
+            self._load_after("param", below, done)
         if round_ and below >= 0:
             self._gradient_ready[round_, below] = self._load("grad", below)
-        if layer >= sizing.param_blocks:
-            self._load("param", layer - sizing.param_blocks)
 
     def _backward_chunk(self, round_: int, layer: int, chunk: int) -> None:
         act, sizing = layer * self.chunks + chunk, self.sizing
@@ -245,8 +252,9 @@ class _Emission:
     def _optimizer(self) -> None:
         """Every layer's update waits for the copies out of the one before."""
         sizing = self.sizing
-        for layer in range(min(sizing.num_optimizer_blocks, self.layers)):
-            self._load("opt", layer)
+        done = self.ops[-1].op_id
+        for layer in range(sizing.num_optimizer_blocks):
+            self._load_after("opt", layer, done)
         task = next(self._tasks)
         while task.label.layer is None:
             self._compute(task, None, None)
@@ -277,6 +285,9 @@ class _Emission:
         return self._copy(
             INBOUND, f"{kind}.{layer}", f"host.{kind}.{layer}", self.slots.block(kind, layer)
         )
+
+    def _load_after(self, kind: str, layer: int, op_id: str) -> None:
+        self.also_waits[self._load(kind, layer)] = op_id
 
     def _store(self, kind: str, layer: int) -> str:
         return self._copy(

@@ -120,7 +120,9 @@ def size_step(
         param_blocks=params,
         grad_blocks=grads,
         device_acts=slots,
-        num_optimizer_blocks=min(layers, (device_bytes - used) // (2 * cut.layer_bytes)),
+        num_optimizer_blocks=min(
+            layers, (device_bytes - used + device.released_bytes) // (2 * cut.layer_bytes)
+        ),
         levels=levels,
         used_host_bytes=used_host,
         used_device_bytes=used + slots * saved_bytes(spec, cut, SavedLevel.FULL),
@@ -257,10 +259,11 @@ class _Device:
         contexts = 2 * (2 * cut.longer_tokens * spec.d_kv * 2)
         ends = 8 * (v * d + d * (1 + v))
         transitions = 2 * n * c * d * 2
-        head = 2 * c * v + c * (2 * (d + v) + 4)
-        backward = 2 * c * d * 2 + cut.chunk_act_bytes + 2 * c * (d + spec.d_ff)
+        workspace = 2 * c * (d + spec.d_ff)
+        norms = 2 * c * d * 2
         fixed = _RESERVE_BYTES + self._workspace_bytes()
-        return fixed + contexts + ends + transitions + head + backward
+        kept = fixed + contexts + ends + transitions + workspace
+        return kept + norms + cut.chunk_act_bytes + self._head_bytes()
 
     @property
     def used_bytes(self) -> int:
@@ -269,6 +272,17 @@ class _Device:
         uncounted = saved_bytes(self.spec, cut, SavedLevel.FULL) - cut.chunk_act_bytes
         round_tokens = cut.chunk_tokens * cut.chunks_per_round
         return self.sticky_bytes + uncounted + _DEVICE_BYTES_PER_ROUND_TOKEN * round_tokens
+
+    @property
+    def released_bytes(self) -> int:
+        """Of the used bytes, those laid out after the activation slots' beginning: gradients of
+        an activation, recomputed norms, head and logits. Adam state takes their place."""
+        norms = 2 * self.cut.chunk_tokens * self.spec.d_model * 2
+        return saved_bytes(self.spec, self.cut, SavedLevel.FULL) + norms + self._head_bytes()
+
+    def _head_bytes(self) -> int:
+        d, v, c = self.spec.d_model, self.spec.vocab_size, self.cut.chunk_tokens
+        return 2 * c * v + c * (2 * (d + v) + 4)
 
     def partition(self) -> tuple[int, int, int]:
         """Blocks of parameters, blocks of gradients, activation slots."""

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measur
 from twinstream.hardware_profiles.overrides import override
 from twinstream.models.presets import load_preset
 from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain, timed_ns
+from twinstream.planner.policies.ml_dataflow_kernels import with_its_kernels
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.verify import verify
 from twinstream.simulator.costs import MachineCosts
@@ -46,9 +47,8 @@ def test_further_rounds_take_as_long_as_the_middle_one(rows, cell, slower):
     )  # fmt: skip
     row = rows[0].model_copy(update={"rounds_per_step": 8})
     sizing, spec = sizing_of(row), load_preset(row.preset)
-    whole = emit_seed(
-        spec, seed_chain(spec, sizing.workload), sizing, cell.schedule.machine
-    )  # fmt: skip
+    emitted = emit_seed(spec, seed_chain(spec, sizing.workload), sizing, cell.schedule.machine)
+    whole = with_its_kernels(emitted, spec)
     (spans,) = replay_passes(whole, MachineCosts(whole, machine), 1)
     assert step_s(cell_of(row), machine) * 1e9 == pytest.approx(timed_ns(whole, spans), abs=8)
 

@@ -12,6 +12,7 @@ from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
 from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain
 from twinstream.planner.policies.ml_dataflow_classes import MachineClass, machine_class
+from twinstream.planner.policies.ml_dataflow_kernels import with_its_kernels
 from twinstream.planner.policies.ml_dataflow_sizing import RoundsRule, Sizing, size_step
 from twinstream.planner.step_plan import gc_paused
 from twinstream.schedule.document import Schedule
@@ -51,10 +52,14 @@ class CellKey:
 
 @dataclass(frozen=True)
 class Cell:
-    """One schedule of the seed system, of at most three rounds; nothing fitted is in it."""
+    """One schedule of the seed system, of at most three rounds; nothing fitted is in it.
+
+    `timed` is the same schedule with the demands of its kernels, which the recorded times are of.
+    """
 
     key: CellKey
     schedule: Schedule
+    timed: Schedule
     rounds_per_step: int
     tokens_per_step: int
 
@@ -95,6 +100,7 @@ def cell_of(row: MeasuredRow) -> Cell:
     return Cell(
         key=_key(machine, row.preset, sizing),
         schedule=schedule,
+        timed=with_its_kernels(schedule, spec),
         rounds_per_step=workload.rounds_per_step,
         tokens_per_step=workload.tokens_per_step,
     )
