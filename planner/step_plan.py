@@ -49,10 +49,16 @@ def plan_step(
         if policy == SEED_POLICY:
             return plan_seed_step(spec, step, machine, caps)
         if policy not in policies():
-            known = ", ".join((*policies(), SEED_POLICY))
-            raise UnknownPolicyError(f"unknown policy '{policy}'; known: {known}")
+            raise UnknownPolicyError(
+                f"unknown policy '{policy}'; known: {', '.join(policy_names())}"
+            )
         whole = with_tokens(spec, step, machine, caps)
         return _plan_step(spec, whole, machine, caps, policy, judge)
+
+
+def policy_names() -> tuple[str, ...]:
+    """All that `plan_step` plans by, those that plan a given chain first."""
+    return (*policies(), SEED_POLICY)
 
 
 @contextmanager
