@@ -95,7 +95,13 @@ def size_step(
     Raises:
         SizingRefused: it would fail; the reason is the status in its tables.
         UnknownTarget: rule v1 has no target for this model.
+        UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
+    if spec.dtype != "bfloat16" or spec.tied_embeddings or spec.qk_norm or spec.qkv_bias:
+        raise UnsuitableModel(
+            "policy 'ml_dataflow' knows models in bf16 with an LM head of their own, without "
+            f"QK-norm and biases; '{spec.name}' is not one: take another policy or model"
+        )
     cut = cut_round(spec, seq_len, machine)
     device = _Device(spec, cut, machine, device_bytes)
     layers = spec.num_layers
@@ -127,6 +133,10 @@ def size_step(
         used_host_bytes=used_host,
         used_device_bytes=used + slots * saved_bytes(spec, cut, SavedLevel.FULL),
     )
+
+
+class UnsuitableModel(TwinstreamError):
+    """The seed system does not train such a model."""
 
 
 class UnknownTarget(TwinstreamError):

@@ -19,7 +19,7 @@ from statistics import fmean, median
 from tests.bench.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.predict import phases
-from twinstream.fidelity.row_choice import chosen_cells, rows_of
+from twinstream.fidelity.row_choice import chosen_cells, rows_that
 from twinstream.hardware_profiles.calibration.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -60,7 +60,7 @@ def schedules(predicted: Path, measured: Path, only: Sequence[str]) -> list[Sche
         lines = [line for line in csv.DictReader(file) if line["error"]]
     name = lines[0]["machine"]
     rows = [row for row in table if row.machine == name and row.status == "ok"]
-    cells = {key_of(row).plan for row in chosen_cells(rows_of(rows, name, only), None)}
+    cells = {key_of(row).plan for row in chosen_cells(rows_that(rows, only), None)}
     by_caps = {_caps(dict(vars(row))): row for row in rows}
     groups: dict[str, list[dict[str, str]]] = {}
     for line in lines:

@@ -61,6 +61,15 @@ def test_rounds_are_the_recorded_ones(rows):
     assert cell_of(row).tokens_per_step == 5 * 16384
 
 
+def test_rounds_follow_from_step_time_where_nothing_else_tells_them(rows):
+    tokens = 7 * 16384
+    bare = {"rounds_per_step": None, "rounds_rule": "", "tokens_per_s": 1000.0}
+    row = rows[0].model_copy(update={**bare, "step_time_s": tokens / 1000.0 * 1.004})
+    assert key_of(row).plan.rounds_per_step == 7
+    untold = row.model_copy(update={"step_time_s": None})
+    assert key_of(untold) == key_of(untold.model_copy(update={"rounds_rule": "v2"}))
+
+
 def test_caps_that_change_nothing_give_the_same_schedule(rows):
     assert key_of(rows[1]) == key_of(rows[2])
     assert key_of(rows[0]) != key_of(rows[1])

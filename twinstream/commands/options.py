@@ -168,6 +168,14 @@ HostMem = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
+OnlyRows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="COLUMN=VALUE",
+        help="Take only such rows of the table: machine=H100, model=8B; may be given again.",
+    ),
+]
 _POLICIES = ", ".join(policy_names())
 _POLICY = typer.Option(
     "--policy",

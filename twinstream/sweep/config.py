@@ -169,8 +169,8 @@ def _check(name: str, value: object, where: str) -> None:
         known = [*NAMES, "machine.<number of the profile>"]
         raise SweepError(f"{where} is nothing that can be swept: {nearest(name, known)}")
     if name == "policy" and value not in policy_names():
-        known = ", ".join(policy_names())
-        raise UnknownPolicyError(f"{where}: unknown policy '{value}'; known: {known}")
+        there = ", ".join(policy_names())
+        raise UnknownPolicyError(f"{where}: unknown policy '{value}'; known: {there}")
 
 
 class _Loader:
