@@ -193,25 +193,18 @@ class _Emission:
                 self._copy(OUTBOUND, tensor, slots.saved(unit, act), home)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        """A layer begins, with its recompute, when its gradients' block is ready for it.
-
-        Gradients come in as far ahead as there are blocks for them, and parameters no farther,
-        even where they have a block more, but in the first round.
-        """
+        """A layer begins, with its recompute, when its gradients' block is ready for it."""
         sizing = self.sizing
         for chunk in reversed(range(self.chunks)):
             self._backward_chunk(round_, layer, chunk)
-        done = next(op.op_id for op in reversed(self.ops) if op.stream == COMPUTE)
         stays = round_ == self.rounds - 1 and layer < sizing.grad_blocks
         below = layer - sizing.grad_blocks
         if not stays:
             self._gradient_ready[round_, below] = self._store("grad", layer)
-        if not round_ and layer >= sizing.param_blocks:
-            self._load_after("param", layer - sizing.param_blocks, done)
-        if round_ and 0 <= below < self.layers - sizing.param_blocks:
-            self._load_after("param", below, done)
         if round_ and below >= 0:
             self._gradient_ready[round_, below] = self._load("grad", below)
+        if layer >= sizing.param_blocks:
+            self._load("param", layer - sizing.param_blocks)
 
     def _backward_chunk(self, round_: int, layer: int, chunk: int) -> None:
         act, sizing = layer * self.chunks + chunk, self.sizing
