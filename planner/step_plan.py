@@ -59,12 +59,18 @@ def plan_step(  # noqa: PLR0913
         if policy == SEED_POLICY:
             return plan_seed_step(spec, step, machine, caps)
         if policy not in policies():
-            known = ", ".join((*policies(), SEED_POLICY))
-            raise UnknownPolicyError(f"unknown policy '{policy}'; known: {known}")
+            raise UnknownPolicyError(
+                f"unknown policy '{policy}'; known: {', '.join(policy_names())}"
+            )
         whole = with_tokens(spec, step, machine, caps)
         if policy == "optimal":
             return _optimal(partial(Family, spec, whole, machine, judge, choices), caps, choices)
         return _first_that_fits(spec, whole, machine, caps, policy, judge)
+
+
+def policy_names() -> tuple[str, ...]:
+    """All that `plan_step` plans by, those that plan a given chain first."""
+    return (*policies(), SEED_POLICY)
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from twinstream import api
-from twinstream.planner.plan import policies
-from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
+from twinstream.planner.step_plan import policy_names
 from twinstream.policies_compared import ALL
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
@@ -169,7 +168,15 @@ HostMem = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
-_POLICIES = ", ".join((*policies(), SEED_POLICY))
+OnlyRows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="COLUMN=VALUE",
+        help="Take only such rows of the table: machine=H100, model=8B; may be given again.",
+    ),
+]
+_POLICIES = ", ".join(policy_names())
 _POLICY = typer.Option(
     "--policy",
     metavar="NAME",
