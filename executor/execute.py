@@ -2,7 +2,7 @@
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +99,23 @@ def execute(
         passes = _run(schedule, runner, options)
         after = read_carried(schedule, arenas, state)
     return Execution(_timeline(schedule, passes, options.backend), after)
+
+
+def execute_in(
+    schedule: Schedule,
+    memory: Mapping[Tier, torch.Tensor],
+    fill: Callable[[Arenas], None],
+    host_work: HostWork,
+    options: RunOptions,
+) -> Timeline:
+    """As `execute`, in memory that the caller took and `fill` puts the state into."""
+    _require_device_kernels(schedule)
+    require_safe(schedule)
+    require_conforming(schedule, lower_again(schedule))
+    arenas = Arenas(schedule, memory)
+    fill(arenas)
+    passes = _run(schedule, OpRunner(schedule, arenas, host_work), options)
+    return _timeline(schedule, passes, options.backend)
 
 
 def _require_device_kernels(schedule: Schedule) -> None:
