@@ -107,6 +107,14 @@ class MeasuringSession:
             self._pinned.close()
             self._pinned = None
 
+    def take_host(self, size_bytes: int) -> None:
+        """Take the host arena now.
+
+        Raises:
+            HostMemoryError: so much cannot be had, or not pinned.
+        """
+        self._host_arena(size_bytes)
+
     def _host_arena(self, size_bytes: int) -> torch.Tensor:
         if self._host is None or self._host.numel() < size_bytes:
             self.close()

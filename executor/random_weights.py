@@ -17,9 +17,7 @@ class RandomWeights:
     Norms are one, biases zero.
     """
 
-    def __init__(
-        self, spec: ModelSpec, seed: int, num_elements: int = _BLOCK_ELEMENTS
-    ) -> None:
+    def __init__(self, spec: ModelSpec, seed: int, num_elements: int = _BLOCK_ELEMENTS) -> None:
         self._spec = spec
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.empty(num_elements).normal_(0.0, _STD, generator=generator)

@@ -4,8 +4,8 @@ Legend: B sequences, S tokens of each, D d_model, H query heads, K key heads, E 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from twinstream.models.spec import ModelSpec
@@ -27,7 +27,7 @@ class Attention(nn.Module):
             projection(x_BSD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = F.scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             rotated(q, rope), rotated(k, rope), v, is_causal=True, enable_gqa=True
         )
         result: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
@@ -44,7 +44,9 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(spec.d_ff, spec.d_model, bias=False)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+        result: torch.Tensor = self.down_proj(
+            functional.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
+        )
         return result
 
 
@@ -88,15 +90,17 @@ class Llama(nn.Module):
 
     def __init__(self, spec: ModelSpec, row_slice: int = 2048) -> None:
         if spec.qk_norm or spec.qkv_bias or spec.tied_embeddings:
-            raise ValueError(f"'{spec.name}' is no Llama: it has QK norms, biases or tied embeddings")
+            raise ValueError(
+                f"'{spec.name}' is no Llama: it has QK norms, biases or tied embeddings"
+            )
         super().__init__()
         self.row_slice = row_slice
         self.model = Decoder(spec)
         self.lm_head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
 
     def forward(self, ids_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        rows = self.model(ids_BS).flatten(0, 1).split(self.row_slice)
-        labels = labels_BS.flatten().split(self.row_slice)
+        rows = torch.split(self.model(ids_BS).flatten(0, 1), self.row_slice)
+        labels = torch.split(labels_BS.flatten(), self.row_slice)
         # slices are checkpointed, or the float32 logits alone would take 4 GiB per 8,192 tokens
         losses = [
             checkpoint(self._loss_sum, x, y, use_reentrant=False)
@@ -105,7 +109,7 @@ class Llama(nn.Module):
         return torch.stack(losses).sum() / labels_BS.numel()
 
     def _loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.lm_head(x).float(), y, reduction="sum")
+        return functional.cross_entropy(self.lm_head(x).float(), y, reduction="sum")
 
 
 def rotations(spec: ModelSpec, num_positions: int, like: torch.Tensor) -> torch.Tensor:
@@ -120,6 +124,6 @@ def rotations(spec: ModelSpec, num_positions: int, like: torch.Tensor) -> torch.
 
 def rotated(x_BHSE: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     """Queries or keys turned by their positions; the two halves of a head are the pairs."""
-    cos, sin = rope
+    cos, sin = rope[0], rope[1]
     first, second = x_BHSE.chunk(2, dim=-1)
     return x_BHSE * cos + torch.cat([-second, first], dim=-1) * sin

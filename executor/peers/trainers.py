@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
@@ -78,7 +79,7 @@ def trainer(
 def _shard(model: Llama, device: torch.device) -> None:
     """FSDP2 over a world of one: each block, then the rest."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, (1,))
     policy = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for layer in model.model.layers:

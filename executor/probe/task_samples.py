@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,6 +21,7 @@ from twinstream.executor.random_weights import RandomWeights
 from twinstream.executor.training import step_state
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.workspace import workspace_bytes
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall, TaskOperand
@@ -50,11 +52,7 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
         operands = memory.operands(task)
         function = registered_kernel(call.kernel).function
 
-        def run(
-            function=function, operands=operands, attributes=call.attributes  # type: ignore[no-untyped-def]
-        ) -> None:
-            function(operands, attributes)
-
+        run = partial(function, operands, call.attributes)
         with torch.no_grad():
             run()
             if task.call not in seen:
@@ -78,7 +76,9 @@ def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
                     "launches": 1,
                 }
             )
-            yield TaskSample(f"matmul {'x'.join(map(str, work.shape))}", (one,), _matmul_ns(one, timer))
+            yield TaskSample(
+                f"matmul {'x'.join(map(str, work.shape))}", (one,), _matmul_ns(one, timer)
+            )
 
 
 def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
@@ -135,7 +135,7 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
     gradients = AttentionGradients(torch.empty_like(q), d_kv, accumulate=sliced)
     d_out = random(*q.shape)
     implementation = attention_implementation(str(call.attributes["attention"]))
-    size_bytes = _scratch_bytes(call)
+    size_bytes = workspace_bytes(call.kernel, call.attributes)
     workspace = Workspace(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
     def forward() -> None:
@@ -153,12 +153,6 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
         ):
             work = backward.model_copy(update={"unit": unit, "flops": flops})
             yield TaskSample(f"{unit} {queries}/{keys}x{sequences}", (work,), timer.mean_ns(run))
-
-
-def _scratch_bytes(call: KernelCall) -> int:
-    from twinstream.models.workspace import workspace_bytes
-
-    return workspace_bytes(call.kernel, call.attributes)
 
 
 def _in_order(chain: Chain) -> Iterator[Task]:

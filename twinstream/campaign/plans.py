@@ -13,7 +13,6 @@ from twinstream.campaign.jobs import Cell
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import executed_flops
 from twinstream.models.recipe import Recipe
-from twinstream.planner.plan import InfeasiblePlan
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
@@ -96,8 +95,6 @@ def plan_cell(request: PlanRequest) -> PlannedCell | Refused:
     start_s = time.perf_counter()
     try:
         return _plan_cell(request, start_s)
-    except InfeasiblePlan as error:
-        return Refused(str(error))
     except TwinstreamError as error:
         return Refused(str(error))
 

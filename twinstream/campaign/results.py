@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt
 
+from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.node import Node
 
 
@@ -51,7 +52,7 @@ class ProbeFound(Node):
     kind: Literal["probe"] = "probe"
     machine: str
     content_hash: str
-    kernels: str
+    kernels: KernelChoice
     links: tuple[LinkRate, ...] = ()
     samples: tuple[SampleRatio, ...] = ()
     notes: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ class CellFound(Node):
     tokens_per_step: NonNegativeInt
     workload: str
     policy: str
+    machine: str
     predicted_step_s: float
     predicted_extended_s: float
     bound_step_s: float
@@ -113,9 +115,7 @@ class PeerFound(Node):
     device_used_bytes: NonNegativeInt | None
 
 
-Found = Annotated[
-    TestsFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")
-]
+Found = Annotated[TestsFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")]
 
 
 class Outcome(Node):
@@ -136,7 +136,7 @@ class Results(Node):
 
     schema_version: Literal[1] = 1
     where: Where
-    size: str
+    size: Literal["full", "tiny"]
     outcomes: dict[str, Outcome] = Field(default_factory=dict)
 
     def with_outcome(self, key: str, outcome: Outcome) -> "Results":

@@ -13,11 +13,11 @@
 import fcntl
 import gzip
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from twinstream.campaign.jobs import Size
 from twinstream.campaign.results import Outcome, Results, Where
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_document, write_document
@@ -34,7 +34,7 @@ class CampaignError(TwinstreamError):
 class Store:
     """Results of one device in a folder; every change is on the disk before a call returns."""
 
-    def __init__(self, folder: Path, where: Where, size: str) -> None:
+    def __init__(self, folder: Path, where: Where, size: Size) -> None:
         self.folder = folder
         self.warnings: list[str] = []
         self.results = self._continued(where, size)
@@ -51,6 +51,11 @@ class Store:
         self.results = self.results.with_outcome(key, outcome)
         write_document(self.results, self.folder / "results.json")
 
+    def forget(self, text: str) -> None:
+        """Drop the outcomes of jobs that have this text in their name."""
+        kept = {key: found for key, found in self.results.outcomes.items() if text not in key}
+        self.results = self.results.model_copy(update={"outcomes": kept})
+
     def log(self, text: str) -> None:
         """Append to the log, whose size is bounded."""
         path = self.folder / "log.txt"
@@ -64,7 +69,9 @@ class Store:
         path = self.folder / "timelines.json.gz"
         packed = _packed({**self._timelines(path), **found})
         if len(packed) > MAX_TIMELINES_BYTES:
-            self.log(f"timelines of {', '.join(found)} are left out: {path.name} would be too large")
+            self.log(
+                f"timelines of {', '.join(found)} are left out: {path.name} would be too large"
+            )
             return
         partial = path.with_name(path.name + ".partial")
         partial.write_bytes(packed)
@@ -80,7 +87,7 @@ class Store:
             return {}
         return document if isinstance(document, dict) else {}
 
-    def _continued(self, where: Where, size: str) -> Results:
+    def _continued(self, where: Where, size: Size) -> Results:
         path = self.folder / "results.json"
         if not path.exists():
             return Results(where=where, size=size)
@@ -125,7 +132,7 @@ def only_campaign(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            os.unlink(folder / _LOCK)
+            (folder / _LOCK).unlink()
 
 
 def read_results(folder: Path) -> Results:

@@ -1,0 +1,124 @@
+"""What the process that owns the device is asked to do, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinstream.campaign.jobs import Peer
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import KernelChoice
+
+if TYPE_CHECKING:
+    from twinstream.schedule.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class DescribeDevice:
+    """Name the device, its driver and torch."""
+
+
+@dataclass(frozen=True)
+class DeviceDescription:
+    """Who measures; `num_bytes` of memory."""
+
+    name: str
+    driver: str
+    torch: str
+
+
+@dataclass(frozen=True)
+class ChooseKernels:
+    """Say which kernels run here and are right; `auto` is left to the device's process."""
+
+    vector: str
+    attention: str
+
+
+@dataclass(frozen=True)
+class ChosenKernels:
+    """The kernels to plan with, and why others are not among them."""
+
+    kernels: KernelChoice
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProbeDevice:
+    """Measure the device with these kernels."""
+
+    kernels: KernelChoice
+    small: bool
+    commit: str
+    date: str
+
+
+@dataclass(frozen=True)
+class ProbedDevice:
+    """The profile, and what it was fitted to as (name, ns, measured over fitted)."""
+
+    machine: Machine
+    links: tuple[tuple[str, int, float], ...]
+    samples: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True)
+class TakeHostMemory:
+    """Take the pinned arena now, while plans are being made."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds it took."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunSchedules:
+    """Run schedules in files, each for so many passes."""
+
+    runs: tuple[tuple[Path, int], ...]
+
+
+@dataclass(frozen=True)
+class ScheduleRun:
+    """What one schedule's run measured."""
+
+    timeline: Timeline
+    losses: tuple[float, ...]
+    device_used_bytes: int | None
+    host_ns_per_op: float | None
+    fill_s: float
+    run_s: float
+
+
+@dataclass(frozen=True)
+class RanSchedules:
+    """One run for each schedule, in their order."""
+
+    runs: tuple[ScheduleRun, ...]
+
+
+@dataclass(frozen=True)
+class RunPeer:
+    """Time a peer."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class RanPeer:
+    """Seconds of a micro-batch and of an update; `reason` instead where it does not fit."""
+
+    micro_batch_s: float
+    update_s: float
+    loss: float
+    device_used_bytes: int | None
+
+
+Request = DescribeDevice | ChooseKernels | ProbeDevice | TakeHostMemory | RunSchedules | RunPeer
+Answer = DeviceDescription | ChosenKernels | ProbedDevice | Taken | RanSchedules | RanPeer
