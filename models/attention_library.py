@@ -7,8 +7,9 @@ probe on the device compares each with what was taken. Results that a library al
 count too.
 
 Sources: flash_attn/cute/interface.py of flash-attn-4 4.0.0b36; hopper/flash_api.cpp and
-csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention; aten/src/ATen/native/transformers/
-cuda/flash_attn/flash_api.cpp and aten/src/ATen/native/cudnn/MHA.cpp of PyTorch.
+csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention; in PyTorch
+aten/src/ATen/native: transformers/cuda/flash_attn/flash_api.cpp, cudnn/MHA.cpp and
+cpu/FlashAttentionKernel.cpp.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ _ALLOCATION_BYTES = 512  # the unit of torch's CUDA allocator
 _ROW_BLOCK = 128  # the largest block of queries, and of keys, of all these kernels
 _SMALLEST_BLOCK = 32
 _MOST_SPLITS = 128
+_CPU_KEYS = 512  # of a tile of PyTorch's flash attention for CPUs
 
 LibraryFormula = Callable[[AttentionShape], int]
 
@@ -43,7 +45,7 @@ def attention_library_bytes(name: str, of_pass: AttentionPass, shape: AttentionS
 def _formulas() -> Mapping[str, Mapping[AttentionPass, LibraryFormula]]:
     return {
         "eager": {"forward": _none, "backward": _none},
-        "sdpa_cpu": {"forward": _returned_forward, "backward": _sdpa_cpu_backward},
+        "sdpa_cpu": {"forward": _sdpa_cpu_forward, "backward": _sdpa_cpu_backward},
         "sdpa_flash": {"forward": _sdpa_flash_forward, "backward": _sdpa_flash_backward},
         "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
         "flash2": {"forward": _flash2_forward, "backward": _flash2_backward},
@@ -62,9 +64,21 @@ def _returned_forward(shape: AttentionShape) -> int:
     return parts * (_out(shape) + _lse(shape))
 
 
+def _sdpa_cpu_forward(shape: AttentionShape) -> int:
+    """Results, and on one thread a tile of scores, once more in bf16, and of the output."""
+    rows, keys = _cpu_rows(shape), min(_CPU_KEYS, shape.num_keys)
+    tiles = _float32(rows * (keys + 2 + shape.head_dim))
+    return _returned_forward(shape) + tiles + _low(shape, rows * keys)
+
+
 def _sdpa_cpu_backward(shape: AttentionShape) -> int:
-    """dQ, dK and dV; one part at a time."""
-    return _gradients(shape)
+    """dQ, dK and dV, where they are added up a float32 copy, and on one thread two tiles of scores,
+    in bf16 once more, beside packed tiles of what is multiplied."""
+    rows, keys = _cpu_rows(shape), min(_CPU_KEYS, shape.num_keys)
+    added = _float32(shape.num_kv_elements // 2) if shape.sliced else 0
+    packed = rows * keys + 2 * (rows + _CPU_KEYS) * shape.head_dim + 2 * _CPU_KEYS
+    tiles = 2 * _float32(rows * keys) + _float32(rows)
+    return _gradients(shape) + added + tiles + _low(shape, 2 * rows * keys + packed)
 
 
 def _sdpa_flash_forward(shape: AttentionShape) -> int:
@@ -124,6 +138,12 @@ def _hopper_backward(shape: AttentionShape, extra_keys: int) -> int:
     return _float32(rows * head_dim) + 2 * _float32(rows) + shared + semaphores
 
 
+def _cpu_rows(shape: AttentionShape) -> int:
+    """Queries of a tile of PyTorch's flash attention for CPUs."""
+    queries = shape.num_queries
+    return min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
+
+
 def _split_results(shape: AttentionShape) -> int:
     """FlashAttention-2 splits the keys where blocks of queries do not occupy the device."""
     blocks = shape.num_sequences * shape.num_heads * -(-shape.num_queries // 64)
@@ -152,6 +172,12 @@ def _by_query_head(shape: AttentionShape) -> int:
 
 def _shares_keys(shape: AttentionShape) -> bool:
     return shape.num_kv_heads != shape.num_heads
+
+
+def _low(shape: AttentionShape, elements: int) -> int:
+    """What is kept in the dtype of the inputs beside float32, if that is another."""
+    itemsize = shape.itemsize_bytes
+    return _allocated(elements * itemsize) if itemsize < _FLOAT32_BYTES else 0
 
 
 def _out(shape: AttentionShape) -> int:
