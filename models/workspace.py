@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from twinstream.models.attention_scratch import attention_scratch_bytes
+from twinstream.models.attention_shape import AttentionShape
 from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
 
 Attributes = Mapping[str, int | float | str | bool]
 
-# Eager attention works on tiles of this many queries and keys (all heads at once).
-QUERY_TILE = 128
-KEY_TILE = 256
 # Float32 logits that the head works on at a time: 32 MiB.
 HEAD_BLOCK_ELEMENTS = 2**23
 # Gathered elements that embed_backward works on at a time: 16 MiB in float32.
@@ -91,40 +90,48 @@ class _Block:
     """The sizes in a block kernel's attributes."""
 
     tokens: int
-    queries: int
-    keys: int
     d: int
     q: int
     k: int
     f: int
-    heads: int
-    head_dim: int
     itemsize: int
-    packed: bool
     qk_norm: bool
+    attention: str
+    attention_shape: AttentionShape
 
 
 def _block(attributes: Attributes) -> _Block:
-    if (attention := typed_attribute(attributes, "attention", str)) != "eager":
-        raise TwinstreamError(
-            f"no workspace formula for attention '{attention}'; known implementations: eager"
-        )
-    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
     head_dim = typed_attribute(attributes, "head_dim", int)
-    queries = min(tokens, seq_len)
     return _Block(
-        tokens=tokens,
-        queries=queries,
-        keys=typed_attribute(attributes, "chunk_start", int) + queries,
+        tokens=typed_attribute(attributes, "num_tokens", int),
         d=typed_attribute(attributes, "d_model", int),
         q=typed_attribute(attributes, "num_heads", int) * head_dim,
         k=typed_attribute(attributes, "num_kv_heads", int) * head_dim,
         f=typed_attribute(attributes, "d_ff", int),
-        heads=typed_attribute(attributes, "num_heads", int),
-        head_dim=head_dim,
         itemsize=_itemsize(attributes),
-        packed=tokens >= seq_len,
         qk_norm=typed_attribute(attributes, "qk_norm", bool),
+        attention=typed_attribute(attributes, "attention", str),
+        attention_shape=attention_shape(attributes),
+    )
+
+
+def attention_shape(attributes: Attributes) -> AttentionShape:
+    """The attention inside a block kernel that is called with these attributes.
+
+    Raises:
+        TwinstreamError: an attribute is missing or of another type.
+    """
+    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
+    queries = min(tokens, seq_len)
+    return AttentionShape(
+        num_sequences=max(1, tokens // seq_len),
+        num_queries=queries,
+        num_keys=typed_attribute(attributes, "chunk_start", int) + queries,
+        num_heads=typed_attribute(attributes, "num_heads", int),
+        num_kv_heads=typed_attribute(attributes, "num_kv_heads", int),
+        head_dim=typed_attribute(attributes, "head_dim", int),
+        dtype=typed_attribute(attributes, "dtype", str),
+        sliced=tokens < seq_len,
     )
 
 
@@ -165,33 +172,11 @@ def _rotated_and_attention(block: _Block) -> int:
 
 
 def _attention_forward(block: _Block) -> int:
-    """Q and output of a query tile, three scalars a row, and a tile of K, V and scores."""
-    rows = block.heads * min(QUERY_TILE, block.queries)
-    per_query_tile = 2 * _float32(rows * block.head_dim) + 3 * _float32(rows)
-    return per_query_tile + _key_tiles(block, 2) + _score_tiles(block, 1)
+    return attention_scratch_bytes(block.attention, "forward", block.attention_shape)
 
 
 def _attention_backward(block: _Block) -> int:
-    """Q, dO and dQ of a query tile, two scalars a row; a tile of K, V, and dK or dV; two of scores.
-
-    Packed sequences add the float32 gradients of one sequence's K and V; a slice of a sequence
-    has them in d_context.
-    """
-    rows = block.heads * min(QUERY_TILE, block.queries)
-    per_query_tile = 3 * _float32(rows * block.head_dim) + 2 * _float32(rows)
-    d_kv = _float32(block.keys * 2 * block.k) if block.packed else 0
-    return d_kv + per_query_tile + _key_tiles(block, 3) + _score_tiles(block, 2)
-
-
-def _key_tiles(block: _Block, count: int) -> int:
-    return count * _float32(block.k * min(KEY_TILE, block.keys))
-
-
-def _score_tiles(block: _Block, count: int) -> int:
-    """Float32 tiles, and one in bf16 for the probabilities as the second matmul sees them."""
-    elements = block.heads * min(QUERY_TILE, block.queries) * min(KEY_TILE, block.keys)
-    low = _aligned(elements * block.itemsize) if block.itemsize < _FLOAT32_BYTES else 0
-    return count * _float32(elements) + low
+    return attention_scratch_bytes(block.attention, "backward", block.attention_shape)
 
 
 def _head_loss(attributes: Attributes) -> int:
