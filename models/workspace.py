@@ -188,7 +188,7 @@ def _backward_with(block: _Block, sums_of: Callable[[int], int]) -> int:
     normed, widths = _normed(block), [block.d]
     if block.qk_norm:
         normed += _aligned(tokens * block.k * itemsize)
-        widths.append(block.head_dim)
+        widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
     attention = d_attention_and_rotated_q + _attention_backward(block)
