@@ -21,7 +21,7 @@ from twinstream.campaign.results import (
     PeerFound,
     ProbeFound,
     SampleRatio,
-    TestsFound,
+    SuiteFound,
 )
 from twinstream.campaign.store import Store
 from twinstream.campaign.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
@@ -139,7 +139,7 @@ class Engine:
 
         self._attempt(peer.key, peer.expected_s, 2.0 * peer.expected_s + 30.0, run)
 
-    def _tests(self, limit_s: float) -> TestsFound:
+    def _tests(self, limit_s: float) -> SuiteFound:
         done = run_gpu_tests(self.settings.tests, self.store.tests_report, limit_s)
         if done.found.failed or done.timed_out:
             self.store.log(done.printed[-200_000:])

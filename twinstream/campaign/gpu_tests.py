@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.campaign.results import TestsFound
+from twinstream.campaign.results import SuiteFound
 from twinstream.campaign.worker import JobFailed, JobRefused
 
 _OUTCOME = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
@@ -18,15 +18,15 @@ _MOST_FAILURES = 40
 
 
 @dataclass(frozen=True)
-class TestsRun:
+class SuiteRun:
     """What the tests came to, and all that they printed."""
 
-    found: TestsFound
+    found: SuiteFound
     printed: str
     timed_out: bool
 
 
-def run_gpu_tests(paths: Sequence[str], report: Path, limit_s: float) -> TestsRun:
+def run_gpu_tests(paths: Sequence[str], report: Path, limit_s: float) -> SuiteRun:
     """Run the tests marked gpu under some paths; those not reached in time are not counted.
 
     Raises:
@@ -43,19 +43,19 @@ def run_gpu_tests(paths: Sequence[str], report: Path, limit_s: float) -> TestsRu
         "no:cacheprovider", f"--junitxml={report}", *paths,
     )  # fmt: skip
     printed, code = _run(command, limit_s)
-    found = tests_found(printed)
+    found = suite_found(printed)
     if code in (0, 1, 5, None):  # passed, some failed, none selected, out of time
-        return TestsRun(found, printed, timed_out=code is None)
+        return SuiteRun(found, printed, timed_out=code is None)
     raise JobFailed(f"pytest ended with code {code}: {_last_line(printed)}", printed[-20_000:])
 
 
-def tests_found(printed: str) -> TestsFound:
+def suite_found(printed: str) -> SuiteFound:
     """Counts and failures from what `pytest -v -rfE` printed."""
     outcomes = dict(_OUTCOME.findall(printed))
     counts = list(outcomes.values())
     short = _SHORT.findall(printed)
     failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
-    return TestsFound(
+    return SuiteFound(
         passed=counts.count("PASSED"),
         failed=len(failed),
         skipped=counts.count("SKIPPED"),

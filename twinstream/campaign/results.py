@@ -20,7 +20,7 @@ class Where(Node):
     command: str
 
 
-class TestsFound(Node):
+class SuiteFound(Node):
     """Outcome of the tests marked gpu."""
 
     kind: Literal["tests"] = "tests"
@@ -95,10 +95,10 @@ class CellFound(Node):
     model_flops: NonNegativeInt
     executed_flops: NonNegativeInt
     peak_flop_per_s: float
-    device_cap_bytes: NonNegativeInt | None
-    device_used_bytes: NonNegativeInt | None
+    device_cap_bytes: NonNegativeInt | None = None
+    device_used_bytes: NonNegativeInt | None = None
     host_arena_bytes: NonNegativeInt
-    host_ns_per_op: float | None
+    host_ns_per_op: float | None = None
     losses: tuple[float, ...]
     kinds: tuple[KindTime, ...]
 
@@ -112,10 +112,10 @@ class PeerFound(Node):
     micro_batch_s: float
     update_s: float
     loss: float
-    device_used_bytes: NonNegativeInt | None
+    device_used_bytes: NonNegativeInt | None = None
 
 
-Found = Annotated[TestsFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")]
+Found = Annotated[SuiteFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")]
 
 
 class Outcome(Node):

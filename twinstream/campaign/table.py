@@ -10,7 +10,7 @@ from twinstream.campaign.results import (
     PeerFound,
     ProbeFound,
     Results,
-    TestsFound,
+    SuiteFound,
 )
 from twinstream.schedule.node import Node
 
@@ -34,15 +34,15 @@ class CellRow(Node):
     error: float
     bound_tokens_per_s: float
     of_bound: float
-    goal_tokens_per_s: float | None
+    goal_tokens_per_s: float | None = None
     mfu: float
     hfu: float
-    device_cap_gib: float | None
-    device_used_gib: float | None
+    device_cap_gib: float | None = None
+    device_used_gib: float | None = None
     host_arena_gib: float
-    host_us_per_op: float | None
+    host_us_per_op: float | None = None
     extension_error: float
-    whole_error: float | None
+    whole_error: float | None = None
     loss: float
     kinds: tuple[KindTime, ...]
 
@@ -53,8 +53,8 @@ class PeerRow(Node):
     peer: str
     tokens_per_s: float
     beside: str
-    ours_over_peer: float | None
-    device_used_gib: float | None
+    ours_over_peer: float | None = None
+    device_used_gib: float | None = None
     micro_batch_s: float
     update_s: float
     loss: float
@@ -74,8 +74,8 @@ class Table(Node):
     cells: tuple[CellRow, ...]
     peers: tuple[PeerRow, ...]
     without: tuple[JobRow, ...]
-    tests: TestsFound | None
-    probe: ProbeFound | None
+    tests: SuiteFound | None = None
+    probe: ProbeFound | None = None
 
 
 def table_of(results: Results, plan: Plan) -> Table:
@@ -99,7 +99,7 @@ def table_of(results: Results, plan: Plan) -> Table:
         cells=tuple(cells),
         peers=tuple(peers),
         without=tuple(without),
-        tests=tests if isinstance(tests, TestsFound) else None,
+        tests=tests if isinstance(tests, SuiteFound) else None,
         probe=probe if isinstance(probe, ProbeFound) else None,
     )
 

@@ -7,6 +7,7 @@ ever. Either way the process is killed, and the next job gets a fresh one.
 import multiprocessing
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -64,8 +65,12 @@ class _Broken:
 class DeviceProcess:
     """Starts a process when it is first asked, and a new one after a job that broke."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(
+        self, backend: Backend, main: Callable[[Connection, Backend], None] | None = None
+    ) -> None:
+        """`main` is what the process runs, by default `serve`."""
         self._backend = backend
+        self._main = main or serve
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
@@ -115,7 +120,9 @@ class DeviceProcess:
             self._kill()
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=serve, args=(theirs, self._backend), daemon=True)
+            self._process = context.Process(
+                target=self._main, args=(theirs, self._backend), daemon=True
+            )
             self._process.start()
             theirs.close()
         return self._pipe
