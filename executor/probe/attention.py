@@ -159,7 +159,7 @@ def cuda_median_ns(call: Callable[[], object]) -> float:
     events[-1].record()
     torch.cuda.synchronize()
     times = [before.elapsed_time(after) for before, after in pairwise(events)]
-    return sorted(times)[_REPEATS // 2] * 1e6
+    return float(sorted(times)[_REPEATS // 2]) * 1e6
 
 
 def _candidate(
@@ -198,9 +198,9 @@ def _fault(
     if deterministic and not trial.results().same_bits(trial.results()):
         return f"its results differ from run to run for {shape}"
     if device == "cuda":
-        for of_pass, call in (("forward", trial.forward), ("backward", trial.backward)):
-            if reason := _memory_fault(name, of_pass, shape, call):
-                return reason
+        return _memory_fault(name, "forward", shape, trial.forward) or _memory_fault(
+            name, "backward", shape, trial.backward
+        )
     return None
 
 

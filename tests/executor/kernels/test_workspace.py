@@ -73,7 +73,7 @@ def test_formulas_are_exact(monkeypatch, shape, family, dtype, level):
 def test_every_kernel_has_a_formula_and_unknown_ones_are_named():
     assert workspace_bytes("adamw_step/eager", {}) == 0
     with pytest.raises(TwinstreamError) as raised:
-        workspace_bytes("block_forward/triton", {})
+        workspace_bytes("block_forward/cuda", {})
     for key in kernel_keys():
         assert key in str(raised.value)
 
