@@ -114,9 +114,9 @@ class _Block:
     f: int
     itemsize: int
     qk_norm: bool
+    qkv_bias: bool
     attention: str
     attention_shape: AttentionShape
-    qkv_bias: bool
 
 
 def _block(attributes: Attributes) -> _Block:

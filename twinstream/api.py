@@ -152,11 +152,13 @@ def execute(
     require_torch()
     from twinstream.executor.execute import RunOptions, choose_backend
     from twinstream.executor.execute import execute as run
+    from twinstream.executor.kernels.availability import require_kernels
     from twinstream.executor.state import initial_state
     from twinstream.executor.training import Training
 
     settings = settings or RunSettings()
     backend = choose_backend(settings.backend)
+    require_kernels(schedule, backend)
     spec = ModelSpec.model_validate(schedule.model.spec)
     stream = tokens if tokens is not None else byte_tokens(default_text())
     check_vocabulary(stream, spec.vocab_size)

@@ -188,6 +188,15 @@ PolicyOrAll = Annotated[
     ),
 ]
 
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto (Triton for a CUDA machine, torch's ops for a CPU), eager or triton.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
 Backend = Annotated[
     str, typer.Option(metavar="NAME", help="auto (CUDA where there is one), cpu or cuda.")
 ]
@@ -226,6 +235,7 @@ class PlanOptions:
     device_mem: str | None
     host_mem: str | None
     policy: str | None
+    kernels: str | None = None
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""

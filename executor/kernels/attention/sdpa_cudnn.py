@@ -50,7 +50,7 @@ class SdpaCudnn:
 
 
 def _missing() -> str | None:
-    if torch.backends.cudnn.is_available():
+    if torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return "torch has no cuDNN here: install a CUDA build of torch"
 

@@ -22,6 +22,8 @@ from twinstream.executor.kernels.attention.implementation import (
 from twinstream.executor.kernels.attention.returning import Returning
 from twinstream.executor.kernels.workspace import Workspace
 
+_FILLS = "fill_uninitialized_memory"  # a property of the module, which its stubs do not know
+
 
 class SdpaFlash:
     """aten::_scaled_dot_product_flash_attention."""
@@ -64,14 +66,14 @@ def unused_seed(workspace: Workspace) -> torch.Tensor:
 def deterministic_algorithms() -> Iterator[None]:
     """Torch's deterministic mode, with what was set before put back at the end."""
     mode = torch.get_deterministic_debug_mode()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    fills = getattr(torch.utils.deterministic, _FILLS)
+    setattr(torch.utils.deterministic, _FILLS, False)
     torch.set_deterministic_debug_mode("error")
     try:
         yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        setattr(torch.utils.deterministic, _FILLS, fills)
 
 
 _CALLS = Returning(SdpaFlash(), "bottom_right")

@@ -14,8 +14,9 @@ from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
 _BLOCK, _WARPS = 1024, 4
-# Eight programs for each of 132 multiprocessors. Which program takes a block changes no bit.
-_PROGRAMS = 1056
+# Five programs for each of 132 multiprocessors: as many as there are registers for, at 86 a thread.
+# Which program takes a block changes no bit.
+_PROGRAMS = 660
 
 
 def adamw(state: AdamwState, constants: AdamwConstants) -> None:
