@@ -150,9 +150,10 @@ def execute(
             the text does not suit the model.
     """
     require_torch()
-    from twinstream.executor.execute import RunOptions, choose_backend
+    from twinstream.executor.execute import choose_backend
     from twinstream.executor.execute import execute as run
     from twinstream.executor.kernels.availability import require_kernels
+    from twinstream.executor.options import RunOptions
     from twinstream.executor.state import initial_state
     from twinstream.executor.training import Training
 
@@ -192,7 +193,7 @@ def _told(
 
 def _check_memory(schedule: Schedule, backend: str) -> None:
     """Refuse what this host cannot hold before the state is made, which may take minutes."""
-    from twinstream.executor.pinned import host_limits
+    from twinstream.executor.host_limits import host_limits
 
     tiers = (HOST, DEVICE) if backend == "cpu" else (HOST,)
     arenas = sum(arena_bytes(schedule, tier) for tier in tiers)

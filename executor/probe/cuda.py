@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from twinstream.executor.pinned import host_limits
+from twinstream.executor.device_memory import fix_library_workspaces
+from twinstream.executor.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Links, measure_links
 from twinstream.executor.probe.curves import Ceilings, Fit, fit_curves
 from twinstream.executor.probe.device_timing import DeviceTimer
@@ -22,7 +23,7 @@ from twinstream.executor.probe.task_samples import (
 from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 from twinstream.schedule.chain import Chain
 
-_RESERVE_MARGIN_BYTES = 64 * 2**20
+_RESERVE_MARGIN_BYTES = 256 * 2**20  # of streams, events and graphs of a run, and rounding
 _PEAK = "peak_bf16_flop_per_s"
 
 
@@ -56,6 +57,7 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     Raises:
         HostMemoryError: 512 MiB of host memory cannot be pinned.
     """
+    fix_library_workspaces()
     before = _used_bytes(device)
     links = measure_links(device)
     timer = DeviceTimer(device)

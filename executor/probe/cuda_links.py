@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.pinned import PinnedArena
+from twinstream.executor.arena_memory import arena_pinning
+from twinstream.executor.pinned import pinned_arena
 from twinstream.executor.probe.device_timing import DeviceTimer
 from twinstream.executor.probe.fit import Line, fit_line
 
@@ -36,20 +37,18 @@ class Links:
 def measure_links(device: torch.device) -> Links:
     """Everything about copies and launches, on random data; takes some seconds."""
     timer = DeviceTimer(device)
-    arena = PinnedArena(2 * _SIZES_BYTES[-1])
-    try:
-        on_host = _halves(arena.bytes)
-        on_device = _halves(torch.empty(arena.bytes.numel(), dtype=torch.uint8, device=device))
-        for half in on_device:
-            half.random_(0, 256)
+    half = _SIZES_BYTES[-1]
+    with pinned_arena(2 * half, (), arena_pinning()) as arena:
+        on_host = arena[0:half], arena[half : 2 * half]
+        on_device = tuple(
+            torch.empty(half, dtype=torch.uint8, device=device).random_(0, 256) for _ in range(2)
+        )
         on_host[0].copy_(on_device[0])
         on_host[1].copy_(on_device[1])
         h2d = _times_ns(timer, on_device[0], on_host[0])
         d2h = _times_ns(timer, on_host[1], on_device[1])
         duplex = _duplex_bytes_per_s(device, (on_device[0], on_host[0]), (on_host[1], on_device[1]))
-    finally:
         torch.cuda.synchronize(device)
-        arena.close()
     sizes = [float(size) for size in _SIZES_BYTES]
     rates = [
         (direction, size, size / ns)
@@ -67,11 +66,6 @@ def measure_links(device: torch.device) -> Links:
         event_wait_ns=_event_wait_ns(device),
         copies=tuple(rates),
     )
-
-
-def _halves(memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    half = memory.numel() // 2
-    return memory[:half], memory[half:]
 
 
 def _times_ns(

@@ -15,7 +15,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import DeviceMemory, HostCost, PassSpans, Provenance, Timeline
 
 _AnswerT = TypeVar("_AnswerT")
 WHERE = Where(
@@ -88,11 +88,23 @@ def _run_of(schedule: Schedule) -> requests.ScheduleRun:
         start_ns=tuple(1000 * i for i in range(count)),
         end_ns=tuple(1000 * (i + 1) for i in range(count)),
     )
+    provenance = Provenance(
+        kind="measured",
+        where="stand-in",
+        host_cost=HostCost(
+            num_passes=1, ns_per_op=2500.0, ns_per_call={}, calls_per_pass={},
+            waited_ns_per_pass=0.0,
+        ),
+        device_memory=DeviceMemory(
+            arena_bytes=2**29, cap_bytes=None, reserve_bytes=0, before_bytes=0, warm_bytes=2**29,
+            peak_bytes=2**30, libraries_bytes=0,
+        ),
+    )  # fmt: skip
     timeline = Timeline(
         op_ids=tuple(op.op_id for op in schedule.ops), passes=(spans,), cold=spans,
-        step_ns=1e7 + 1e6 * rounds, provenance=Provenance(kind="measured", where="stand-in"),
+        step_ns=1e7 + 1e6 * rounds, provenance=provenance,
     )  # fmt: skip
-    return requests.ScheduleRun(timeline, (5.5, 5.4), 2**30, 2500.0, 0.1, 0.2)
+    return requests.ScheduleRun(timeline, (5.5, 5.4), 0.1, 0.2)
 
 
 def settings(**changes: object) -> Settings:

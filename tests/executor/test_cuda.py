@@ -6,7 +6,8 @@ import torch
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.execute import Execution, RunOptions
+from twinstream.executor.execute import Execution
+from twinstream.executor.options import RunOptions
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.execute import Execution, RunOptions, execute
+from twinstream.executor.execute import Execution, execute
+from twinstream.executor.options import RunOptions
 from twinstream.executor.state import State, initial_state
 from twinstream.executor.training import Training
 from twinstream.models.spec import ModelSpec

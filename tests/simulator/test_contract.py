@@ -12,7 +12,8 @@ from tests.helpers.schedules import schedules
 from tests.helpers.sketches import feed, fetch, op, sketch
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.virtual import VirtualBackend
-from twinstream.executor.dispatch import run_passes
+from twinstream.executor.dispatch import PassOptions, run_passes
+from twinstream.executor.program import compile_program
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Stream
@@ -55,9 +56,11 @@ def in_both_worlds(
     schedule: Schedule, durations: Mapping[str, int], wait_ns: int, num_passes: int
 ) -> tuple[list[PassSpans], list[PassSpans]]:
     """(executed, simulated)."""
-    clock = VirtualBackend(lambda o: durations[o.op_id], wait_ns)
+    program = compile_program(schedule)
+    clock = VirtualBackend(program, lambda o: durations[o.op_id], wait_ns)
     costs = FixedCosts(lambda o: durations[o.op_id], wait_ns)
-    executed = run_passes(schedule, clock, num_passes)
+    passes = run_passes(program, clock, PassOptions(num_passes)).times
+    executed = [found.spans for found in passes if found.spans is not None]
     return executed, replay_passes(schedule, costs, num_passes)
 
 

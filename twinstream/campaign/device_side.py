@@ -72,9 +72,7 @@ class DeviceSide:
                 requests.ScheduleRun(
                     timeline=measured.timeline,
                     losses=measured.losses,
-                    device_used_bytes=measured.device_used_bytes,
-                    host_ns_per_op=measured.host_ns_per_op,
-                    fill_s=measured.fill_s,
+                    prepared_s=measured.prepared_s,
                     run_s=measured.run_s,
                 )
             )

@@ -52,8 +52,10 @@ def cell_found(
     seconds = few.timeline.step_ns / 1e9, more.timeline.step_ns / 1e9
     schedule = read_document(Schedule, second.schedule)
     predicted = read_document(Timeline, second.predicted)
-    used = [run.device_used_bytes for run in ran.runs if run.device_used_bytes is not None]
-    found = CellFound(
+    memory = [run.timeline.provenance.device_memory for run in ran.runs]
+    used = [found.peak_bytes for found in memory if found is not None]
+    host_cost = more.timeline.provenance.host_cost
+    cell = CellFound(
         tokens_per_step=planned.workload.tokens_per_step,
         workload=planned.workload_line,
         policy=planned.policy,
@@ -71,8 +73,8 @@ def cell_found(
         device_cap_bytes=planned.device_cap_bytes,
         device_used_bytes=max(used) if used else None,
         host_arena_bytes=planned.host_arena_bytes,
-        host_ns_per_op=more.host_ns_per_op,
+        host_ns_per_op=host_cost.ns_per_op if host_cost else None,
         losses=tuple(losses),
         kinds=kind_times(schedule, machine, predicted, more.timeline),
     )
-    return found, compact_timelines(schedule, predicted, more.timeline)
+    return cell, compact_timelines(schedule, predicted, more.timeline)

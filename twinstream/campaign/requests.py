@@ -90,9 +90,7 @@ class ScheduleRun:
 
     timeline: Timeline
     losses: tuple[float, ...]
-    device_used_bytes: int | None
-    host_ns_per_op: float | None
-    fill_s: float
+    prepared_s: float
     run_s: float
 
 

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.executor import pinned
-from twinstream.executor.pinned import HostLimits, HostMemoryError, check_host_memory, host_limits
+from twinstream.executor import host_limits as host_limits_module
+from twinstream.executor.host_limits import (
+    HostLimits,
+    HostMemoryError,
+    check_host_memory,
+    host_limits,
+)
 
 GIB = 2**30
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"
@@ -81,7 +86,7 @@ def test_a_v1_limit_counts_where_v2_files_are_absent_or_say_max(tmp_path):
 
 @pytest.mark.parametrize(("soft", "expected"), [(65536, 65536), (resource.RLIM_INFINITY, None)])
 def test_the_soft_limit_of_locked_memory_counts(monkeypatch, tmp_path, soft, expected):
-    monkeypatch.setattr(pinned.resource, "getrlimit", lambda which: (soft, 2**40))
+    monkeypatch.setattr(host_limits_module.resource, "getrlimit", lambda which: (soft, 2**40))
     assert host_limits(tmp_path).memlock_bytes == expected
 
 
