@@ -13,6 +13,7 @@ from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.executor.backends.cuda import CudaBackend
 from twinstream.executor.dispatch import run_passes
 from twinstream.executor.host_work import HostWork
+from twinstream.executor.kernels.attention.canary import check_attention
 from twinstream.executor.kernels.availability import require_kernels
 from twinstream.executor.pinned import PinnedArena, check_host_memory, host_limits
 from twinstream.executor.state import State, fill_carried, read_carried
@@ -86,6 +87,7 @@ def execute(
         HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
         KernelsUnavailableError: it names kernels that cannot run on this backend.
         UnsafeSchedule: the proof fails; nothing has run.
+        AttentionCanaryError: its attention gives NaN on a shape of the schedule.
         NoCudaError: CUDA was asked for and there is none.
         HostMemoryError: the arenas do not fit this machine's memory.
     """
@@ -93,6 +95,7 @@ def execute(
     require_kernels(schedule, options.backend)
     require_safe(schedule)
     require_conforming(schedule, lower_again(schedule))
+    check_attention(schedule, options.backend)
     with _memory(schedule, options.backend) as memory:
         arenas = Arenas(schedule, memory)
         if options.poison:
