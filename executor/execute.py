@@ -12,6 +12,7 @@ from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.executor.cuda_run import run_on_cuda
 from twinstream.executor.dispatch import PassOptions, run_passes
 from twinstream.executor.host_work import HostWork
+from twinstream.executor.kernels.attention.canary import check_attention
 from twinstream.executor.kernels.availability import require_kernels
 from twinstream.executor.measured import measured_timeline
 from twinstream.executor.options import BackendName, RunOptions
@@ -72,6 +73,7 @@ def execute(
     Raises:
         HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
         UnsafeSchedule: the proof fails; nothing has run.
+        AttentionCanaryError: its attention gives NaN on a shape of the schedule.
         NoCudaError: CUDA was asked for and there is none.
         HostMemoryError: the arenas do not fit this machine's memory.
         DeviceMemoryError: context and libraries take more than the schedule's caps leave them.
@@ -79,6 +81,7 @@ def execute(
     prove(schedule)
     choose_backend(options.backend)
     require_kernels(schedule, options.backend)
+    check_attention(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
         timeline = _run_in(
             schedule,
@@ -109,6 +112,7 @@ def execute_in(
     prove(schedule)
     choose_backend(options.backend)
     require_kernels(schedule, options.backend)
+    check_attention(schedule, options.backend)
     return _run_in(schedule, memory, fill, host_work, options)
 
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 
+from twinstream.executor.kernels.attention.canary import require_runnable_attention
+from twinstream.models.attention_limits import DeviceName
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 
@@ -10,10 +12,11 @@ class KernelsUnavailableError(TwinstreamError):
     """A schedule names kernels that cannot run on this backend."""
 
 
-def require_kernels(schedule: Schedule, backend: str) -> None:
-    """Refuse a schedule whose vector kernels cannot run on `backend`, cpu or cuda.
+def require_kernels(schedule: Schedule, backend: DeviceName) -> None:
+    """Refuse a schedule whose vector kernels or attention cannot run on `backend`.
 
     Raises:
+        AttentionNotAvailable: with the reason, what to install and what can run.
         KernelsUnavailableError: with the reason and what to plan with instead.
     """
     for name in sorted({call.kernel.split("/")[-1] for call in schedule.calls.values()}):
@@ -22,6 +25,7 @@ def require_kernels(schedule: Schedule, backend: str) -> None:
                 f"the schedule has {name} kernels, and {reason}; or plan with --kernels eager "
                 "(in Python: Recipe(kernels=KernelChoice(vector='eager')))"
             )
+    require_runnable_attention(schedule, backend)
 
 
 def vector_reason(name: str, backend: str) -> str | None:

@@ -14,7 +14,6 @@ import torch
 
 from twinstream.executor.kernels.attention.canary import AttentionCanaryError, check_shape
 from twinstream.executor.kernels.attention.registry import (
-    DeviceName,
     attention_implementation,
     attention_reason,
 )
@@ -24,6 +23,7 @@ from twinstream.executor.probe.kernels import Sample
 from twinstream.executor.probe.timing import median_ns
 from twinstream.hardware_profiles.schema import AttentionChoice, Efficiency, Machine
 from twinstream.models.attention_library import attention_library_bytes
+from twinstream.models.attention_limits import DeviceName
 from twinstream.models.attention_scratch import attention_names
 from twinstream.models.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.spec import ModelSpec

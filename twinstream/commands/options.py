@@ -9,12 +9,17 @@ from typing import Annotated
 import typer
 
 from twinstream import api
+from twinstream.models.attention_scratch import attention_names
 from twinstream.planner.plan import policies
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
 from twinstream.schedule.sizes import SizeError
+
+
+class FixedAttentionError(TwinstreamError):
+    """A policy that does not leave attention open, and --attention."""
 
 
 class ShareError(TwinstreamError):
@@ -197,6 +202,16 @@ Kernels = Annotated[
     ),
 ]
 
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto (what the machine's profile names, else sdpa_flash on CUDA and eager on a CPU), "
+        f"or one of: {', '.join(attention_names())}.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
 Backend = Annotated[
     str, typer.Option(metavar="NAME", help="auto (CUDA where there is one), cpu or cuda.")
 ]
@@ -236,6 +251,7 @@ class PlanOptions:
     host_mem: str | None
     policy: str | None
     kernels: str | None = None
+    attention: str | None = None
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""

@@ -45,6 +45,7 @@ def run(  # noqa: PLR0913
     host_mem: options.HostMem = None,
     policy: options.Policy = None,
     kernels: options.Kernels = None,
+    attention: options.Attention = None,
     steps: options.Steps = 4,
     backend: options.Backend = "auto",
     text: options.Text = None,
@@ -58,7 +59,7 @@ def run(  # noqa: PLR0913
     """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy, kernels,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
     )  # fmt: skip
     settings = api.RunSettings(backend_named(backend), steps, learning_rate, seed, poison)
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
@@ -94,8 +95,11 @@ def _schedule(
     if wanted.model is None or wanted.seq_len is None:
         raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
     machine = planning_machine(wanted.machine, backend)
-    kernels = "eager" if wanted.kernels is None and backend == "cpu" else wanted.kernels
-    return planned(replace(wanted, machine=machine, kernels=kernels), quiet=quiet)
+    if backend == "cpu":  # whatever device the machine has that is planned for
+        wanted = replace(
+            wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
+        )
+    return planned(replace(wanted, machine=machine), quiet=quiet)
 
 
 def _report(outcome: _Outcome, *, as_json: bool) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import torch
 
 from twinstream.executor.kernels.attention.registry import (
-    DeviceName,
     attention_implementation,
     require_attention,
 )
 from twinstream.executor.kernels.attention.trial import Trial
+from twinstream.models.attention_limits import DeviceName
 from twinstream.models.attention_shape import AttentionShape
 from twinstream.models.workspace import attention_shape, typed_attribute
 from twinstream.schedule.document import Schedule

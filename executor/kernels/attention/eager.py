@@ -18,7 +18,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
     nothing_missing,
 )
 from twinstream.executor.kernels.attention.tiles import Sequence, key_tile, rounded, shaped
@@ -225,7 +224,6 @@ def _low(inputs: AttentionInputs, workspace: Workspace) -> torch.Tensor | None:
 EAGER = AttentionImplementation(
     name="eager",
     deterministic=True,
-    limits=Limits(),
     missing=nothing_missing,
     forward=attention_forward,
     backward=attention_backward,

@@ -15,7 +15,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
 )
 from twinstream.executor.kernels.attention.installed import missing_distribution
 from twinstream.executor.kernels.attention.writing import Gradients, Writing
@@ -66,11 +65,7 @@ _CALLS = Writing(Flash2())
 FLASH2 = AttentionImplementation(
     name="flash2",
     deterministic=True,
-    limits=Limits(
-        device="cuda", dtypes=("bfloat16",), most_head_dim=256, head_dim_multiple=8,
-        capabilities=(8, 9, 10, 12),
-    ),
     missing=_missing,
     forward=_CALLS.forward,
     backward=_CALLS.backward,
-)  # fmt: skip
+)

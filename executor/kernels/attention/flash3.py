@@ -16,7 +16,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
 )
 from twinstream.executor.kernels.attention.installed import missing_distribution
 from twinstream.executor.kernels.attention.writing import Gradients, Writing
@@ -62,11 +61,7 @@ _CALLS = Writing(Flash3())
 FLASH3 = AttentionImplementation(
     name="flash3",
     deterministic=True,
-    limits=Limits(
-        device="cuda", dtypes=("bfloat16",), most_head_dim=192, head_dim_multiple=8,
-        capabilities=(9,),
-    ),
     missing=_missing,
     forward=_CALLS.forward,
     backward=_CALLS.backward,
-)  # fmt: skip
+)

@@ -17,7 +17,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
 )
 from twinstream.executor.kernels.attention.installed import missing_distribution
 from twinstream.executor.kernels.attention.writing import Gradients, Writing
@@ -66,11 +65,7 @@ _CALLS = Writing(Flash4())
 FLASH4 = AttentionImplementation(
     name="flash4",
     deterministic=True,
-    limits=Limits(
-        device="cuda", dtypes=("bfloat16",), most_head_dim=128, head_dim_multiple=8,
-        capabilities=(9, 10, 11),
-    ),
     missing=_missing,
     forward=_CALLS.forward,
     backward=_CALLS.backward,
-)  # fmt: skip
+)

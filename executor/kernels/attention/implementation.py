@@ -7,12 +7,11 @@ heads, K key heads (query heads h with h // (H / K) = k share key head k), D hea
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.attention_shape import AttentionShape
 
 
 @dataclass(frozen=True)
@@ -68,40 +67,16 @@ class AttentionBackward(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What an implementation computes: None is no limit of its own.
-
-    `capabilities` are major compute capabilities of CUDA devices.
-    """
-
-    device: Literal["cpu", "cuda"] | None = None
-    dtypes: tuple[str, ...] = ("bfloat16", "float32")
-    most_head_dim: int | None = None
-    head_dim_multiple: int = 1
-    capabilities: tuple[int, ...] = ()
-
-    def refusal(self, shape: AttentionShape) -> str | None:
-        """Why a shape cannot be computed, or None."""
-        if shape.dtype not in self.dtypes:
-            return f"it computes {' and '.join(self.dtypes)}, not {shape.dtype}"
-        if self.most_head_dim is not None and shape.head_dim > self.most_head_dim:
-            return f"head_dim {shape.head_dim} is over its limit of {self.most_head_dim}"
-        if shape.head_dim % self.head_dim_multiple:
-            return f"head_dim {shape.head_dim} is no multiple of {self.head_dim_multiple}"
-        return None
-
-
-@dataclass(frozen=True)
 class AttentionImplementation:
     """One way to compute attention.
 
     `deterministic` means the same bits from run to run, as it is called here. `missing` says what
-    of the library is not installed and how to install it, or None; it imports nothing.
+    of the library is not installed and how to install it, or None; it imports nothing. What it
+    computes is in `twinstream.models.attention_limits`.
     """
 
     name: str
     deterministic: bool
-    limits: Limits
     missing: Callable[[], str | None]
     forward: AttentionForward
     backward: AttentionBackward

@@ -1,7 +1,5 @@
 """Attention implementations by name, and which of them can run here."""
 
-from typing import Literal
-
 import torch
 
 from twinstream.executor.kernels.attention.eager import EAGER
@@ -13,11 +11,10 @@ from twinstream.executor.kernels.attention.sdpa_cpu import SDPA_CPU
 from twinstream.executor.kernels.attention.sdpa_cudnn import SDPA_CUDNN
 from twinstream.executor.kernels.attention.sdpa_flash import SDPA_FLASH
 from twinstream.models.attention_library import MOST_MULTIPROCESSORS
+from twinstream.models.attention_limits import DeviceName, attention_limits
 from twinstream.models.attention_scratch import require_known_attention
 from twinstream.models.attention_shape import AttentionShape
 from twinstream.schedule.errors import TwinstreamError
-
-DeviceName = Literal["cpu", "cuda"]
 
 _IMPLEMENTATIONS = {
     implementation.name: implementation
@@ -48,14 +45,14 @@ def attention_reason(
         UnknownAttentionError: there is none of that name.
     """
     implementation = attention_implementation(name)
-    limits = implementation.limits
+    limits = attention_limits(name)
     if limits.device is not None and limits.device != device:
         return f"it runs on {limits.device}, not on {device}"
-    if device == "cuda" and (reason := _cuda_reason(implementation)):
+    if device == "cuda" and (reason := _cuda_reason(limits.capabilities)):
         return reason
     if reason := implementation.missing():
         return reason
-    return limits.refusal(shape) if shape is not None else None
+    return limits.refusal(shape.dtype, shape.head_dim) if shape is not None else None
 
 
 def available_attention(device: DeviceName, shape: AttentionShape | None = None) -> tuple[str, ...]:
@@ -77,11 +74,10 @@ def require_attention(name: str, device: DeviceName, shape: AttentionShape | Non
         )
 
 
-def _cuda_reason(implementation: AttentionImplementation) -> str | None:
+def _cuda_reason(known: tuple[int, ...]) -> str | None:
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    known = implementation.limits.capabilities
     if known and properties.major not in known:
         return (
             f"it is for compute capability {', '.join(str(major) for major in known)}, and "

@@ -10,7 +10,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
     nothing_missing,
 )
 from twinstream.executor.kernels.attention.returning import Returning
@@ -50,7 +49,6 @@ _CALLS = Returning(SdpaCpu(), "top_left")
 SDPA_CPU = AttentionImplementation(
     name="sdpa_cpu",
     deterministic=True,
-    limits=Limits(device="cpu"),
     missing=nothing_missing,
     forward=_CALLS.forward,
     backward=_CALLS.backward,

@@ -11,7 +11,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
 )
 from twinstream.executor.kernels.attention.returning import Returning
 from twinstream.executor.kernels.attention.sdpa_flash import unused_seed
@@ -60,11 +59,7 @@ _CALLS = Returning(SdpaCudnn(), "top_left")
 SDPA_CUDNN = AttentionImplementation(
     name="sdpa_cudnn",
     deterministic=False,
-    limits=Limits(
-        device="cuda", dtypes=("bfloat16",), most_head_dim=128, head_dim_multiple=8,
-        capabilities=(8, 9, 10, 12),
-    ),
     missing=_missing,
     forward=_CALLS.forward,
     backward=_CALLS.backward,
-)  # fmt: skip
+)

@@ -16,7 +16,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    Limits,
     nothing_missing,
 )
 from twinstream.executor.kernels.attention.returning import Returning
@@ -81,11 +80,7 @@ _CALLS = Returning(SdpaFlash(), "bottom_right")
 SDPA_FLASH = AttentionImplementation(
     name="sdpa_flash",
     deterministic=True,
-    limits=Limits(
-        device="cuda", dtypes=("bfloat16",), most_head_dim=256, head_dim_multiple=8,
-        capabilities=(8, 9, 10, 11, 12),
-    ),
     missing=nothing_missing,
     forward=_CALLS.forward,
     backward=_CALLS.backward,
-)  # fmt: skip
+)
