@@ -19,9 +19,10 @@ def kernels_for(machine: Machine, kernels: str = "auto") -> KernelChoice:
     Raises:
         UnknownKernelsError: there are none of that name.
     """
-    if kernels == "auto":
-        return KernelChoice(vector="triton" if machine.device == "cuda" else "eager")
-    if kernels == "eager" or kernels == "triton":
-        return KernelChoice(vector=kernels)
+    match kernels:
+        case "auto":
+            return KernelChoice(vector="triton" if machine.device == "cuda" else "eager")
+        case "eager" | "triton":
+            return KernelChoice(vector=kernels)
     known = ", ".join(get_args(KernelsOption))
     raise UnknownKernelsError(f"--kernels '{kernels}' is unknown; known: {known}")
