@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
@@ -161,13 +162,14 @@ def execute(
     backend = choose_backend(settings.backend)
     require_kernels(schedule, backend)
     spec = ModelSpec.model_validate(schedule.model.spec)
+    recipe = Recipe.model_validate(schedule.recipe)
     stream = tokens if tokens is not None else byte_tokens(default_text())
     check_vocabulary(stream, spec.vocab_size)
     batches = TextBatches(stream, schedule.workload)
     training = Training(_torch_source(batches), settings.learning_rate, settings.seed)
     options = RunOptions(backend=backend, num_passes=settings.num_steps, poison=settings.poison)
     _check_memory(schedule, backend)
-    start = state if state is not None else initial_state(spec, settings.seed)
+    start = state if state is not None else initial_state(spec, settings.seed, recipe)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
     return Run(execution.timeline, tuple(training.losses), execution.state)
