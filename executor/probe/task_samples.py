@@ -61,6 +61,17 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
                 yield TaskSample(name, call.cost, timer.mean_ns(run))
 
 
+def round_results(chain: Chain, device: torch.device) -> dict[str, torch.Tensor]:
+    """The loss and every gradient after the first round, before the optimizer, in float32."""
+    memory = _ChainMemory(chain, device)
+    with torch.no_grad():
+        for task in _in_order(chain):
+            if task.label.kind != "optimizer_step":
+                call = chain.calls[task.call]
+                registered_kernel(call.kernel).function(memory.operands(task), call.attributes)
+    return memory.results()
+
+
 def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     """Each distinct matrix product of the chain's calls alone, once with random operands."""
     seen: set[tuple[tuple[int, ...], bool]] = set()
@@ -184,6 +195,14 @@ class _ChainMemory:
 
     def operands(self, task: Task) -> dict[str, KernelOperand]:
         return {o.name: KernelOperand(bytes=self._view(o), mode=o.mode) for o in task.operands}
+
+    def results(self) -> dict[str, torch.Tensor]:
+        """Loss and gradients by name."""
+        return {
+            name: buffer.view(DTYPES[self._tensors[name].dtype]).float()
+            for name, buffer in self._buffers.items()
+            if self._tensors[name].role in ("loss", "gradient")
+        }
 
     def _view(self, operand: TaskOperand) -> torch.Tensor:
         tensor = self._tensors[operand.tensor]

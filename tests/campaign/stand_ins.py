@@ -12,7 +12,6 @@ from twinstream.campaign.results import Where
 from twinstream.campaign.store import Store
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import DeviceMemory, HostCost, PassSpans, Provenance, Timeline
@@ -43,6 +42,8 @@ class FakeDevice:
     seconds: float = 1.0
     machine: Machine = MACHINE
     instead: Mapping[type, Callable[[], Exception]] = field(default_factory=dict)
+    attention: Mapping[str, tuple[float, str | None]] = field(default_factory=dict)
+    off: Mapping[str, float] = field(default_factory=dict)
     asked: list[requests.Request] = field(default_factory=list)
     limits_s: list[float] = field(default_factory=list)
 
@@ -64,8 +65,10 @@ class FakeDevice:
 
     def _answer(self, request: requests.Request) -> requests.Answer:
         match request:
-            case requests.ChooseKernels():
-                return requests.ChosenKernels(KernelChoice(), ("eager is all there is",))
+            case requests.TryAttention():
+                return requests.TriedAttention(*self.attention[request.name])
+            case requests.TryKernels():
+                return requests.TriedKernels("grad.0", self.off[request.kernels.vector], 1e-2)
             case requests.ProbeDevice():
                 return requests.ProbedDevice(
                     self.machine, (("h2d", 1024, 3.5),), (("mm", 1e3, 1.02),)

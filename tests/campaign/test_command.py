@@ -45,6 +45,8 @@ def call(out: Path, *more: str) -> None:
             raise
 
 
+# torch.compile warns of its own use of deprecated functions
+@pytest.mark.filterwarnings("ignore")
 def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
     gpu_tests = tmp_path / "test_nothing.py"
     gpu_tests.write_text("import pytest\n\n@pytest.mark.gpu\ndef test_it(): pass\n")

@@ -43,7 +43,7 @@ def test_every_job_is_done_in_order_and_written(store):
     assert set(statuses(store).values()) == {"done", "skipped"}
     assert read_document(Results, store.folder / "results.json") == store.results
     assert isinstance(store.results.outcomes["probe"].found, ProbeFound)
-    assert device.names() == ["ChooseKernels", "ProbeDevice", "RunSchedules", "RunSchedules",
+    assert device.names() == ["ProbeDevice", "RunSchedules", "RunSchedules",
                               "RunPeer", "RunPeer", "RunPeer"]  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_a_profile_that_is_not_the_probed_one_is_probed_again(store):
     store.profile.write_text('name = "other"\n', encoding="utf-8")
     device = FakeDevice(Clock())
     engine(again(store), device, stages=("probe",)).run()
-    assert device.names() == ["ChooseKernels", "ProbeDevice"]
+    assert device.names() == ["ProbeDevice"]
 
 
 def test_a_run_whose_loss_is_no_number_does_not_count(store, monkeypatch):

@@ -81,7 +81,8 @@ def test_a_cell_that_fits_nowhere_is_refused(request_of):
     assert "--device-mem" in found.reason
 
 
-def test_processes_plan_in_the_order_asked(request_of):
+def test_processes_plan_in_the_order_asked(request_of, monkeypatch):
+    monkeypatch.undo()  # a process can be given only what has a name
     second = replace(CELL, key="second", device_bytes=1000)
     requests = [request_of(CELL), request_of(second)]
     with PlanPool(requests, 1) as pool:

@@ -11,8 +11,9 @@ from twinstream.campaign.jobs import Peer
 from twinstream.campaign.probe_chains import probe_chains
 from twinstream.campaign.requests import Answer, Request
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.recipe import KernelChoice
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 
@@ -40,8 +41,10 @@ class DeviceSide:
         match request:
             case requests.DescribeDevice():
                 return describe(self._backend)
-            case requests.ChooseKernels():
-                return choose_kernels(self._backend, request)
+            case requests.TryAttention():
+                return try_attention(self._backend, request.name)
+            case requests.TryKernels():
+                return try_kernels(self._backend, request.kernels)
             case requests.ProbeDevice():
                 self._close_session()
                 return probe_device(self._backend, request)
@@ -120,13 +123,40 @@ def describe(backend: Backend) -> requests.DeviceDescription:
     return requests.DeviceDescription(name, _driver(), torch.__version__)
 
 
-def choose_kernels(backend: Backend, request: requests.ChooseKernels) -> requests.ChosenKernels:
-    """The kernels asked for; for `auto` the best that work here."""
-    notes: list[str] = []
-    vector = request.vector if request.vector != "auto" else "eager"
-    attention = request.attention if request.attention != "auto" else "eager"
-    chosen = KernelChoice.model_validate({"vector": vector, "attention": attention})
-    return requests.ChosenKernels(chosen, tuple(notes))
+def try_attention(backend: Backend, name: str) -> requests.TriedAttention:
+    """One implementation on the shapes of the cells; see `executor/probe/attention.py`."""
+    from twinstream.executor.probe.attention import (
+        NoAttentionError,
+        attention_cases,
+        probe_attention,
+    )
+
+    cases = [
+        case
+        for chain in probe_chains(KernelChoice(), small=backend == "cpu")
+        for case in attention_cases(ModelSpec.model_validate(chain.model.spec), chain.workload)
+    ]
+    try:
+        found = probe_attention(cases, backend, names=[name])
+    except NoAttentionError as error:
+        return requests.TriedAttention(0.0, str(error))
+    return requests.TriedAttention(found.best.time_ns, None)
+
+
+def try_kernels(backend: Backend, kernels: KernelChoice) -> requests.TriedKernels:
+    """A round of a small model, in bf16 on CUDA."""
+    import torch
+
+    from twinstream.executor.kernels.attention.registry import require_attention
+    from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
+    from twinstream.executor.probe.trial import TOLERANCE, differs_from_eager
+
+    if reason := vector_reason(kernels.vector, backend):
+        raise KernelsUnavailableError(reason)
+    require_attention(kernels.attention, backend)
+    dtype = "bfloat16" if backend == "cuda" else "float32"
+    found = differs_from_eager(kernels, torch.device(backend), dtype)
+    return requests.TriedKernels(found.tensor, found.relative, TOLERANCE[dtype])
 
 
 def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.ProbedDevice:
@@ -148,8 +178,13 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
         warm_seconds=0.5 if request.small else 4.0,
     )
     probed = probe_cuda(wanted, device)
+    choice = AttentionChoice(
+        name=request.kernels.attention,
+        kind="measured",
+        source=f"the fastest of those that are right and deterministic, {request.date}",
+    )
     return requests.ProbedDevice(
-        machine=probed.machine,
+        machine=probed.machine.model_copy(update={"attention": choice}),
         links=probed.links.copies,
         samples=tuple(
             (sample.name, sample.time_ns, probed.ratios.get(sample.name, 1.0))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twinstream.campaign import requests
 from twinstream.campaign.budget import Budget
+from twinstream.campaign.choosing import choose_kernels
 from twinstream.campaign.device_side import datasheet_of
 from twinstream.campaign.gpu_tests import run_gpu_tests
 from twinstream.campaign.jobs import PROBE, TESTS, Cell, Peer, Plan, Size, Stage
@@ -34,7 +35,6 @@ from twinstream.schedule.sizes import gib
 _MOST_ATTEMPTS = 2
 _TESTS_LIMIT_S = {"full": 120.0, "tiny": 60.0}
 _PROBE_S = {"full": 90.0, "tiny": 8.0}
-_CHOOSE_LIMIT_S = 60.0
 _HOST_MEMORY_LIMIT_S = 150.0
 _POLL_S = 0.2
 
@@ -86,6 +86,8 @@ class Engine:
             self.waiting += [cell.key for cell in cells]
             return
         fitting = [cell for cell in cells if self._fits(cell, machine)]
+        if self.settings.backend == "cuda":
+            self.worker.close()  # a fresh process takes of the device what any run's does
         with tempfile.TemporaryDirectory() as folder:
             recipe = Recipe(kernels=self._kernels())
             wanted = [PlanRequest(cell, machine, recipe, Path(folder)) for cell in fitting]
@@ -149,19 +151,18 @@ class Engine:
 
     def _probe(self, limit_s: float) -> ProbeFound:
         settings, where = self.settings, self.store.results.where
-        wish = requests.ChooseKernels(settings.vector, settings.attention)
-        chosen = self.worker.ask(wish, requests.ChosenKernels, _CHOOSE_LIMIT_S)
-        for note in chosen.notes:
-            self.tell(note)
-        wanted = requests.ProbeDevice(
-            chosen.kernels, settings.size == "tiny", where.commit, where.date
+        kernels, notes = choose_kernels(
+            self.worker, settings.backend, settings.vector, settings.attention
         )
+        for note in notes:
+            self.tell(note)
+        wanted = requests.ProbeDevice(kernels, settings.size == "tiny", where.commit, where.date)
         probed = self.worker.ask(wanted, requests.ProbedDevice, limit_s)
         save_machine(probed.machine, self.store.profile)
         return ProbeFound(
             machine=probed.machine.name,
             content_hash=probed.machine.content_hash,
-            kernels=chosen.kernels,
+            kernels=kernels,
             links=tuple(
                 LinkRate(direction=direction, size_bytes=size, gb_per_s=rate)
                 for direction, size, rate in probed.links
@@ -170,7 +171,7 @@ class Engine:
                 SampleRatio(name=name, time_ns=time_ns, ratio=ratio)
                 for name, time_ns, ratio in probed.samples
             ),
-            notes=chosen.notes,
+            notes=notes,
         )
 
     def _probed(self) -> Machine | None:

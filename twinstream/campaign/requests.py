@@ -29,19 +29,34 @@ class DeviceDescription:
 
 
 @dataclass(frozen=True)
-class ChooseKernels:
-    """Say which kernels run here and are right; `auto` is left to the device's process."""
+class TryAttention:
+    """Whether an attention implementation is right here, and how fast."""
 
-    vector: str
-    attention: str
+    name: str
 
 
 @dataclass(frozen=True)
-class ChosenKernels:
-    """The kernels to plan with, and why others are not among them."""
+class TriedAttention:
+    """Its time over the shapes tried; `refused` says why it cannot be chosen, if so."""
+
+    time_ns: float
+    refused: str | None
+
+
+@dataclass(frozen=True)
+class TryKernels:
+    """Whether a round of a small model with these kernels is as with the eager ones."""
 
     kernels: KernelChoice
-    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TriedKernels:
+    """The tensor that differs most, relatively; more than `tolerance` is wrong."""
+
+    tensor: str
+    relative: float
+    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -118,5 +133,21 @@ class RanPeer:
     device_used_bytes: int | None
 
 
-Request = DescribeDevice | ChooseKernels | ProbeDevice | TakeHostMemory | RunSchedules | RunPeer
-Answer = DeviceDescription | ChosenKernels | ProbedDevice | Taken | RanSchedules | RanPeer
+Request = (
+    DescribeDevice
+    | TryAttention
+    | TryKernels
+    | ProbeDevice
+    | TakeHostMemory
+    | RunSchedules
+    | RunPeer
+)
+Answer = (
+    DeviceDescription
+    | TriedAttention
+    | TriedKernels
+    | ProbedDevice
+    | Taken
+    | RanSchedules
+    | RanPeer
+)
