@@ -24,6 +24,9 @@ from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 from twinstream.schedule.chain import Chain
 
 _RESERVE_MARGIN_BYTES = 256 * 2**20  # of streams, events and graphs of a run, and rounding
+_UNMEASURED_FP32 = Number(
+    kind="unconstrained", source="not probed: vector kernels are priced by the bytes they move"
+)
 _PEAK = "peak_bf16_flop_per_s"
 
 
@@ -141,7 +144,7 @@ def _machine(
         "description": f"{name}, {where}",
         "device": "cuda",
         _PEAK: getattr(sheet, _PEAK) if sheet else _measured(best, where),
-        "peak_fp32_flop_per_s": sheet.peak_fp32_flop_per_s if sheet else None,
+        "peak_fp32_flop_per_s": sheet.peak_fp32_flop_per_s if sheet else _UNMEASURED_FP32,
         "hbm_bytes_per_s": sheet.hbm_bytes_per_s if sheet else _measured(hbm, where),
         "host_dram_bytes_per_s": Number(
             kind="unconstrained",

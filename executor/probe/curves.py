@@ -1,7 +1,7 @@
 """Fit efficiency curves to measured kernels, whole tasks and single units together.
 
-Each unit of work is priced as the cost model does: FLOPs, FLOPs over the depth of the inner loop
-and launches for matmul and attention, bytes and launches for the rest. That is linear in a few
+Each unit of work is priced as the cost model does: FLOPs and FLOPs over the depth of the inner loop
+for matmul and attention, bytes for the rest, and launches. That is linear in a few
 non-negative coefficients, so that the times of tasks made of many units, and of units alone, are
 one least-squares problem of relative errors.
 """
@@ -19,6 +19,7 @@ from twinstream.hardware_profiles.schema import Efficiency, is_compute_unit
 from twinstream.schedule.cost import Work
 
 _PRIOR_WEIGHT = 0.05  # of a vector unit's rate: what the samples do not tell stays near the copy's
+_WEAK_PRIOR_WEIGHT = 0.005  # of a compute unit's, where depth and rate are measured at one depth
 _MOST_EFFICIENT = 1.5  # no curve may have more
 _ROBUST_FROM = 0.05
 _REWEIGHTINGS = 8
@@ -57,12 +58,17 @@ def fit_curves(samples: Sequence[TaskSample], ceilings: Ceilings, source: str) -
         row = _row(_terms(sample.works), index)
         rows.append(row / sample.time_ns)
         goals.append(max(0.0, 1.0 - launches_ns / sample.time_ns))
+    priors = {
+        "bytes": (_PRIOR_WEIGHT, ceilings.copy_bytes_per_s),
+        "flops": (_WEAK_PRIOR_WEIGHT, ceilings.flop_per_s),
+    }
     for name in columns:
-        if name.startswith("bytes "):
+        if (kind := name.split()[0]) in priors:
+            weight, per_s = priors[kind]
             row = np.zeros(len(columns))
-            row[index[name]] = _PRIOR_WEIGHT * ceilings.copy_bytes_per_s / 1e9
+            row[index[name]] = weight * per_s / 1e9
             rows.append(row)
-            goals.append(_PRIOR_WEIGHT)
+            goals.append(weight)
     solved = _solve_robustly(np.array(rows), np.array(goals))
     found = dict(zip(columns, solved, strict=True))
     predicted = [
@@ -83,7 +89,8 @@ def _terms(works: Sequence[Work]) -> dict[str, float]:
             amounts[f"flops {key}"] = work.flops
             if depth := inner_depth(work):
                 amounts[f"depth {key}"] = work.flops / depth
-            amounts[f"launches {key}"] = work.launches
+            if work.unit == "matmul":  # attention's fixed part is its depth's
+                amounts[f"launches {key}"] = work.launches
         else:
             amounts[f"bytes {key}"] = work.hbm_bytes
             amounts[_VECTOR_LAUNCH] = work.launches
@@ -137,7 +144,7 @@ def _curves(
         compute = is_compute_unit(work.unit)
         nominal_per_ns = (ceilings.flop_per_s if compute else ceilings.hbm_bytes_per_s) / 1e9
         slope = found[f"{'flops' if compute else 'bytes'} {key}"]
-        launch_ns = found[f"launches {key}" if compute else _VECTOR_LAUNCH]
+        launch_ns = found.get(f"launches {key}", 0.0) if compute else found[_VECTOR_LAUNCH]
         maximum = min(_MOST_EFFICIENT, 1.0 / (nominal_per_ns * slope) if slope else _MOST_EFFICIENT)
         depth_slope = found.get(f"depth {key}", 0.0)
         curves[key] = Efficiency(
