@@ -58,6 +58,7 @@ def test_the_schedule_names_the_attention_it_was_planned_with(tmp_path):
     assert described["caps"]["library_bytes"] > 0
     assert call(*asked).json()["kernels"]["attention"] == "eager"
     assert call("run", plan, "--steps", 2, "--backend", "cpu").code == 0
+    assert "eager, attention sdpa_cpu" in call(*asked[:-1], "--attention", "sdpa_cpu").out
 
 
 def test_a_profile_that_names_an_unknown_attention_is_told_so(tmp_path):

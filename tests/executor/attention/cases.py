@@ -129,4 +129,5 @@ def assert_close(found: Found, expected: Found, tolerance: float) -> None:
     for name in ("out", "d_q", "d_kv", "lse"):
         actual, wanted = getattr(found, name).double(), getattr(expected, name)
         error = (actual - wanted).abs().max() / wanted.abs().max()
-        assert error <= (1e-5 if name == "lse" else tolerance), f"{name}: {error}"
+        limit = max(1e-5, tolerance / 200) if name == "lse" else tolerance  # it is never rounded
+        assert error <= limit, f"{name}: {error}"
