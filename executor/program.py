@@ -44,6 +44,15 @@ class Program:
         """Waits of one pass that are left, those for the pass before included."""
         return sum(len(found.waits) + len(found.waits_previous) for found in self.launches)
 
+    def awaited_by_host(self) -> frozenset[int]:
+        """Positions of the ops that the host waits for."""
+        return frozenset(
+            wait
+            for launch in self.launches
+            if launch.on_host
+            for wait in (*launch.waits, *launch.waits_previous)
+        )
+
     def last_compute(self) -> int:
         """Position of the last compute op: where it ends, the pass is said to end."""
         return max(

@@ -186,12 +186,7 @@ class CudaBackend:
 
 def event_table(program: Program, gpu: Gpu) -> EventTable:
     """An event for every awaited op that the device runs, in two sets."""
-    awaited_by_host = {
-        wait
-        for launch in program.launches
-        if launch.on_host
-        for wait in (*launch.waits, *launch.waits_previous)
-    }
+    awaited_by_host = program.awaited_by_host()
     return [
         [
             gpu.new_event(blocking=launch.position in awaited_by_host)

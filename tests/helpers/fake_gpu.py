@@ -166,9 +166,7 @@ class FakeGpu:
             return enqueue
 
         return [
-            work
-            if launch.on_host
-            else on_device(getattr(launch.op, "call", launch.op.op_id), work)
+            work if launch.on_host else on_device(getattr(launch.op, "call", launch.op.op_id), work)
             for launch, work in zip(program.launches, works, strict=True)
         ]
 
