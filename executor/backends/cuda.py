@@ -37,8 +37,10 @@ class CudaBackend:
     def __init__(self, program: Program, works: Sequence[Work], gpu: Gpu) -> None:
         self.waited_ns = 0
         self.gpu = gpu
+        on_host = program.host_streams
         self.streams: list[Any] = [
-            None if stream.queue == "host" else gpu.new_stream() for stream in program.streams
+            None if number in on_host else gpu.new_stream()
+            for number in range(len(program.streams))
         ]
         self.events = event_table(program, gpu)
         self._program = program
