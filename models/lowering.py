@@ -259,9 +259,9 @@ class _Lowering:
             "num_tokens": self.workload.chunk_tokens,
             "seq_len": self.workload.seq_len,
             "chunk_start": start,
-            "attention": "eager",
+            "attention": self.recipe.kernels.attention,
         }
-        return self.builder.call(call_id, f"{kernel}/eager", attributes, cost)
+        return self.builder.call(call_id, self._key(kernel), attributes, cost)
 
     def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
         attributes: dict[str, Attribute] = {
@@ -271,7 +271,10 @@ class _Lowering:
             "num_tokens": self.workload.chunk_tokens,
             **extra,
         }
-        return self.builder.call(kernel, f"{kernel}/eager", attributes, cost)
+        return self.builder.call(kernel, self._key(kernel), attributes, cost)
+
+    def _key(self, kernel: str) -> str:
+        return f"{kernel}/{self.recipe.kernels.vector}"
 
     def _add(
         self, kind: str, call: str, operands: list[TaskOperand], *, round_: int, chunk: int,

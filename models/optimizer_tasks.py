@@ -103,6 +103,7 @@ class OptimizerTasks:
         }
         name, sizes = f"adamw.{part.suffix}", (part.num_elements, spec.dtype, spec.itemsize)
         if recipe.optimizer in ("device", "device_after_backward"):
-            return self.builder.call(name, "adamw_step/eager", attributes, adamw_work(*sizes))
+            key = f"adamw_step/{recipe.kernels.vector}"
+            return self.builder.call(name, key, attributes, adamw_work(*sizes))
         cost = host_adamw_work(*sizes)
         return self.builder.call(name, "adamw_step/host", attributes, cost, "host")

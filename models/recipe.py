@@ -9,6 +9,17 @@ from twinstream.schedule.node import Node
 OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
 
 
+class KernelChoice(Node):
+    """Which implementations compute a step; a part of the recipe, since it decides the bits.
+
+    `vector` names that of everything but matmuls and attention; `attention` is a name of the
+    executor's registry of attention implementations.
+    """
+
+    vector: Literal["eager", "triton"] = "eager"
+    attention: str = "eager"
+
+
 class Recipe(Node):
     """AdamW constants and the slicing that fixes the order of reductions.
 
@@ -29,6 +40,7 @@ class Recipe(Node):
     stochastic_rounding: bool = True
     max_row_slice: PositiveInt = 1024
     optimizer: OptimizerPlace = "device"
+    kernels: KernelChoice = KernelChoice()
 
     def row_slice(self, num_tokens: int) -> int:
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""

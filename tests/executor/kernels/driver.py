@@ -24,9 +24,11 @@ def buffer(size_bytes: int, fill: int = POISON) -> torch.Tensor:
     return raw[start : start + size_bytes]
 
 
-def run(kernel: str, attributes: dict, operands: dict, fill: int = POISON) -> None:
+def run(
+    kernel: str, attributes: dict, operands: dict, fill: int = POISON, vector: str = "eager"
+) -> None:
     """Call a kernel; operands are (bytes, mode) by name, without scratch."""
-    key = f"{kernel}/eager"
+    key = f"{kernel}/{vector}"
     operands = {name: KernelOperand(*operand) for name, operand in operands.items()}
     for operand in operands.values():
         if operand.mode == "write":
@@ -66,6 +68,7 @@ class Step:
     recompute: str = "FULL"
     row_slice: int = 7
     fill: int = POISON
+    vector: str = "eager"
     saved: dict[tuple[int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -96,7 +99,7 @@ class Step:
                 "d_hidden": (d_hidden[chunk], "read"),
                 "gradients": self._accumulate("embedding"),
             }
-            run("embed_backward", self._end_attributes(), operands, self.fill)
+            run("embed_backward", self._end_attributes(), operands, self.fill, self.vector)
         self.d_hidden = d_hidden
         return self.loss.view(torch.float32)
 
@@ -107,7 +110,7 @@ class Step:
             "tokens": (self._tokens(chunk), "read"),
             "output": (output, "write"),
         }
-        run("embed_forward", self._end_attributes(), operands, self.fill)
+        run("embed_forward", self._end_attributes(), operands, self.fill, self.vector)
         return output
 
     def _forward(
@@ -129,7 +132,7 @@ class Step:
             **self._modes(layer, saved, write=("norms", "kv", "attention", "projections")),
             "output": (output, "write"),
         }
-        run("block_forward", self._block_attributes(chunk), operands, self.fill)
+        run("block_forward", self._block_attributes(chunk), operands, self.fill, self.vector)
         return output
 
     def _head(self, chunk: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -151,7 +154,7 @@ class Step:
             "loss_scale": self.loss_scale,
             "row_slice": self.row_slice,
         }
-        run("head_loss", attributes, operands, self.fill)
+        run("head_loss", attributes, operands, self.fill, self.vector)
         return d_hidden
 
     def _backward(
@@ -169,7 +172,7 @@ class Step:
             end = (position + 1) * self.chunk_tokens * 2 * self.spec.d_kv * 4
             mode = self._mode(f"d_context.{layer}.{sequence}")
             operands["d_context"] = (d_seen[sequence][:end], mode)
-        run("block_backward", attributes, operands, self.fill)
+        run("block_backward", attributes, operands, self.fill, self.vector)
 
     def _recompute(self, layer: int, saved: dict, attributes: dict) -> None:
         if self.recompute == "FULL":
@@ -178,7 +181,13 @@ class Step:
         operands = self._modes(layer, saved, write=again)
         for name in ("kv", "context") if self.recompute == "ATTENTION" else ():
             operands.pop(name, None)
-        run(f"block_recompute_{self.recompute.lower()}", attributes, operands, self.fill)
+        run(
+            f"block_recompute_{self.recompute.lower()}",
+            attributes,
+            operands,
+            self.fill,
+            self.vector,
+        )
 
     def _modes(self, layer: int, saved: dict, write: tuple[str, ...]) -> dict:
         modes = {name: "write" if name in write else "read" for name in saved}
