@@ -9,7 +9,7 @@ import torch
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Op
+from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.tensors import Tier
 from twinstream.schedule.verify_layout import arena_bytes
 
@@ -94,15 +94,6 @@ class Arenas:
         """(source, destination) bytes."""
         source = self.view(op.tensor, op.source, op.num_parts)
         return source, self.view(op.tensor, op.destination, op.num_parts)
-
-    def content(self, op: Op) -> tuple[object, ...]:
-        """What the op does and on which bytes: ops that are equal in it can share a graph."""
-        if isinstance(op, Compute):
-            used = [(o.name, self.view(o.tensor, o.slot, o.num_parts)) for o in op.operands]
-            return (op.call, *((name, v.data_ptr(), v.numel()) for name, v in used))
-        if isinstance(op, Copy):
-            return tuple((v.data_ptr(), v.numel()) for v in self.copy_views(op))
-        return (op.op_id,)
 
     def held_bytes(self, tier: Tier) -> int:
         """Size of a tier's memory, which may be more than the schedule needs."""

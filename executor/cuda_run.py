@@ -1,6 +1,6 @@
 """A run on a GPU: warm up, check the memory, put the state in place, then the passes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from twinstream.executor.device_memory import (
     read_device_memory,
 )
 from twinstream.executor.dispatch import Passes, PassOptions, run_passes
+from twinstream.executor.graph_classes import contents
 from twinstream.executor.graph_replay import GraphReplay, graphs_pay
 from twinstream.executor.options import RunOptions
 from twinstream.executor.program import Program, Work
@@ -106,7 +107,9 @@ def _graphs(
     if options.graphs == "off" or (options.graphs == "auto" and not pays):
         why = "not asked for" if options.graphs == "off" else "ops are long enough without"
         return None, f"no graphs ({why})"
-    content = [job.arenas.content(op) for op in job.schedule.ops]
+    content: list[Hashable] = contents(job.schedule)
+    if options.poison:  # what is filled differs from op to op
+        content = [op.op_id for op in job.schedule.ops]
     replay = GraphReplay(job.program, job.works, content, backend)
     refused = f", {len(replay.refused)} refused" if replay.refused else ""
     return replay, (

@@ -75,10 +75,11 @@ class DeviceMeter:
     def report(self) -> DeviceMemory:
         """Up to now."""
         latest = self._take()
+        reserve_bytes = self._caps.outside_arena_bytes if self._caps.device_reserve_bytes else 0
         return DeviceMemory(
             arena_bytes=self._arena_bytes,
             cap_bytes=self._caps.device_bytes,
-            reserve_bytes=self._caps.device_reserve_bytes,
+            reserve_bytes=reserve_bytes,
             before_bytes=max(0, self._first.used_bytes - self._arena_bytes),
             warm_bytes=(self._warm or latest).used_bytes,
             peak_bytes=self._peak_bytes,

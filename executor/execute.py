@@ -72,15 +72,15 @@ def execute(
 
     Raises:
         HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
+        KernelsUnavailableError: it names kernels that cannot run on this backend.
         UnsafeSchedule: the proof fails; nothing has run.
         AttentionCanaryError: its attention gives NaN on a shape of the schedule.
         NoCudaError: CUDA was asked for and there is none.
         HostMemoryError: the arenas do not fit this machine's memory.
         DeviceMemoryError: context and libraries take more than the schedule's caps leave them.
     """
-    prove(schedule)
     choose_backend(options.backend)
-    require_kernels(schedule, options.backend)
+    prove(schedule, options.backend)
     check_attention(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
         timeline = _run_in(
@@ -104,26 +104,26 @@ def execute_in(
     """Prove a schedule and run it in memory that is there already, and reads no state back.
 
     `memory` has at least the bytes that the schedule needs of each tier; `fill` puts the carried
-    tensors in place before the first pass.
+    tensors in place before the first pass. `check_attention` is left to the caller, who should
+    call it before there is the memory, since it takes some of its own.
 
     Raises:
         TwinstreamError: as `execute`.
     """
-    prove(schedule)
     choose_backend(options.backend)
-    require_kernels(schedule, options.backend)
-    check_attention(schedule, options.backend)
+    prove(schedule, options.backend)
     return _run_in(schedule, memory, fill, host_work, options)
 
 
-def prove(schedule: Schedule) -> None:
-    """Raise unless the schedule is safe, conforms to its chain, and has kernels of the device."""
+def prove(schedule: Schedule, backend: BackendName) -> None:
+    """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
     on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
     if on_host:
         raise HostKernelError(
             f"policy '{schedule.policy}' has the host CPU run {', '.join(on_host)}, and there are "
             "no such kernels yet: simulate the schedule, or plan with another policy to run it"
         )
+    require_kernels(schedule, backend)
     require_safe(schedule)
     require_conforming(schedule, lower_again(schedule))
 

@@ -1,159 +1,147 @@
 """Which segments are alike, so that rounds share their graphs and their events.
 
-Two executables of a class alternate, each with its own events. Two segments may share one if they
-do the same work on the same bytes and their waits are then for the same events. That is found by
-refinement, as in the minimization of automata: begin with equal work, split what differs in what
-it waits for, until nothing does. Two passes are looked at, since a class that occurs an odd number
-of times in a pass begins the next one with its other executable.
+Ops that do the same on the same bytes take turns with two events, whatever segment they are in.
+Segments whose ops are the same and wait for and record the same events share an executable, and
+two take turns there too. Two passes are looked at: an op that occurs an odd number of times in a
+pass begins the next one with its other event.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from twinstream.executor.graph_segments import Segment
 from twinstream.executor.program import Program
+from twinstream.schedule.accesses import AccessMap
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.tensors import Tier
 
 NUM_PARITIES = 2
-Instance = tuple[int, int]
-"""Parity of the pass, index of the segment."""
-EventKey = tuple[int, int, int]
-"""Class, which of its two executables, and the place of the op in the segment."""
 
 
 @dataclass(frozen=True)
 class GraphClasses:
-    """For both parities of a pass: class and executable of every segment."""
+    """For both parities of a pass: the event of every op, by position (None: it needs none on
+    the device), and the executable of every segment.
+    """
 
-    class_of: Mapping[Instance, int]
-    executable: Mapping[Instance, int]
+    events: tuple[tuple[int | None, ...], ...]
+    executables: tuple[tuple[int, ...], ...]
 
-    def event_key(self, instance: Instance, place: int) -> EventKey:
-        """Which event an op of a segment records."""
-        return self.class_of[instance], self.executable[instance], place
+
+def contents(schedule: Schedule) -> list[Hashable]:
+    """What every op does and on which bytes: ops that are equal in it can share a graph."""
+    access_map = AccessMap(schedule.tensors, schedule.slots)
+
+    def where(tensor: str, slot: str, num_parts: int | None) -> tuple[Tier, int, int]:
+        return access_map.slots[slot].tier, *access_map.address(tensor, slot, num_parts)
+
+    found: list[Hashable] = []
+    for op in schedule.ops:
+        if isinstance(op, Compute):
+            used = [(o.name, where(o.tensor, o.slot, o.num_parts)) for o in op.operands]
+            found.append((op.call, tuple(used)))
+        elif isinstance(op, Copy):
+            ends = [where(op.tensor, slot, op.num_parts) for slot in (op.source, op.destination)]
+            found.append(tuple(ends))
+        else:
+            found.append(op.op_id)
+    return found
 
 
 def classify(
     program: Program, segments: Sequence[Segment], content: Sequence[Hashable]
 ) -> GraphClasses:
-    """Classes as large as the waits allow; `content` says of every op what it does, and on what.
+    """Events and executables as few as the waits allow; `content` is that of every op.
 
-    A wait takes the latest record of its event. Where that would be one of a later round, the
-    segment that was meant gets a class of its own.
+    A wait takes the latest record of its event. Where that would be one of a later round, the op
+    that was meant gets events of its own.
     """
-    places = _Places(program, segments)
+    number_of: dict[Hashable, int] = {}
+    kinds = [number_of.setdefault(found, len(number_of)) for found in content]
     alone: set[int] = set()
     while True:
-        classes = _refined(program, segments, content, places, alone)
-        overtaken = _overtaken(program, segments, places, classes) - alone
+        events = _alternating_events(program, kinds, alone)
+        overtaken = _overtaken(program, segments, events)
         if not overtaken:
-            return classes
+            return GraphClasses(events, _executables(program, segments, kinds, events))
         alone |= overtaken
 
 
-class _Places:
-    """Where every op lies: (segment, place in it), and what each segment's device ops wait for."""
-
-    def __init__(self, program: Program, segments: Sequence[Segment]) -> None:
-        self.of = {
-            position: (number, place)
-            for number, segment in enumerate(segments)
-            for place, position in enumerate(segment.positions)
-        }
-        host = {launch.position for launch in program.launches if launch.on_host}
-        self.waits: list[list[tuple[int, int, int]]] = []
-        """By segment: (place of the op that waits, position waited for, passes ago)."""
-        for segment in segments:
-            found = []
-            for place, position in enumerate(segment.positions):
-                launch = program.launches[position]
-                for ago, waits in enumerate((launch.waits, launch.waits_previous)):
-                    found += [(place, wait, ago) for wait in waits if wait not in host]
-            self.waits.append(found)
-
-
-def _refined(
-    program: Program,
-    segments: Sequence[Segment],
-    content: Sequence[Hashable],
-    places: _Places,
-    alone: set[int],
-) -> GraphClasses:
-    instances = [(q, s) for q in range(NUM_PARITIES) for s in range(len(segments))]
-    work: list[Hashable] = [
-        (
-            segment.stream,
-            segment.captured,
-            number if number in alone else None,
-            tuple((content[p], program.launches[p].records) for p in segment.positions),
-        )
-        for number, segment in enumerate(segments)
-    ]
-    class_of = _numbered({instance: work[instance[1]] for instance in instances})
-    while True:
-        executable = _alternating(instances, class_of)
-        refined = _numbered(
-            {
-                (q, s): (
-                    class_of[q, s],
-                    tuple(
-                        (place, *_relative((q, s), wait, ago, places, class_of, executable))
-                        for place, wait, ago in places.waits[s]
-                    ),
-                )
-                for q, s in instances
-            }
-        )
-        if len(set(refined.values())) == len(set(class_of.values())):
-            return GraphClasses(class_of, executable)
-        class_of = refined
-
-
-def _relative(
-    own: Instance,
-    wait: int,
-    ago: int,
-    places: _Places,
-    class_of: Mapping[Instance, int],
-    executable: Mapping[Instance, int],
-) -> tuple[int, int, int]:
-    """What a wait is for, seen from the one who waits: class, same or other executable, place."""
-    segment, place = places.of[wait]
-    target = ((own[0] + ago) % NUM_PARITIES, segment)
-    return class_of[target], executable[target] ^ executable[own], place
-
-
-def _alternating(
-    instances: Sequence[Instance], class_of: Mapping[Instance, int]
-) -> dict[Instance, int]:
-    count: dict[int, int] = {}
-    executable = {}
-    for instance in instances:
-        number = count.get(class_of[instance], 0)
-        count[class_of[instance]] = number + 1
-        executable[instance] = number % 2
-    return executable
-
-
-def _numbered(keys: Mapping[Instance, Hashable]) -> dict[Instance, int]:
+def _alternating_events(
+    program: Program, kinds: Sequence[int], alone: set[int]
+) -> tuple[tuple[int | None, ...], ...]:
     numbers: dict[Hashable, int] = {}
-    return {instance: numbers.setdefault(key, len(numbers)) for instance, key in keys.items()}
+    count: dict[Hashable, int] = {}
+    awaited_by_host = program.awaited_by_host()  # their events are of another sort
+    rows: list[tuple[int | None, ...]] = []
+    for _ in range(NUM_PARITIES):
+        row: list[int | None] = []
+        for launch in program.launches:
+            at = launch.position
+            if launch.on_host or not launch.records:
+                row.append(None)
+                continue
+            own = at if at in alone else None
+            kind = (launch.stream, kinds[at], at in awaited_by_host, own)
+            turn = count.get(kind, 0)
+            count[kind] = turn + 1
+            row.append(numbers.setdefault((kind, turn % 2), len(numbers)))
+        rows.append(tuple(row))
+    return tuple(rows)
 
 
 def _overtaken(
-    program: Program, segments: Sequence[Segment], places: _Places, classes: GraphClasses
+    program: Program,
+    segments: Sequence[Segment],
+    events: Sequence[Sequence[int | None]],
 ) -> set[int]:
-    """Segments whose event is recorded again before someone waits for it."""
-    latest: dict[EventKey, tuple[int, int]] = {}
+    """Ops whose event is recorded again before someone waits for it."""
+    latest: dict[int, tuple[int, int]] = {}
     found: set[int] = set()
     for number in range(2 * NUM_PARITIES):
-        for s, segment in enumerate(segments):
-            own = (number % NUM_PARITIES, s)
-            for _, wait, ago in places.waits[s]:
-                target, place = places.of[wait]
-                key = classes.event_key(((own[0] + ago) % NUM_PARITIES, target), place)
-                if number >= ago and latest.get(key) != (number - ago, target):
-                    found.add(target)
-            for place, position in enumerate(segment.positions):
-                if program.launches[position].records:
-                    latest[classes.event_key(own, place)] = (number, s)
+        for segment in segments:
+            for position in segment.positions:
+                launch = program.launches[position]
+                for ago, waits in enumerate((launch.waits, launch.waits_previous)):
+                    if number < ago:
+                        continue
+                    for wait in waits:
+                        event = events[(number - ago) % NUM_PARITIES][wait]
+                        if event is not None and latest.get(event) != (number - ago, wait):
+                            found.add(wait)
+            for position in segment.positions:
+                event = events[number % NUM_PARITIES][position]
+                if event is not None:
+                    latest[event] = (number, position)
     return found
+
+
+def _executables(
+    program: Program,
+    segments: Sequence[Segment],
+    kinds: Sequence[int],
+    events: Sequence[Sequence[int | None]],
+) -> tuple[tuple[int, ...], ...]:
+    numbers: dict[Hashable, int] = {}
+    count: dict[Hashable, int] = {}
+    rows = []
+    for parity in range(NUM_PARITIES):
+        own, before = events[parity], events[(parity + 1) % NUM_PARITIES]
+        row = []
+        for segment in segments:
+            ops = tuple(
+                (
+                    kinds[at],
+                    own[at],
+                    tuple(own[wait] for wait in program.launches[at].waits),
+                    tuple(before[wait] for wait in program.launches[at].waits_previous),
+                )
+                for at in segment.positions
+            )
+            work = (segment.stream, tuple(kinds[at] for at in segment.positions))
+            turn = count.get(work, 0)
+            count[work] = turn + 1
+            row.append(numbers.setdefault((work, ops, turn % 2), len(numbers)))
+        rows.append(tuple(row))
+    return tuple(rows)

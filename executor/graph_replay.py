@@ -9,7 +9,7 @@ from twinstream.executor.backends.cuda import CudaBackend, CudaEvent, HostEvent
 from twinstream.executor.backends.gpu import Gpu, GpuEvent, GpuGraph
 from twinstream.executor.backends.protocol import PASSES_AHEAD
 from twinstream.executor.dispatch import Events
-from twinstream.executor.graph_classes import NUM_PARITIES, EventKey, GraphClasses, classify
+from twinstream.executor.graph_classes import NUM_PARITIES, GraphClasses, classify
 from twinstream.executor.graph_segments import Segment, cut_segments
 from twinstream.executor.host_cost import CostMeter
 from twinstream.executor.program import Launch, Program, Work
@@ -64,8 +64,8 @@ class GraphReplay:
         self.refused: dict[str, str] = {}
         segments = cut_segments(program, self._capturable())
         classes = classify(program, segments, content)
-        self._share_events(segments, classes)
-        self._graphs: dict[tuple[int, int], GpuGraph | None] = {}
+        self._share_events(classes)
+        self._graphs: dict[int, GpuGraph | None] = {}
         self._steps = [
             [self._step(segment, (q, s), classes) for s, segment in enumerate(segments)]
             for q in range(NUM_PARITIES)
@@ -141,17 +141,14 @@ class GraphReplay:
             found.append(tried[op.call] if isinstance(op, Compute) else not launch.on_host)
         return found
 
-    def _share_events(self, segments: Sequence[Segment], classes: GraphClasses) -> None:
-        """Segments of a class record the same events, in every pass, however it is enqueued."""
-        made: dict[EventKey, GpuEvent] = {}
-        for q in range(NUM_PARITIES):
-            for s, segment in enumerate(segments):
-                for place, position in enumerate(segment.positions):
-                    event = self._backend.events[q][position]
-                    if event is None:
-                        continue
-                    key = classes.event_key((q, s), place)
-                    self._backend.events[q][position] = made.setdefault(key, event)
+    def _share_events(self, classes: GraphClasses) -> None:
+        """Have ops record their shared events in every pass, however it is enqueued."""
+        made: dict[int, GpuEvent] = {}
+        for row, numbers in zip(self._backend.events, classes.events, strict=True):
+            for position, number in enumerate(numbers):
+                event = row[position]
+                if number is not None and event is not None:
+                    row[position] = made.setdefault(number, event)
         for row in self._backend.events:
             for launch, event in zip(self._program.launches, row, strict=True):
                 if event is not None:
@@ -164,9 +161,10 @@ class GraphReplay:
         launches = tuple(self._program.launches[position] for position in segment.positions)
         graph = None
         if segment.captured:
-            key = (classes.class_of[instance], classes.executable[instance])
+            parity, number = instance
+            key = classes.executables[parity][number]
             if key not in self._graphs:
-                self._graphs[key] = self._capture(segment, launches, instance[0])
+                self._graphs[key] = self._capture(segment, launches, parity)
             graph = self._graphs[key]
         host_waits = [
             (wait, ago)

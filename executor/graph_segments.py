@@ -67,7 +67,6 @@ class _Cutter:
         if segment is not None and any(_reaches(segment, target) for target in targets):
             self._close(segment)
             segment = None
-            targets = self._open_targets(launch)
         if segment is None:
             segment = self._open[launch.stream] = _Open(launch.stream)
         self._put(launch, segment, targets)

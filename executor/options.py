@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from twinstream.schedule.errors import TwinstreamError
+
 BackendName = Literal["cpu", "cuda"]
 Graphs = Literal["auto", "on", "off"]
 Progress = Callable[[int, int], None]
@@ -27,3 +29,18 @@ class RunOptions:
     timed_passes: int | None = None
     graphs: Graphs = "auto"
     on_pinned: Progress | None = None
+
+
+def choose_graphs(name: str, backend: BackendName) -> Graphs:
+    """Whether to use CUDA graphs, as asked for.
+
+    Raises:
+        TwinstreamError: it is none of auto, on and off, or `on` without CUDA.
+    """
+    if name == "on" and backend != "cuda":
+        raise TwinstreamError(
+            f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
+        )
+    if name == "auto" or name == "on" or name == "off":
+        return name
+    raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")

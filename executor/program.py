@@ -44,12 +44,27 @@ class Program:
         """Waits of one pass that are left, those for the pass before included."""
         return sum(len(found.waits) + len(found.waits_previous) for found in self.launches)
 
-    def last_compute(self) -> int:
-        """Position of the last compute op: where it ends, the pass is said to end."""
-        return max(
-            (found.position for found in self.launches if isinstance(found.op, Compute)),
-            default=len(self.launches) - 1,
+    @property
+    def host_streams(self) -> frozenset[int]:
+        """Streams whose ops the host carries out."""
+        return frozenset(launch.stream for launch in self.launches if launch.on_host)
+
+    def awaited_by_host(self) -> frozenset[int]:
+        """Positions of the ops that the host waits for."""
+        return frozenset(
+            wait
+            for launch in self.launches
+            if launch.on_host
+            for wait in (*launch.waits, *launch.waits_previous)
         )
+
+    def last_compute(self) -> int:
+        """Position of the last compute op: where it ends, the pass is said to end.
+
+        Without one it is the last op.
+        """
+        computes = [found.position for found in self.launches if isinstance(found.op, Compute)]
+        return max(computes, default=len(self.launches) - 1)
 
 
 def compile_program(schedule: Schedule) -> Program:

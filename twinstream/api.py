@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
@@ -121,6 +120,9 @@ class RunSettings:
     """How to run a schedule; `backend` "auto" is CUDA where there is one, else the CPU.
 
     `on_loss` is called with the loss of every step as soon as it is there, in a thread of the run.
+    `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
+    auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
+    the last steps, beside the first, are; by default one on CUDA, all on the CPU.
     """
 
     backend: str = "auto"
@@ -129,6 +131,9 @@ class RunSettings:
     seed: int = 0
     poison: bool = False
     on_loss: Callable[[float], None] | None = None
+    on_pinned: Callable[[int, int], None] | None = None
+    graphs: str = "auto"
+    timed_steps: int | None = None
 
 
 def execute(
@@ -154,7 +159,7 @@ def execute(
     from twinstream.executor.execute import choose_backend
     from twinstream.executor.execute import execute as run
     from twinstream.executor.kernels.availability import require_kernels
-    from twinstream.executor.options import RunOptions
+    from twinstream.executor.options import RunOptions, choose_graphs
     from twinstream.executor.state import initial_state
     from twinstream.executor.training import Training
 
@@ -162,14 +167,20 @@ def execute(
     backend = choose_backend(settings.backend)
     require_kernels(schedule, backend)
     spec = ModelSpec.model_validate(schedule.model.spec)
-    recipe = Recipe.model_validate(schedule.recipe)
     stream = tokens if tokens is not None else byte_tokens(default_text())
     check_vocabulary(stream, spec.vocab_size)
     batches = TextBatches(stream, schedule.workload)
     training = Training(_torch_source(batches), settings.learning_rate, settings.seed)
-    options = RunOptions(backend=backend, num_passes=settings.num_steps, poison=settings.poison)
+    options = RunOptions(
+        backend=backend,
+        num_passes=settings.num_steps,
+        poison=settings.poison,
+        timed_passes=settings.timed_steps,
+        graphs=choose_graphs(settings.graphs, backend),
+        on_pinned=settings.on_pinned,
+    )
     _check_memory(schedule, backend)
-    start = state if state is not None else initial_state(spec, settings.seed, recipe)
+    start = state if state is not None else initial_state(spec, settings.seed)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
     return Run(execution.timeline, tuple(training.losses), execution.state)

@@ -37,8 +37,10 @@ class CudaBackend:
     def __init__(self, program: Program, works: Sequence[Work], gpu: Gpu) -> None:
         self.waited_ns = 0
         self.gpu = gpu
+        on_host = program.host_streams
         self.streams: list[Any] = [
-            None if stream.queue == "host" else gpu.new_stream() for stream in program.streams
+            None if number in on_host else gpu.new_stream()
+            for number in range(len(program.streams))
         ]
         self.events = event_table(program, gpu)
         self._program = program
@@ -186,12 +188,7 @@ class CudaBackend:
 
 def event_table(program: Program, gpu: Gpu) -> EventTable:
     """An event for every awaited op that the device runs, in two sets."""
-    awaited_by_host = {
-        wait
-        for launch in program.launches
-        if launch.on_host
-        for wait in (*launch.waits, *launch.waits_previous)
-    }
+    awaited_by_host = program.awaited_by_host()
     return [
         [
             gpu.new_event(blocking=launch.position in awaited_by_host)

@@ -72,6 +72,27 @@ def test_a_cgroup_without_a_limit_is_no_limit(tmp_path, files):
     assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes is None
 
 
+def test_the_tightest_of_the_process_cgroup_and_those_around_it_counts(tmp_path):
+    inner = {
+        "proc/self/cgroup": "0::/slice/job\n",
+        "sys/fs/cgroup/slice/job/memory.max": "max\n",
+        "sys/fs/cgroup/slice/memory.max": "5000\n",
+        "sys/fs/cgroup/slice/memory.current": "1000\n",
+    }
+    found = host_limits(root_with(tmp_path, v2("10000", 3000) | inner))
+    assert found.cgroup_left_bytes == 4000
+
+
+def test_a_v1_cgroup_is_that_of_the_memory_controller(tmp_path):
+    folder = "sys/fs/cgroup/memory/job"
+    files = {
+        "proc/self/cgroup": "3:cpu:/other\n2:memory:/job\n",
+        f"{folder}/memory.limit_in_bytes": "5000\n",
+        f"{folder}/memory.usage_in_bytes": "1000\n",
+    }
+    assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 4000
+
+
 @pytest.mark.parametrize("stat", ["", "file\n", "anon 5\n"])
 def test_without_statistics_no_file_cache_is_counted(tmp_path, stat):
     files = v2("10000", 3000, stat)

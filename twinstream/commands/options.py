@@ -223,6 +223,21 @@ Seed = Annotated[
 Poison = Annotated[
     bool, typer.Option("--poison", help="Fill dead bytes with NaN, to expose a faulty schedule.")
 ]
+Graphs = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="CUDA graphs for steps that are not timed op by op: auto (where they pay), on or off.",
+    ),
+]
+TimedSteps = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="So many of the last steps have every op timed; by default 1 on CUDA, all on the CPU.",
+    ),
+]
 Text = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Text to train on; by default Python's help topics."),

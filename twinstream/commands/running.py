@@ -15,11 +15,12 @@ from twinstream.commands.backends import (
     planning_machine,
 )
 from twinstream.commands.inputs import checked_schedule
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import print_json, print_report, run_progress
 from twinstream.commands.planning import describe, planned
 from twinstream.commands.tokens import token_stream
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import summarize
+from twinstream.run_report import provenance_lines
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
@@ -53,6 +54,8 @@ def run(  # noqa: PLR0913
     learning_rate: options.LearningRate = 1e-3,
     seed: options.Seed = 0,
     poison: options.Poison = False,
+    graphs: options.Graphs = "auto",
+    timed_steps: options.TimedSteps = None,
     output: Annotated[Path | None, options.output("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -61,11 +64,14 @@ def run(  # noqa: PLR0913
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
     )  # fmt: skip
-    settings = api.RunSettings(backend_named(backend), steps, learning_rate, seed, poison)
+    settings = api.RunSettings(
+        backend_named(backend), steps, learning_rate, seed, poison,
+        graphs=graphs, timed_steps=timed_steps,
+    )  # fmt: skip
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
-    with progress(f"training {document.model.name}", steps, quiet=as_json) as advance:
-        settings = replace(settings, on_loss=lambda loss: advance())
+    with run_progress(f"training {document.model.name}", steps, quiet=as_json) as bars:
+        settings = replace(settings, on_loss=lambda loss: bars.advance(), on_pinned=bars.pinned)
         result = api.execute(document, settings, tokens=tokens)
     if output is not None:
         write_document(result.timeline, output)
@@ -107,13 +113,18 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
     summary = summarize(schedule, timeline, peak or UNKNOWN_PEAK, outcome.plan_seconds)
     if as_json:
         unknown = {} if peak else {"mfu": None, "hfu": None}
-        run = {"measured_on": timeline.provenance.where, "losses": outcome.run.losses}
+        run = {
+            "measured_on": timeline.provenance.where,
+            "losses": outcome.run.losses,
+            "provenance": timeline.provenance,
+        }
         print_json(summary.model_dump() | unknown | describe(schedule) | run)
         return
     print_report(
         summary_table(summary, schedule, peak.name if peak else None),
         losses_line(outcome.run.losses),
         f"Measured on {timeline.provenance.where}, {timeline.provenance.detail}.",
+        *provenance_lines(timeline.provenance),
     )
     if peak is None:
         print_report("For MFU give the profile of the machine this ran on: --machine NAME|FILE.")

@@ -1,0 +1,205 @@
+"""The pinned arena with a driver of the tests: what is locked is unlocked, however it ends."""
+
+import resource
+
+import pytest
+import torch
+
+from twinstream.executor import pinned
+from twinstream.executor.host_limits import HostLimits, HostMemoryError
+from twinstream.executor.pinned import Pinning, pinned_arena
+from twinstream.executor.pinned_pieces import HostRange, NoBoundaryError
+
+MIB = 2**20
+SLOTS = [HostRange(i * MIB, (i + 1) * MIB, f"s{i}") for i in range(6)]
+
+
+class FakeCudart:
+    """Locks ranges; fails or is interrupted at call number `at`."""
+
+    def __init__(self, *, fails_at: int | None = None, interrupted_at: int | None = None) -> None:
+        self.locked: dict[int, int] = {}
+        self.asked: list[int] = []
+        self._fails_at, self._interrupted_at = fails_at, interrupted_at
+
+    def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
+        assert pointer % 4096 == 0
+        self.asked.append(size_bytes)
+        if len(self.asked) - 1 == self._fails_at:
+            return 2
+        self.locked[pointer] = size_bytes
+        if len(self.asked) - 1 == self._interrupted_at:
+            raise KeyboardInterrupt
+        return 0
+
+    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
+        if pointer not in self.locked:
+            return 713
+        del self.locked[pointer]
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _much_memory(monkeypatch):
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, None))
+
+
+def pinning(cudart: FakeCudart, told: list[tuple[int, int]] | None = None) -> Pinning:
+    def on_progress(done: int, total: int) -> None:
+        if told is not None:
+            told.append((done, total))
+
+    return Pinning(cudart, max_piece_bytes=2 * MIB, on_progress=on_progress)
+
+
+def test_the_arena_is_zeros_in_pieces_that_are_locked_while_it_is_open():
+    cudart, told = FakeCudart(), list[tuple[int, int]]()
+    with pinned_arena(6 * MIB, SLOTS, pinning(cudart, told)) as memory:
+        assert sorted(cudart.locked.values()) == [2 * MIB] * 3
+        assert memory.numel() == 6 * MIB
+        for found in SLOTS:
+            view = memory[found.start : found.end]
+            assert view.count_nonzero() == 0
+            view.fill_(int(found.slot[1]))
+        assert [int(memory[r.end - 1 : r.end]) for r in SLOTS] == list(range(6))
+        memory.fill_(7)
+        assert torch.all(memory[5 * MIB : 6 * MIB] == 7)
+    assert cudart.locked == {}
+    assert told == sorted(told)
+    assert told[-1] == (6 * MIB, 6 * MIB)
+
+
+def test_a_view_over_the_end_of_a_piece_is_our_bug():
+    with (
+        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())) as memory,
+        pytest.raises(AssertionError, match="in no single piece"),
+    ):
+        memory[MIB : 3 * MIB]
+
+
+@pytest.mark.parametrize("piece", [0, 1, 2])
+def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(piece, monkeypatch):
+    limits = iter([HostLimits(None, None, None), HostLimits(65536, 9 * MIB, 8 * MIB)])
+    monkeypatch.setattr(pinned, "host_limits", lambda: next(limits))
+    cudart = FakeCudart(fails_at=piece)
+    message = rf"cannot pin piece {piece + 1} of 3, 2\.00 MiB of 6\.00 MiB .*error 2, with"
+    with (
+        pytest.raises(HostMemoryError, match=message) as raised,
+        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
+    ):
+        raise AssertionError("never opened")
+    assert "RLIMIT_MEMLOCK 64.00 KiB, left in the cgroup 9.00 MiB, available 8.00 MiB" in str(
+        raised.value
+    )
+    assert len(cudart.asked) == piece + 1
+    assert cudart.locked == {}
+
+
+@pytest.mark.parametrize("piece", [0, 1, 2])
+def test_ctrl_c_while_a_piece_is_locked_leaves_none_locked(piece):
+    """The driver has done its work and the interrupt comes before anyone could note it."""
+    cudart = FakeCudart(interrupted_at=piece)
+    with pytest.raises(KeyboardInterrupt), pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        raise AssertionError("never opened")
+    assert cudart.locked == {}
+
+
+def test_ctrl_c_while_pages_are_touched_leaves_none_locked():
+    cudart = FakeCudart()
+
+    def interrupt(done: int, total: int) -> None:
+        if done > 2 * MIB:
+            raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pinned_arena(6 * MIB, SLOTS, Pinning(cudart, frozenset(), 2 * MIB, interrupt)),
+    ):
+        raise AssertionError("never opened")
+    assert cudart.asked
+    assert cudart.locked == {}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("capture failed"), SystemExit])
+def test_an_error_while_it_is_open_unlocks_everything(error):
+    cudart = FakeCudart()
+    with (
+        pytest.raises(error if isinstance(error, type) else type(error)),
+        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
+    ):
+        raise error
+    assert len(cudart.asked) == 3
+    assert cudart.locked == {}
+
+
+def test_memory_the_driver_keeps_is_complained_about():
+    cudart = FakeCudart()
+    with (
+        pytest.raises(AssertionError, match="keeps 1 pieces"),
+        pinned_arena(2 * MIB, SLOTS[:2], pinning(cudart)),
+    ):
+        cudart.locked.clear()
+
+
+def test_too_little_memory_is_refused_before_anything_is_touched(monkeypatch):
+    def untouched(size_bytes: int) -> None:
+        raise AssertionError("memory was mapped")
+
+    monkeypatch.setattr(pinned, "_mapped", untouched)
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, 5 * MIB))
+    with (
+        pytest.raises(HostMemoryError, match="available memory leaves"),
+        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())),
+    ):
+        raise AssertionError("never opened")
+
+
+def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monkeypatch):
+    monkeypatch.setattr(pinned, "_mapped", lambda size_bytes: pytest.fail("memory was mapped"))
+    ranges = [HostRange(0, 6 * MIB, "all")]
+    with (
+        pytest.raises(NoBoundaryError),
+        pinned_arena(6 * MIB, ranges, pinning(FakeCudart())),
+    ):
+        raise AssertionError("never opened")
+
+
+def test_a_schedule_without_host_memory_has_an_empty_arena():
+    cudart = FakeCudart()
+    with pinned_arena(0, [], pinning(cudart)) as memory:
+        assert memory.numel() == 0
+    assert cudart.asked == []
+
+
+# --- RLIMIT_MEMLOCK
+
+
+def locked_limit(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(limit_bytes, None, None))
+
+
+def test_a_limit_on_locked_memory_counts_where_the_driver_heeds_it(monkeypatch):
+    locked_limit(monkeypatch, 65536)
+    cudart = FakeCudart(fails_at=0)
+    with (
+        pytest.raises(HostMemoryError, match="RLIMIT_MEMLOCK leaves"),
+        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
+    ):
+        raise AssertionError("never opened")
+    assert cudart.asked == [65536 + resource.getpagesize()]
+    assert cudart.locked == {}
+
+
+def test_a_limit_that_the_driver_does_not_heed_refuses_nothing(monkeypatch):
+    locked_limit(monkeypatch, 65536)
+    cudart = FakeCudart()
+    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        assert len(cudart.locked) == 3
+    assert cudart.locked == {}
+
+
+def test_a_limit_above_what_is_needed_is_not_tried_out(monkeypatch):
+    locked_limit(monkeypatch, 6 * MIB)
+    cudart = FakeCudart()
+    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        assert cudart.asked == [2 * MIB] * 3
