@@ -18,6 +18,7 @@ from twinstream.executor.arena_memory import arena_pinning, device_slab
 from twinstream.executor.arenas import ArenaMemory, Arenas, Piece, PieceMemory
 from twinstream.executor.execute import execute_in
 from twinstream.executor.host_limits import check_host_memory, host_limits
+from twinstream.executor.kernels.attention.canary import check_attention
 from twinstream.executor.options import BackendName, RunOptions
 from twinstream.executor.pinned import pinned_arena
 from twinstream.executor.pinned_pieces import (
@@ -81,6 +82,7 @@ class MeasuringSession:
         Raises:
             TwinstreamError: the schedule is unsafe, or memory is short.
         """
+        check_attention(schedule, self._backend)  # it takes a call's memory beside the arena
         sizes = Arenas.sizes(schedule)
         memory = {HOST: self._host_arena(schedule), DEVICE: self._slab(sizes[DEVICE])}
         try:

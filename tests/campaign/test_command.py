@@ -75,12 +75,13 @@ def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
     assert "..." not in capsys.readouterr().err
 
 
-def test_one_job_can_be_asked_for_again(tmp_path, capsys):
-    call(tmp_path, "--stage", "peers")
+def test_some_jobs_can_be_asked_for_and_again(tmp_path, capsys):
+    call(tmp_path, "--stage", "peers", "--only", "plain", "--only", "fsdp")
+    assert "compiled" not in capsys.readouterr().err
     capsys.readouterr()
-    call(tmp_path, "--stage", "peers", "--again", "plain")
+    call(tmp_path, "--stage", "peers", "--again", "plain", "--only", "plain", "--only", "fsdp")
     told = capsys.readouterr().err
-    assert "plain tiny S64: done" in told and "compiled tiny S64: done" not in told
+    assert "plain tiny S64: done" in told and "fsdp_offload" not in told
 
 
 @pytest.mark.parametrize(

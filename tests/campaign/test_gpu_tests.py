@@ -1,7 +1,10 @@
 """The stage that runs the tests marked gpu."""
 
+import sys
+
 import pytest
 
+from twinstream.campaign import gpu_tests
 from twinstream.campaign.gpu_tests import run_gpu_tests, suite_found
 from twinstream.campaign.worker import JobFailed, JobRefused
 
@@ -20,12 +23,6 @@ def test_wrong(): assert 1 == 2, "one is not two"
 
 def test_left_out(): pytest.skip("no such device")
 """
-SLOW = (
-    MIXED
-    + """
-def test_slow(): time.sleep(60)
-"""
-)
 
 
 @pytest.fixture
@@ -49,10 +46,14 @@ def test_outcomes_are_counted_and_failures_named(tests_in, tmp_path):
     assert "test_wrong" in (tmp_path / "report.xml").read_text()
 
 
-def test_tests_that_take_too_long_are_ended_and_those_before_counted(tests_in, tmp_path):
-    done = run_gpu_tests([tests_in(SLOW)], tmp_path / "report.xml", limit_s=12.0)
+def test_tests_that_take_too_long_are_ended_and_those_before_counted(monkeypatch, tmp_path):
+    printed = "t.py::test_a PASSED\nt.py::test_b FAILED\nt.py::test_c "
+    program = f"import time; print({printed!r}, flush=True); time.sleep(600)"
+    monkeypatch.setattr(gpu_tests, "_command", lambda *_: (sys.executable, "-c", program))
+    done = run_gpu_tests([str(tmp_path)], tmp_path / "report.xml", limit_s=10.0)
     assert done.timed_out
-    assert (done.found.passed, done.found.failed) == (3, 1)
+    assert (done.found.passed, done.found.failed) == (1, 1)
+    assert done.found.failures == ("t.py::test_b",)
 
 
 def test_tests_that_are_not_here_are_refused(tmp_path):

@@ -14,7 +14,7 @@ import typer
 from twinstream.campaign.budget import Budget
 from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.exits import run_command
-from twinstream.campaign.jobs import STAGES, campaign_of
+from twinstream.campaign.jobs import STAGES, Dtype, campaign_of
 from twinstream.campaign.publish import write_tables
 from twinstream.campaign.requests import DescribeDevice, DeviceDescription
 from twinstream.campaign.results import Where
@@ -66,6 +66,9 @@ def run(  # noqa: PLR0913
     again: Annotated[
         list[str] | None, typer.Option(help="Forget outcomes whose job has this in its name.")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only cells and peers with this in their name.")
+    ] = None,
     commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
@@ -80,6 +83,7 @@ def run(  # noqa: PLR0913
         tests=tuple(tests or ("tests",)),
         vector=vector,
         attention=attention,
+        only=tuple(only or ()),
     )
     with only_campaign(out), DeviceProcess(settings.backend) as worker:
         device = worker.ask(DescribeDevice(), DeviceDescription, _DESCRIBE_LIMIT_S)
@@ -88,7 +92,8 @@ def run(  # noqa: PLR0913
             _tell(warning)
         for text in again or ():
             store.forget(text)
-        plan = campaign_of(settings.size, settings.host_bytes)
+        dtype: Dtype | None = "bfloat16" if settings.backend == "cuda" else None
+        plan = campaign_of(settings.size, settings.host_bytes, dtype)
         engine = Engine(settings, plan, store, worker, budget, _tell)
         try:
             engine.run()

@@ -11,7 +11,7 @@ _KERNELS_LIMIT_S = 60.0
 
 
 def choose_kernels(
-    worker: Worker, backend: Backend, vector: str, attention: str
+    worker: Worker, backend: Backend, vector: str, attention: str, *, small: bool = False
 ) -> tuple[KernelChoice, tuple[str, ...]]:
     """The kernels asked for; of those left open (`auto`) the best, and why not the others.
 
@@ -23,7 +23,7 @@ def choose_kernels(
     if backend == "cpu" and vector == attention == AUTO:
         return KernelChoice(), ()
     notes: list[str] = []
-    chosen = _attention(worker, backend, notes) if attention == AUTO else attention
+    chosen = _attention(worker, backend, notes, small=small) if attention == AUTO else attention
     vectors = ("triton", "eager") if vector == AUTO and backend == "cuda" else (vector,)
     for name in ("eager",) if vectors == (AUTO,) else vectors:
         if name not in ("eager", "triton"):
@@ -36,7 +36,7 @@ def choose_kernels(
     raise JobRefused("; ".join(notes))
 
 
-def _attention(worker: Worker, backend: Backend, notes: list[str]) -> str:
+def _attention(worker: Worker, backend: Backend, notes: list[str], *, small: bool) -> str:
     """The fastest that is right; eager, which is right everywhere, where none is."""
     if backend == "cpu":
         return "eager"
@@ -46,7 +46,7 @@ def _attention(worker: Worker, backend: Backend, notes: list[str]) -> str:
             continue
         try:
             tried = worker.ask(
-                requests.TryAttention(name), requests.TriedAttention, _ATTENTION_LIMIT_S
+                requests.TryAttention(name, small), requests.TriedAttention, _ATTENTION_LIMIT_S
             )
         except (JobRefused, JobFailed) as error:
             notes.append(f"attention {name} is left out: {error}")

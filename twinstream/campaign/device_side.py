@@ -42,7 +42,7 @@ class DeviceSide:
             case requests.DescribeDevice():
                 return describe(self._backend)
             case requests.TryAttention():
-                return try_attention(self._backend, request.name)
+                return try_attention(self._backend, request)
             case requests.TryKernels():
                 return try_kernels(self._backend, request.kernels)
             case requests.ProbeDevice():
@@ -123,24 +123,36 @@ def describe(backend: Backend) -> requests.DeviceDescription:
     return requests.DeviceDescription(name, _driver(), torch.__version__)
 
 
-def try_attention(backend: Backend, name: str) -> requests.TriedAttention:
+def try_attention(backend: Backend, request: requests.TryAttention) -> requests.TriedAttention:
     """One implementation on the shapes of the cells; see `executor/probe/attention.py`."""
+    from twinstream.executor.kernels.attention.registry import attention_implementation
     from twinstream.executor.probe.attention import (
         NoAttentionError,
         attention_cases,
         probe_attention,
     )
 
+    small = request.small or backend == "cpu"
     cases = [
         case
-        for chain in probe_chains(KernelChoice(), small=backend == "cpu")
+        for chain in probe_chains(KernelChoice(), small=small, dtype="bfloat16")
         for case in attention_cases(ModelSpec.model_validate(chain.model.spec), chain.workload)
     ]
+    right = attention_implementation(request.name).deterministic
     try:
-        found = probe_attention(cases, backend, names=[name])
+        found = probe_attention(
+            cases, backend, names=[request.name], allow_nondeterministic=not right
+        )
     except NoAttentionError as error:
         return requests.TriedAttention(0.0, str(error))
-    return requests.TriedAttention(found.best.time_ns, None)
+    time_ns = found.best.time_ns
+    if right:
+        return requests.TriedAttention(time_ns, None)
+    return requests.TriedAttention(
+        time_ns,
+        f"it is not deterministic; it takes {time_ns / 1e6:.2f} ms (--attention "
+        f"{request.name} runs with it all the same)",
+    )
 
 
 def try_kernels(backend: Backend, kernels: KernelChoice) -> requests.TriedKernels:
@@ -171,7 +183,7 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
 
     device = torch.device("cuda", torch.cuda.current_device())
     wanted = ProbeRequest(
-        chains=probe_chains(request.kernels, small=request.small),
+        chains=probe_chains(request.kernels, small=request.small, dtype="bfloat16"),
         datasheet=datasheet_of(torch.cuda.get_device_name(device)),
         commit=request.commit,
         date=request.date,

@@ -51,6 +51,7 @@ class Settings:
     tests: tuple[str, ...]
     vector: str
     attention: str
+    only: tuple[str, ...] = ()
 
 
 @dataclass
@@ -72,11 +73,11 @@ class Engine:
         if "probe" in stages and self._probed() is None:
             expected = _PROBE_S[self.settings.size]
             self._attempt(PROBE, expected, 2.0 * expected, self._probe, again=True)
-        cells = [c for c in self.plan.cells if "cells" in stages and self._is_open(c.key)]
+        cells = [c for c in self.plan.cells if "cells" in stages and self._wanted(c.key)]
         if cells:
             self._cells(cells)
         for peer in self.plan.peers:
-            if "peers" in stages:
+            if "peers" in stages and self._wanted(peer.key):
                 self._peer(peer)
 
     def _cells(self, cells: list[Cell]) -> None:
@@ -152,7 +153,11 @@ class Engine:
     def _probe(self, limit_s: float) -> ProbeFound:
         settings, where = self.settings, self.store.results.where
         kernels, notes = choose_kernels(
-            self.worker, settings.backend, settings.vector, settings.attention
+            self.worker,
+            settings.backend,
+            settings.vector,
+            settings.attention,
+            small=settings.size == "tiny",
         )
         for note in notes:
             self.tell(note)
@@ -222,6 +227,10 @@ class Engine:
             return True
         self._skip(cell.key, f"this device has {gib(number.value)}")
         return False
+
+    def _wanted(self, key: str) -> bool:
+        only = self.settings.only
+        return self._is_open(key) and (not only or any(text in key for text in only))
 
     def _is_open(self, key: str) -> bool:
         results = self.store.results

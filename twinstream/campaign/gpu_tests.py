@@ -38,11 +38,7 @@ def run_gpu_tests(paths: Sequence[str], report: Path, limit_s: float) -> SuiteRu
             f"there is no {', '.join(missing)} in {Path.cwd()}; run the campaign from the "
             "checkout, or say where tests are with --tests"
         )
-    command = (
-        sys.executable, "-m", "pytest", "-m", "gpu", "-v", "-rfE", "--tb=short", "-p",
-        "no:cacheprovider", f"--junitxml={report}", *paths,
-    )  # fmt: skip
-    printed, code = _run(command, limit_s)
+    printed, code = _run(_command(paths, report), limit_s)
     found = suite_found(printed)
     if code in (0, 1, 5, None):  # passed, some failed, none selected, out of time
         return SuiteRun(found, printed, timed_out=code is None)
@@ -61,6 +57,11 @@ def suite_found(printed: str) -> SuiteFound:
         skipped=counts.count("SKIPPED"),
         failures=tuple((short or failed)[:_MOST_FAILURES]),
     )
+
+
+def _command(paths: Sequence[str], report: Path) -> Sequence[str]:
+    options = ("-m", "gpu", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider")
+    return (sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *paths)
 
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[str, int | None]:

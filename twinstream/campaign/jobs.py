@@ -9,6 +9,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
 
 Size = Literal["full", "tiny"]
+Dtype = Literal["bfloat16", "float32"]
 Stage = Literal["tests", "probe", "cells", "peers"]
 STAGES: tuple[Stage, ...] = ("tests", "probe", "cells", "peers")
 TESTS, PROBE = "tests", "probe"
@@ -37,10 +38,11 @@ class Cell:
     chunk_tokens: int | None = None
     chunks_per_round: int | None = None
     goal_tokens_per_s: float | None = None
+    dtype: Dtype | None = None
 
     @property
     def spec(self) -> ModelSpec:
-        return load_preset(self.model)
+        return spec_of(self.model, self.dtype)
 
     def step(self, recipe: Recipe) -> TrainingStep:
         return TrainingStep(
@@ -60,10 +62,11 @@ class Peer:
     beside: str
     tokens_per_step: int = _TOKENS_PER_STEP
     expected_s: float = 45.0
+    dtype: Dtype | None = None
 
     @property
     def spec(self) -> ModelSpec:
-        return load_preset(self.model)
+        return spec_of(self.model, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,18 @@ class Plan:
     peers: tuple[Peer, ...]
 
 
-def campaign_of(size: Size, host_bytes: int | None) -> Plan:
-    """Cells and peers, the most telling first; `host_bytes` caps pinned memory."""
-    return _tiny(host_bytes) if size == "tiny" else _full(host_bytes)
+def campaign_of(size: Size, host_bytes: int | None, dtype: Dtype | None = None) -> Plan:
+    """Cells and peers, the most telling first.
+
+    `host_bytes` caps pinned memory; `dtype` is that of the tiny models, by default the preset's.
+    """
+    return _tiny(host_bytes, dtype) if size == "tiny" else _full(host_bytes)
+
+
+def spec_of(preset: str, dtype: Dtype | None) -> ModelSpec:
+    """A preset, in another dtype where one is given."""
+    spec = load_preset(preset)
+    return spec if dtype is None else spec.model_copy(update={"dtype": dtype})
 
 
 def _full(host_bytes: int | None) -> Plan:
@@ -125,12 +137,13 @@ def _full(host_bytes: int | None) -> Plan:
     return Plan(cells, peers)
 
 
-def _tiny(host_bytes: int | None) -> Plan:
+def _tiny(host_bytes: int | None, dtype: Dtype | None) -> Plan:
     def cell(name: str, **changes: object) -> Cell:
         given: dict[str, object] = {
             "key": f"tiny S64 {name}", "model": "tiny", "seq_len": 64, "device_bytes": None,
             "host_bytes": host_bytes, "tokens_per_step": 768, "chunk_tokens": 128,
             "chunks_per_round": 1,
+            "dtype": dtype,
         }  # fmt: skip
         return Cell(**(given | changes))  # type: ignore[arg-type]
 
@@ -140,7 +153,17 @@ def _tiny(host_bytes: int | None) -> Plan:
         cell("1 MiB", device_bytes=_MIB),
     )
     peers = tuple(
-        Peer(f"{kind} tiny S64", kind, "tiny", 64, 128, "tiny S64 resident", 768, expected_s=10.0)
+        Peer(
+            f"{kind} tiny S64",
+            kind,
+            "tiny",
+            64,
+            128,
+            "tiny S64 resident",
+            768,
+            expected_s=10.0,
+            dtype=dtype,
+        )
         for kind in ("plain", "compiled", "fsdp_offload")
     )
     return Plan(cells, peers)

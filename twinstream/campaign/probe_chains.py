@@ -1,7 +1,7 @@
 """The chains whose kernels a probe measures: one layer of each preset, the shapes its runs have."""
 
+from twinstream.campaign.jobs import Dtype, spec_of
 from twinstream.models.lowering import lower
-from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
@@ -19,11 +19,13 @@ _SHAPES = (
 _SMALL_SHAPES = (("tiny", 64, 128), ("tiny", 256, 64))
 
 
-def probe_chains(kernels: KernelChoice, *, small: bool) -> tuple[Chain, ...]:
-    """One round each, of one chunk or of one sequence in slices."""
+def probe_chains(
+    kernels: KernelChoice, *, small: bool, dtype: Dtype | None = None
+) -> tuple[Chain, ...]:
+    """One round each, of one chunk or of one sequence in slices; the small ones of a dtype."""
     chains = []
     for preset, seq_len, chunk_tokens in _SMALL_SHAPES if small else _SHAPES:
-        spec = load_preset(preset).model_copy(update={"num_layers": 1})
+        spec = spec_of(preset, dtype if small else None).model_copy(update={"num_layers": 1})
         workload = Workload(
             seq_len=seq_len,
             chunk_tokens=chunk_tokens,

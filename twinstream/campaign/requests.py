@@ -33,6 +33,7 @@ class TryAttention:
     """Whether an attention implementation is right here, and how fast."""
 
     name: str
+    small: bool = False
 
 
 @dataclass(frozen=True)
