@@ -10,6 +10,8 @@ from twinstream.planner.chunking import TrainingStep
 
 Size = Literal["full", "tiny"]
 Dtype = Literal["bfloat16", "float32"]
+PeerKind = Literal["plain", "compiled", "fsdp_offload"]
+PEER_KINDS: tuple[PeerKind, ...] = ("plain", "compiled", "fsdp_offload")
 Stage = Literal["tests", "probe", "cells", "peers"]
 STAGES: tuple[Stage, ...] = ("tests", "probe", "cells", "peers")
 TESTS, PROBE = "tests", "probe"
@@ -55,7 +57,7 @@ class Peer:
     """Another way to train the same model; compared with the cell `beside`."""
 
     key: str
-    kind: Literal["plain", "compiled", "fsdp_offload"]
+    kind: PeerKind
     model: str
     seq_len: int
     micro_batch_tokens: int
@@ -154,16 +156,16 @@ def _tiny(host_bytes: int | None, dtype: Dtype | None) -> Plan:
     )
     peers = tuple(
         Peer(
-            f"{kind} tiny S64",
-            kind,
-            "tiny",
-            64,
-            128,
-            "tiny S64 resident",
-            768,
+            key=f"{kind} tiny S64",
+            kind=kind,
+            model="tiny",
+            seq_len=64,
+            micro_batch_tokens=128,
+            beside="tiny S64 resident",
+            tokens_per_step=768,
             expected_s=10.0,
             dtype=dtype,
-        )
-        for kind in ("plain", "compiled", "fsdp_offload")
+        )  # fmt: skip
+        for kind in PEER_KINDS
     )
     return Plan(cells, peers)
