@@ -165,7 +165,7 @@ def _tiny(host_bytes: int | None, dtype: Dtype | None) -> Plan:
             tokens_per_step=768,
             expected_s=10.0,
             dtype=dtype,
-        )  # fmt: skip
+        )
         for kind in PEER_KINDS
     )
     return Plan(cells, peers)
