@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.probe.task_samples import round_results
+from twinstream.executor.probe.chain_memory import round_results
 from twinstream.models.lowering import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec

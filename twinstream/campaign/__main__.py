@@ -24,6 +24,12 @@ from twinstream.commands.backends import backend_named
 from twinstream.schedule.sizes import parse_bytes
 
 _DESCRIBE_LIMIT_S = 90.0
+_TESTS = (
+    "tests/executor/test_cuda.py",
+    "tests/executor/test_cuda_whole.py",
+    "tests/executor/kernels",
+    "tests/executor",
+)
 _LAST_S = 8.0  # kept for the tables and for ending the device's process
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -59,7 +65,8 @@ def run(  # noqa: PLR0913
         int | None, typer.Option(min=0, help="Processes that plan; by default half the cores.")
     ] = None,
     tests: Annotated[
-        list[str] | None, typer.Option(help="Where tests are, for pytest; by default tests.")
+        list[str] | None,
+        typer.Option(help="Where tests are, for pytest; by default the executor's."),
     ] = None,
     vector: Annotated[str, typer.Option(help="auto, eager or triton.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, or a registered name.")] = "auto",
@@ -80,7 +87,7 @@ def run(  # noqa: PLR0913
         stages=tuple(s for s in STAGES if not stage or s in [one.value for one in stage]),
         host_bytes=parse_bytes(host_mem) if size is SizeName.full else None,
         num_jobs=_default_jobs() if jobs is None else jobs,
-        tests=tuple(tests or ("tests",)),
+        tests=tuple(tests or _TESTS),
         vector=vector,
         attention=attention,
         only=tuple(only or ()),

@@ -33,7 +33,7 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.sizes import gib
 
 _MOST_ATTEMPTS = 2
-_TESTS_LIMIT_S = {"full": 120.0, "tiny": 60.0}
+_TESTS_LIMIT_S = {"full": 180.0, "tiny": 60.0}
 _PROBE_S = {"full": 90.0, "tiny": 8.0}
 _HOST_MEMORY_LIMIT_S = 150.0
 _POLL_S = 0.2

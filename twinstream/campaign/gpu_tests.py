@@ -68,7 +68,7 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[str, int | None]:
     """(what it printed, exit code or None if it was ended)."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True, env={**os.environ, "COLUMNS": "200"},
+        start_new_session=True, env={**os.environ, "COLUMNS": "200", "TWINSTREAM_CAMPAIGN": "1"},
     )  # fmt: skip
     try:
         printed, _ = process.communicate(timeout=limit_s)
