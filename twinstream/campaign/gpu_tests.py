@@ -60,7 +60,7 @@ def suite_found(printed: str) -> SuiteFound:
 
 
 def _command(paths: Sequence[str], report: Path) -> Sequence[str]:
-    options = ("-m", "gpu", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider")
+    options = ("-m", "gpu", "-v", "-rfE", "--tb=short", "-W", "default", "-p", "no:cacheprovider")
     return (sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *paths)
 
 

@@ -13,6 +13,7 @@
 import fcntl
 import gzip
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,6 @@ from twinstream.schedule.files import DocumentError, read_document, write_docume
 
 MAX_LOG_BYTES = 2 * 2**20
 MAX_TIMELINES_BYTES = 12 * 2**20
-_LOCK = ".lock"
 
 
 class CampaignError(TwinstreamError):
@@ -121,18 +121,17 @@ def only_campaign(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / _LOCK).open("w")
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise CampaignError(f"cannot write into {folder}: {error.strerror or error}") from None
-    with file:
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CampaignError(f"another campaign is writing into {folder}; wait for it") from None
-        try:
-            yield
-        finally:
-            (folder / _LOCK).unlink()
+        yield
+    finally:
+        os.close(held)
 
 
 def read_results(folder: Path) -> Results:
