@@ -141,7 +141,8 @@ def test_bench_timing_and_graphs_on_a_gpu(chunk_tokens, capsys):
             print(
                 f"\n1b, {chunk_tokens} tokens a chunk, {name}: step "
                 f"{timeline.step_ns / 1e6:.3f} ms (spread {timeline.spread_ns / 1e6:.3f}), "
-                f"{timeline.step_ns / plain_ns - 1:+.2%} against untimed; host {cost.ns_per_op / 1e3:.1f} us an op; "
+                f"{timeline.step_ns / plain_ns - 1:+.2%} against untimed; "
+                f"host {cost.ns_per_op / 1e3:.1f} us an op; "
                 f"{timeline.provenance.detail}"
             )
     assert plain_ns > 0
