@@ -74,6 +74,15 @@ class NoGpu:
     def libraries_pool(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def begin_allocation_count(self) -> None:
+        return
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def release_unused(self) -> None:
+        return
+
 
 def loop_cost(schedule: Schedule, *, timed: bool, graphs: bool) -> tuple[HostCost, float]:
     """As the loop measures it, and the CPU time of the thread, ns per op."""
