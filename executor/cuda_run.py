@@ -54,7 +54,9 @@ def run_on_cuda(
         schedule.caps, arena_bytes(schedule, DEVICE), lambda: read_device_memory(spare_bytes)
     )
     gpu = TorchGpu(torch.device("cuda"))
-    passes, graphs = run_on_gpu(gpu, Job(schedule, program, arenas, works, fill), options, meter)
+    job = Job(schedule, program, arenas, works, fill)
+    with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
+        passes, graphs = run_on_gpu(gpu, job, options, meter)
     provenance = Provenance(
         kind="measured",
         where=torch.cuda.get_device_name(),
@@ -84,9 +86,13 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
     try:
         with torch.no_grad(), gpu.libraries_pool():
             times = warm_up(job.program, job.arenas, job.works, backend)
-        meter.warm()
+        meter.warm({call: found.allocated_bytes for call, found in times.items()})
         with torch.no_grad():
             replay, why = _graphs(job, options, backend, times)
+        if replay is not None and meter.is_over():
+            replay.close()
+            gpu.release_unused()
+            replay, why = None, "no graphs (their memory would exceed the cap)"
         job.fill()
         gpu.synchronize()
         with gpu.libraries_pool():

@@ -1,7 +1,7 @@
 """What the process takes of the device's memory, by the driver's own figure, against the caps."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,18 +59,28 @@ class DeviceMeter:
         self._warm: MemoryReading | None = None
         self._peak_bytes = self._first.used_bytes
         self._libraries_bytes = 0
+        self._bytes_by_call: dict[str, int] = {}
 
-    def warm(self) -> None:
-        """Every kernel has run: what libraries take is known.
+    def warm(self, bytes_by_call: Mapping[str, int]) -> None:
+        """Every kernel has run: what libraries take is known, call by call.
 
         Raises:
             DeviceMemoryError: the process takes more than the cap of the schedule; nothing has
                 been trained yet.
         """
+        self._bytes_by_call = dict(bytes_by_call)
         self._warm = self._take()
         report = self.report()
         if report.excess_bytes:
             raise DeviceMemoryError(_over(report))
+
+    def is_over(self) -> bool:
+        """Whether the process takes more than the cap right now."""
+        peak_bytes, libraries_bytes = self._peak_bytes, self._libraries_bytes
+        over = self.report().excess_bytes > 0
+        if over:  # what is given back at once is no part of the run
+            self._peak_bytes, self._libraries_bytes = peak_bytes, libraries_bytes
+        return over
 
     def report(self) -> DeviceMemory:
         """Up to now."""
@@ -84,6 +94,7 @@ class DeviceMeter:
             warm_bytes=(self._warm or latest).used_bytes,
             peak_bytes=self._peak_bytes,
             libraries_bytes=self._libraries_bytes,
+            libraries_bytes_by_call=self._bytes_by_call,
         )
 
     def _take(self) -> MemoryReading:

@@ -41,6 +41,7 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
         raise TwinstreamError(
             f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
         )
-    if name == "auto" or name == "on" or name == "off":
-        return name
+    choices: dict[str, Graphs] = {"auto": "auto", "on": "on", "off": "off"}
+    if name in choices:
+        return choices[name]
     raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")

@@ -71,8 +71,11 @@ def pinned_arena(
             start = end
         _lock_all(pieces, locks, size_bytes, pinning)
         yield PieceMemory(pieces)
-    finally:
-        locks.release()
+    except BaseException:
+        locks.release()  # a device that has failed refuses this too; what is raised says why
+        raise
+    kept = locks.release()
+    assert not kept, f"the driver keeps {kept} pieces of the host arena locked"
 
 
 class _Locks:
@@ -93,14 +96,14 @@ class _Locks:
             self._granted.add(pointer)
         return error
 
-    def release(self) -> None:
-        """Unlock everything; complains, when all is tried, about what the driver kept."""
+    def release(self) -> int:
+        """Unlock everything; how many pieces the driver keeps nevertheless."""
         kept = 0
         while self._asked:
             pointer = self._asked.pop()
             error = int(self._cudart.cudaHostUnregister(pointer))
             kept += error != 0 and pointer in self._granted
-        assert not kept, f"the driver keeps {kept} pieces of the host arena locked"
+        return kept
 
 
 def _mapped(size_bytes: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ known before the training begins.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 from twinstream.executor.arenas import Arenas
@@ -17,11 +17,15 @@ from twinstream.schedule.ops import Compute
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel call alone on a warm device: time on the device, and to enqueue it."""
+    """A kernel call alone on a warm device: time on the device, and to enqueue it.
+
+    `allocated_bytes` is the most that libraries allocated at a time during it.
+    """
 
     call: str
     device_ns: int
     enqueue_ns: int
+    allocated_bytes: int = 0
 
 
 def warm_up(
@@ -35,8 +39,11 @@ def warm_up(
     found: dict[str, KernelTime] = {}
     for launch in program.launches:
         if isinstance(launch.op, Compute) and launch.op.call not in found:
+            backend.gpu.begin_allocation_count()
             _run_on_zeros(launch, arenas, works, backend)
-            found[launch.op.call] = _run_on_zeros(launch, arenas, works, backend)
+            allocated_bytes = backend.gpu.allocated_bytes()
+            warm = _run_on_zeros(launch, arenas, works, backend)
+            found[launch.op.call] = replace(warm, allocated_bytes=allocated_bytes)
     return found
 
 

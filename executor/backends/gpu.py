@@ -63,7 +63,16 @@ class Gpu(Protocol):
         """Block until the whole device is idle."""
 
     def libraries_pool(self) -> AbstractContextManager[None]:
-        """While open, what kernels of this thread allocate comes from a pool of its own."""
+        """While open, what kernels of this thread allocate comes from a pool of their own."""
+
+    def begin_allocation_count(self) -> None:
+        """From now on note the most that is allocated at a time."""
+
+    def allocated_bytes(self) -> int:
+        """By how much more was allocated at a time than when the count began."""
+
+    def release_unused(self) -> None:
+        """Give memory that is cached and not in use back to the driver."""
 
 
 class TorchGpu:
@@ -71,7 +80,8 @@ class TorchGpu:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pools: dict[Any, Any] = {}
+        self._pool = torch.cuda.MemPool()
+        self._allocated_before = 0
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -86,15 +96,11 @@ class TorchGpu:
         torch.cuda.set_stream(stream)
 
     def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
-        """Graphs of one stream never run at the same time, so they share one memory pool."""
-        if stream not in self._pools:
-            self._pools[stream] = torch.cuda.graph_pool_handle()
+        """All graphs share the pool: blocks in it belong to streams, and those run in order."""
         graph = torch.cuda.CUDAGraph()
         # Only this thread must keep to what may be captured: others may be at work meanwhile.
         mode = "thread_local"
-        with torch.cuda.graph(
-            graph, pool=self._pools[stream], stream=stream, capture_error_mode=mode
-        ):
+        with torch.cuda.graph(graph, pool=self._pool.id, stream=stream, capture_error_mode=mode):
             body()
         return graph
 
@@ -102,6 +108,15 @@ class TorchGpu:
         torch.cuda.synchronize(self._device)
 
     def libraries_pool(self) -> AbstractContextManager[None]:
-        pool = torch.cuda.MemPool()
-        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(pool, self._device)
+        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._device)
         return context
+
+    def begin_allocation_count(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._allocated_before = torch.cuda.memory_allocated(self._device)
+
+    def allocated_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) - self._allocated_before
+
+    def release_unused(self) -> None:
+        torch.cuda.empty_cache()

@@ -15,7 +15,7 @@ from tests.helpers.runs import Bits, assert_same_bits, bits_of, training
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.arenas import Arenas
 from twinstream.executor.cuda_run import Job, run_on_gpu
-from twinstream.executor.device_memory import DeviceMeter, MemoryReading
+from twinstream.executor.device_memory import DeviceMemoryError, DeviceMeter, MemoryReading
 from twinstream.executor.dispatch import Passes
 from twinstream.executor.host_work import HostWork
 from twinstream.executor.kernels.registry import registered_kernel
@@ -57,6 +57,7 @@ def on_fake_gpu(
     options: RunOptions,
     gpu: FakeGpu,
     change: Callable[[HostWork], HostWork] = lambda work: work,
+    meter: DeviceMeter | None = None,
 ) -> Ran:
     loop = training(schedule)
     state = initial_state(small(schedule.model.name), seed=1)
@@ -75,7 +76,7 @@ def on_fake_gpu(
             arenas.poison()
         fill_carried(schedule, arenas, state)
 
-    meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
+    meter = meter or DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
     job = Job(schedule, program, arenas, works, fill)
     passes, graphs = run_on_gpu(gpu, job, options, meter)
     bits = Bits(tuple(loop.losses), read_carried(schedule, arenas, state))
@@ -276,3 +277,38 @@ def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
     assert threading.active_count() == before
     assert not any(stream.items for stream in gpu.streams)
     assert not any(graph.alive and graph.num_launches for graph in gpu.graphs)
+
+
+# --- device memory
+
+
+def over_from(reading: int) -> DeviceMeter:
+    """The driver's figure is over the cap from its so manyeth reading on."""
+    count = iter(range(100))
+    caps = Caps(device_bytes=100, device_reserve_bytes=10)
+    return DeviceMeter(caps, 90, lambda: MemoryReading(101 if next(count) >= reading else 100, 90))
+
+
+def test_more_than_the_cap_once_warm_is_refused_before_the_state_is_filled():
+    def untouched(host_work: HostWork) -> HostWork:
+        def feed(op: Feed, pass_index: int) -> torch.Tensor:
+            raise AssertionError("training began")
+
+        return HostWork(feed, host_work.fetch)
+
+    before, gpu = threading.active_count(), FakeGpu()
+    with pytest.raises(DeviceMemoryError):
+        on_fake_gpu(schedule_of("resident"), RunOptions(), gpu, untouched, over_from(1))
+    assert threading.active_count() == before
+    assert gpu.graphs == []
+
+
+def test_graphs_whose_memory_does_not_fit_are_given_back_and_the_bits_stay():
+    gpu = FakeGpu()
+    options = RunOptions(num_passes=NUM_STEPS, graphs="on")
+    # readings: at the start, two once warm, then with graphs
+    found = on_fake_gpu(schedule_of("streaming"), options, gpu, meter=over_from(3))
+    assert found.graphs == "no graphs (their memory would exceed the cap)"
+    assert gpu.num_releases == 1
+    assert not any(graph.num_launches for graph in gpu.graphs)
+    assert_same_bits(found.bits, expected_bits("streaming", "packed", "tiny"))

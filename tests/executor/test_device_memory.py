@@ -27,7 +27,7 @@ def meter_of(caps: Caps, *used_gib: float, libraries_gib: float = 0.25) -> Devic
 
 def test_what_is_in_use_is_reported_by_its_moments_and_its_largest():
     meter = meter_of(CAPS, 22.5, 22.75, 22.75, 22.875)
-    meter.warm()
+    meter.warm({})
     found = meter.report()
     assert found.arena_bytes == 22 * GIB
     assert found.before_bytes == GIB // 2
@@ -40,7 +40,7 @@ def test_what_is_in_use_is_reported_by_its_moments_and_its_largest():
 def test_a_cap_that_would_be_exceeded_is_refused_with_numbers_and_what_to_do():
     meter = meter_of(CAPS, 22.5, 24.5, 24.5, libraries_gib=1.5)
     with pytest.raises(DeviceMemoryError) as raised:
-        meter.warm()
+        meter.warm({})
     told = str(raised.value)
     assert "24.50 GiB in use on the device with every kernel warm" in told
     assert "512.00 MiB more than the cap of 24.00 GiB" in told
@@ -53,7 +53,7 @@ def test_a_cap_that_would_be_exceeded_is_refused_with_numbers_and_what_to_do():
 
 def test_a_reserve_exceeded_within_the_cap_is_not_refused():
     meter = meter_of(Caps(device_bytes=24 * GIB, device_reserve_bytes=GIB), 22.5, 23.9, 23.9)
-    meter.warm()
+    meter.warm({})
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_a_reserve_exceeded_within_the_cap_is_not_refused():
 )
 def test_without_a_cap_or_with_one_of_the_arena_alone_nothing_is_refused(caps):
     meter = meter_of(caps, 22.5, 60.0, 60.0, 60.0)
-    meter.warm()
+    meter.warm({})
     assert meter.report().excess_bytes == 0
 
 
 def test_growth_after_the_warm_up_shows_in_the_report():
     meter = meter_of(CAPS, 22.5, 23.0, 23.0, 25.0)
-    meter.warm()
+    meter.warm({})
     assert meter.report().excess_bytes == GIB
 
 
@@ -76,3 +76,16 @@ def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
     monkeypatch.setattr(device_memory.os, "environ", environ)
     fix_library_workspaces()
     assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+
+
+def test_what_each_kernel_call_allocates_is_reported():
+    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 23.0)
+    meter.warm({"block_forward": 5, "head_loss": 7})
+    assert meter.report().libraries_bytes_by_call == {"block_forward": 5, "head_loss": 7}
+
+
+def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():
+    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 30.0, 23.0)
+    meter.warm({})
+    assert meter.is_over()
+    assert meter.report().peak_bytes == 23 * GIB

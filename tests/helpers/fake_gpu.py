@@ -109,6 +109,8 @@ class FakeGpu:
         self.graphs: list[FakeGraph] = []
         self.now_ns = 0
         self.num_captured_waits = 0
+        self.num_releases = 0
+        self.allocated = 0
         self.refused = refused
         self._rng = Random(seed)
         self._eager = eager
@@ -145,6 +147,15 @@ class FakeGpu:
     @contextlib.contextmanager
     def libraries_pool(self) -> Iterator[None]:
         yield
+
+    def begin_allocation_count(self) -> None:
+        self.allocated = 0
+
+    def allocated_bytes(self) -> int:
+        return self.allocated
+
+    def release_unused(self) -> None:
+        self.num_releases += 1
 
     # --- what runs on it
 

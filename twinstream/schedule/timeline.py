@@ -29,7 +29,8 @@ class DeviceMemory(Node):
 
     `before_bytes` is what was in use before the arena (context, and others on the device),
     `warm_bytes` once every kernel has run, `peak_bytes` the largest seen. `libraries_bytes` is
-    what torch's allocator holds beside the arena: workspaces of libraries and their temporaries.
+    what torch's allocator holds beside the arena: workspaces of libraries and their temporaries;
+    `libraries_bytes_by_call` what each kernel call allocated at most, when it was first run.
     """
 
     arena_bytes: NonNegativeInt
@@ -39,6 +40,7 @@ class DeviceMemory(Node):
     warm_bytes: NonNegativeInt
     peak_bytes: NonNegativeInt
     libraries_bytes: NonNegativeInt
+    libraries_bytes_by_call: dict[str, NonNegativeInt] = Field(default_factory=dict)
 
     @property
     def excess_bytes(self) -> int:
