@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinstream.executor.kernels.triton_kernels.launch import launch
+from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 
 # 16 elements a thread: two loads of 16 bytes of each bf16 operand.
@@ -27,7 +27,7 @@ def swiglu_backward(gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-@triton.jit
+@device_function
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
