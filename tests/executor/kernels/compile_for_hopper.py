@@ -100,7 +100,7 @@ def launch_all(ops) -> None:
     backward = HeadNormBackward(head_norm, q, VectorGradient(meta(E), "write"))
     ops.rotated_backward(q, rope, backward, room)
     ops.write_swiglu(meta(T, 2 * F), meta(T, F))
-    ops.swiglu_backward(meta(T, 2 * F), meta(T, 2 * F))
+    ops.swiglu_backward(meta(T, 2 * F), meta(T, 2 * F), meta(T, F))
     ops.add_column_sums(x, VectorGradient(meta(D, dtype=f32), "update"), room)
     ops.cross_entropy(
         LogitRows(meta(1024, V), meta(1024, dtype=torch.int32), meta(1024, dtype=f32), 0.1), room
