@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed.stamp
 
-.PHONY: demo test bench lint browser wheels clean
+.PHONY: demo test bench lint sanitize browser wheels clean
 
 demo: $(INSTALLED)
 	$(BIN)/twinstream demo
@@ -16,6 +16,10 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench
+
+# The small GPU tests under compute-sanitizer; says so where there is none, or no GPU.
+sanitize: $(INSTALLED)
+	$(BIN)/python -m tests.executor.sanitize
 
 # A browser for the tests that look at pages; without one they are skipped.
 browser:

@@ -47,7 +47,7 @@ class TritonChunkWork(ChunkWork):
         t, s = self.tokens, self.spec
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
         works = [
-            self.vector("swiglu", 8 * t * f, launches=2),
+            self.vector("swiglu", 6 * t * f),  # gate, up and a gradient in; two and the product out
             self.gradient_matmul(d, f, t),
             self.matmul(t, f, d),
             self._norm_backward(),
