@@ -36,10 +36,15 @@ def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier,
             torch.cuda.synchronize()
 
 
-def arena_pinning(on_progress: Progress | None = None) -> Pinning:
+def arena_pinning(on_progress: Progress | None = None, *, heeds_available: bool = True) -> Pinning:
     """How to pin for this process's GPU: memory near it."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    return Pinning(cudart, cpus_near(_pci_address()), on_progress=on_progress)
+    return Pinning(
+        cudart,
+        cpus_near(_pci_address()),
+        on_progress=on_progress,
+        heeds_available=heeds_available,
+    )
 
 
 def device_slab(size_bytes: int) -> torch.Tensor:

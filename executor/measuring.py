@@ -91,8 +91,11 @@ class MeasuringSession:
             del memory
             self._release_device()
 
-    def take_host(self, size_bytes: int) -> None:
-        """Take the host arena now, in place of the one there is.
+    def take_host(self, size_bytes: int, *, heeds_available: bool = True) -> None:
+        """Take the host arena now, in place of the one there is; a little more than asked for
+        where it is in pieces, since every schedule cuts it elsewhere.
+
+        Without `heeds_available` it is tried whatever the system says is available.
 
         Raises:
             HostMemoryError: so much cannot be had, or not pinned.
@@ -102,7 +105,10 @@ class MeasuringSession:
             check_host_memory(size_bytes, host_limits(), pinned=False)
             self._pieces = [torch.empty(size_bytes, dtype=torch.uint8)]
             return
-        memory = self._pinned.enter_context(pinned_arena(size_bytes, (), arena_pinning()))
+        if size_bytes > MAX_PIECE_BYTES:
+            size_bytes += _PIECE_SLACK_BYTES
+        pinning = arena_pinning(heeds_available=heeds_available)
+        memory = self._pinned.enter_context(pinned_arena(size_bytes, (), pinning))
         start = 0
         for end in piece_ends(size_bytes, ()) if size_bytes else ():
             self._pieces.append(memory[start:end])
@@ -136,8 +142,7 @@ class MeasuringSession:
         size_bytes = Arenas.sizes(schedule).get(HOST, 0)
         found = self._cut(schedule, size_bytes)
         if found is None:
-            wanted = max(size_bytes, self._host_bytes)
-            self.take_host(wanted + (_PIECE_SLACK_BYTES if wanted > MAX_PIECE_BYTES else 0))
+            self.take_host(max(size_bytes, self._host_bytes))
             found = self._cut(schedule, size_bytes)
         if found is None:
             raise NoBoundaryError(

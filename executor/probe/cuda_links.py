@@ -16,8 +16,9 @@ from twinstream.executor.probe.fit import Line, fit_line
 
 _SIZES_BYTES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26, 28))
 _HBM_BYTES = 2**31
-_NUM_LAUNCHES = 2000
-_NUM_WAITS = 500
+# Fewer than the driver lets wait on a stream before it blocks the host.
+_NUM_LAUNCHES = 600
+_NUM_WAITS = 200
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from twinstream.schedule.sizes import gib
 
 _MOST_ATTEMPTS = 2
 _TESTS_LIMIT_S = {"full": 180.0, "tiny": 60.0}
-_PROBE_S = {"full": 90.0, "tiny": 8.0}
+_PROBE_S = {"full": 120.0, "tiny": 8.0}
 _HOST_MEMORY_LIMIT_S = 150.0
 _POLL_S = 0.2
 
@@ -68,7 +68,8 @@ class Engine:
 
     def run(self) -> None:
         stages = self.settings.stages
-        if "tests" in stages:
+        if "tests" in stages and self._is_open(TESTS):
+            self.worker.close()  # tests look at the device's memory, and should be alone there
             self._attempt(TESTS, 20.0, _TESTS_LIMIT_S[self.settings.size], self._tests)
         if "probe" in stages and self._probed() is None:
             expected = _PROBE_S[self.settings.size]
@@ -214,7 +215,9 @@ class Engine:
         limit_s = min(_HOST_MEMORY_LIMIT_S, self.budget.left_s)
         try:
             taken = self.worker.ask(requests.TakeHostMemory(size_bytes), requests.Taken, limit_s)
-            self.tell(f"{gib(size_bytes)} of host memory pinned in {taken.seconds:.0f} s")
+            self.tell(
+                f"{gib(size_bytes)} of host memory pinned in {taken.seconds:.0f} s {taken.note}"
+            )
         except (JobRefused, JobFailed) as error:
             self.tell(f"{gib(size_bytes)} of host memory: {error}")
             self.store.log(getattr(error, "details", "") or str(error))

@@ -88,9 +88,10 @@ class TakeHostMemory:
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds it took."""
+    """Seconds it took; `note` is what was unusual about it."""
 
     seconds: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
