@@ -1,6 +1,8 @@
 """Arenas, one per tier, and views of tensors in their slots."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -14,10 +16,52 @@ from twinstream.schedule.verify_layout import arena_bytes
 POISON_BYTE = 0xFF  # as bf16 and float32 a NaN
 
 
+class ArenaMemory(Protocol):
+    """The bytes of one tier: a 1-D uint8 tensor, or several that stand for one."""
+
+    def __getitem__(self, wanted: slice) -> torch.Tensor:
+        """A view of bytes `wanted.start` to `wanted.stop`."""
+
+    def fill_(self, value: int) -> object:
+        """Set every byte."""
+
+    def numel(self) -> int:
+        """How many there are."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of an arena from `start` on."""
+
+    start: int
+    bytes: torch.Tensor
+
+
+class PieceMemory:
+    """An arena in consecutive pieces. A view never reaches over the end of one."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = tuple(pieces)
+
+    def __getitem__(self, wanted: slice) -> torch.Tensor:
+        for piece in self._pieces:
+            low, high = wanted.start - piece.start, wanted.stop - piece.start
+            if low >= 0 and high <= piece.bytes.numel():
+                return piece.bytes[low:high]
+        raise AssertionError(f"bytes {wanted.start} to {wanted.stop} lie in no single piece")
+
+    def fill_(self, value: int) -> None:
+        for piece in self._pieces:
+            piece.bytes.fill_(value)
+
+    def numel(self) -> int:
+        return sum(piece.bytes.numel() for piece in self._pieces)
+
+
 class Arenas:
     """The bytes of every tier that a schedule uses; slots are views into them."""
 
-    def __init__(self, schedule: Schedule, memory: Mapping[Tier, torch.Tensor]) -> None:
+    def __init__(self, schedule: Schedule, memory: Mapping[Tier, ArenaMemory]) -> None:
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self._memory = dict(memory)
         self._views: dict[tuple[str, str, int | None], torch.Tensor] = {}
@@ -50,6 +94,10 @@ class Arenas:
         """(source, destination) bytes."""
         source = self.view(op.tensor, op.source, op.num_parts)
         return source, self.view(op.tensor, op.destination, op.num_parts)
+
+    def held_bytes(self, tier: Tier) -> int:
+        """Size of a tier's memory, which may be more than the schedule needs."""
+        return self._memory[tier].numel()
 
     def poison(self) -> None:
         """Fill everything with NaN."""

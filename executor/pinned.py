@@ -1,117 +1,195 @@
-"""The pinned host arena: one anonymous mapping, registered with the driver.
+"""The pinned host arena: anonymous mappings, populated by several threads, registered in pieces.
 
 torch's own pinned allocator rounds to powers of two; at hundreds of GiB that is not affordable.
 """
 
 import contextlib
 import mmap
-import resource
-from dataclasses import dataclass
-from pathlib import Path
+import os
+from collections.abc import Generator, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.executor.arenas import ArenaMemory, Piece, PieceMemory
+from twinstream.executor.host_limits import HostMemoryError, check_host_memory, host_limits
+from twinstream.executor.options import Progress
+from twinstream.executor.pinned_pieces import MAX_PIECE_BYTES, HostRange, piece_ends
+from twinstream.schedule.sizes import gib
 
-_UNLIMITED_CGROUP = 1 << 62
+_TOUCHED_AT_ONCE_BYTES = 2**28
+_MAX_THREADS = 16
+_PROBED_LIMIT_BYTES = 2**30
 
 
-class HostMemoryError(TwinstreamError):
-    """The host cannot give or pin the arena that the schedule needs."""
+class Cudart(Protocol):
+    """What is used of `torch.cuda.cudart()`; 0 is success."""
+
+    def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> Any:  # noqa: N802
+        """Page-lock a range for the device."""
+
+    def cudaHostUnregister(self, pointer: int) -> Any:  # noqa: N802
+        """Undo it."""
 
 
 @dataclass(frozen=True)
-class HostLimits:
-    """Bytes the process may lock, may use, and that are available; None is no limit."""
+class Pinning:
+    """How to pin: the driver, CPUs near the GPU (empty: any), pieces, and who is told.
 
-    memlock_bytes: int | None
-    cgroup_left_bytes: int | None
-    available_bytes: int | None
+    A virtual machine whose memory grows as it is used has less available than it will give; only
+    without `heeds_available` does it.
+    """
 
-
-def host_limits(root: Path = Path("/")) -> HostLimits:
-    """Read RLIMIT_MEMLOCK, the cgroup's limit and use, and MemAvailable."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return HostLimits(
-        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
-        cgroup_left_bytes=_cgroup_left_bytes(root),
-        available_bytes=_available_bytes(root),
-    )
+    cudart: Cudart
+    cpus: Set[int] = frozenset()
+    max_piece_bytes: int = MAX_PIECE_BYTES
+    on_progress: Progress | None = None
+    heeds_available: bool = True
 
 
-def check_host_memory(size_bytes: int, limits: HostLimits, *, pinned: bool) -> None:
-    """Raise HostMemoryError when the arena cannot be had; nothing has been touched yet."""
-    checks = [
-        ("available memory", limits.available_bytes, "free memory or lower --host-mem"),
-        ("the cgroup's limit", limits.cgroup_left_bytes, "raise the container's memory limit"),
-    ]
-    if pinned:
-        checks.insert(0, ("RLIMIT_MEMLOCK", limits.memlock_bytes, "run `ulimit -l unlimited`"))
-    for what, limit, remedy in checks:
-        if limit is not None and size_bytes > limit:
+@contextlib.contextmanager
+def pinned_arena(
+    size_bytes: int, ranges: Sequence[HostRange], pinning: Pinning
+) -> Iterator[ArenaMemory]:
+    """Host memory of exactly the size asked for, page-locked for the device while open.
+
+    Whichever way the block is left, Ctrl-C and a failed registration included, every piece that
+    the driver was asked to lock is unlocked.
+
+    Raises:
+        HostMemoryError: memory or a limit is short, or the driver refuses a piece.
+        NoBoundaryError: the ranges cannot be cut into pieces.
+    """
+    limits = host_limits()
+    heeded = limits.memlock_bytes
+    if heeded is not None and size_bytes > heeded and not _driver_heeds(heeded, pinning.cudart):
+        limits = replace(limits, memlock_bytes=None)
+    if not pinning.heeds_available:
+        limits = replace(limits, available_bytes=None)
+    check_host_memory(size_bytes, limits, pinned=True)
+    ends = piece_ends(size_bytes, ranges, pinning.max_piece_bytes) if size_bytes else []
+    locks = _Locks(pinning.cudart)
+    try:
+        pieces, start = [], 0
+        for end in ends:
+            pieces.append(Piece(start, _mapped(end - start)))
+            start = end
+        _lock_all(pieces, locks, size_bytes, pinning)
+        yield PieceMemory(pieces)
+    except BaseException:
+        locks.release()  # a device that has failed refuses this too; what is raised says why
+        raise
+    kept = locks.release()
+    assert not kept, f"the driver keeps {kept} pieces of the host arena locked"
+
+
+class _Locks:
+    """What the driver was asked to lock."""
+
+    def __init__(self, cudart: Cudart) -> None:
+        self._cudart = cudart
+        self._asked: list[int] = []
+        self._granted: set[int] = set()
+
+    def lock(self, flat: torch.Tensor) -> int:
+        """Lock a mapping; the driver's error, 0 if there is none."""
+        pointer = flat.data_ptr()
+        # Noted first: an interrupt may come between the driver's work and the next line.
+        self._asked.append(pointer)
+        error = int(self._cudart.cudaHostRegister(pointer, flat.numel(), 0))
+        if error == 0:
+            self._granted.add(pointer)
+        return error
+
+    def release(self) -> int:
+        """Unlock everything; how many pieces the driver keeps nevertheless."""
+        kept = 0
+        while self._asked:
+            pointer = self._asked.pop()
+            error = int(self._cudart.cudaHostUnregister(pointer))
+            kept += error != 0 and pointer in self._granted
+        return kept
+
+
+def _mapped(size_bytes: int) -> torch.Tensor:
+    """An untouched private mapping, in huge pages where the system gives them."""
+    mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them; it is as good, only slower
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def _lock_all(pieces: Sequence[Piece], locks: _Locks, size_bytes: int, pinning: Pinning) -> None:
+    done = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        if pinning.on_progress is not None:
+            pinning.on_progress(done // 2, size_bytes)
+
+    for number, piece in enumerate(pieces):
+        with contextlib.closing(_populated(piece.bytes, pinning.cpus)) as populated:
+            for num_bytes in populated:
+                advance(num_bytes)
+        error = locks.lock(piece.bytes)
+        if error:
             raise HostMemoryError(
-                f"the host arena needs {size_bytes / 2**30:.2f} GiB"
-                f"{' of pinned memory' if pinned else ''}, but {what} leaves "
-                f"{limit / 2**30:.2f} GiB; {remedy}, or plan with a smaller --host-mem."
+                f"the driver cannot pin piece {number + 1} of {len(pieces)}, "
+                f"{gib(piece.bytes.numel())} of {gib(size_bytes)} of host memory "
+                f"(cudaHostRegister: error {error}, with {gib(piece.start)} pinned before it); "
+                f"{_limits_now()}. Raise `ulimit -l`, free memory, or plan with a smaller "
+                "--host-mem."
             )
+        advance(piece.bytes.numel())
 
 
-class PinnedArena:
-    """Host memory of exactly the size asked for, page-locked for the device while open."""
+def _populated(flat: torch.Tensor, cpus: Set[int]) -> Generator[int]:
+    """Touch every page once, from several threads; yields bytes as they are there."""
+    allowed = os.sched_getaffinity(0)
+    near = (allowed & cpus) or allowed
 
-    def __init__(self, size_bytes: int) -> None:
-        check_host_memory(size_bytes, host_limits(), pinned=True)
-        self._mapping = mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE))
-        self.bytes = torch.frombuffer(self._mapping, dtype=torch.uint8)[:size_bytes]
-        self.bytes.fill_(0)  # populate the pages before they are locked
-        self._registered = False
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = cudart.cudaHostRegister(self.bytes.data_ptr(), len(self._mapping), 0)
-        if int(error) != 0:
-            raise HostMemoryError(
-                f"the driver cannot pin {size_bytes / 2**30:.2f} GiB of host memory "
-                f"(cudaHostRegister: error {int(error)}); raise `ulimit -l` or lower --host-mem."
-            )
-        self._registered = True
+    def begin() -> None:
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, near)  # of this thread alone
 
-    def close(self) -> None:
-        """Unpin; the memory itself goes with the last view of it."""
-        if self._registered:
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            cudart.cudaHostUnregister(self.bytes.data_ptr())
-            self._registered = False
+    def touch(start: int) -> int:
+        part = flat[start : start + _TOUCHED_AT_ONCE_BYTES]
+        part[:: mmap.PAGESIZE].fill_(0)
+        return part.numel()
+
+    threads = min(_MAX_THREADS, len(near))
+    with ThreadPoolExecutor(threads, "twinstream-touch", begin) as pool:
+        parts = [pool.submit(touch, i) for i in range(0, flat.numel(), _TOUCHED_AT_ONCE_BYTES)]
+        try:
+            for part in as_completed(parts):
+                yield part.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _available_bytes(root: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
+def _driver_heeds(limit_bytes: int, cudart: Cudart) -> bool:
+    """Whether RLIMIT_MEMLOCK binds the driver, which pins pages by its own means.
+
+    Found out by pinning just more than a small limit; a large one is left to the real attempt.
+    """
+    if limit_bytes > _PROBED_LIMIT_BYTES:
+        return False
+    locks = _Locks(cudart)
+    try:
+        return locks.lock(_mapped(limit_bytes + mmap.PAGESIZE)) != 0
+    finally:
+        locks.release()
 
 
-def _cgroup_left_bytes(root: Path) -> int | None:
-    """Limit minus current use, cgroup v2 or v1; file cache can be reclaimed and is not counted."""
-    for limit_file, used_file, stat_file in (
-        ("memory.max", "memory.current", "memory.stat"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-        ),
-    ):
-        folder = root / "sys/fs/cgroup"
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((folder / limit_file).read_text())
-            if limit >= _UNLIMITED_CGROUP:
-                return None
-            used = int((folder / used_file).read_text())
-            return limit - used + _file_cache_bytes(folder / stat_file)
-    return None
-
-
-def _file_cache_bytes(stat_file: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        fields = dict(line.split() for line in stat_file.read_text().splitlines())
-        return int(fields.get("file", fields.get("cache", 0)))
-    return 0
+def _limits_now() -> str:
+    limits = host_limits()
+    named = {
+        "RLIMIT_MEMLOCK": limits.memlock_bytes,
+        "left in the cgroup": limits.cgroup_left_bytes,
+        "available": limits.available_bytes,
+    }
+    known = [f"{what} {gib(value)}" for what, value in named.items() if value is not None]
+    return "now " + ", ".join(known) if known else "the system states no limit"

@@ -1,17 +1,18 @@
 """Carry out one op on the arenas; every backend that has memory uses this."""
 
-import torch
+from typing import assert_never
 
 from twinstream.executor.arenas import POISON_BYTE, Arenas
 from twinstream.executor.host_work import HostWork
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.poison import dying_content
+from twinstream.executor.program import Work
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
+from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
 
 
 class OpRunner:
-    """Runs ops of a schedule on its arenas, in whatever thread or stream is current.
+    """Binds ops of a schedule to its arenas, to run in whatever thread or stream is current.
 
     With `poison`, bytes are filled with NaN before they are written and once their content is
     dead, to expose what the proof of safety should have excluded.
@@ -29,27 +30,54 @@ class OpRunner:
             name: registered_kernel(call.kernel).function for name, call in schedule.calls.items()
         }
 
-    def compute(self, op: Compute) -> None:
-        operands = self._arenas.operands(op)
-        if self._poison:
-            for operand in operands.values():
-                if operand.mode in ("write", "scratch"):
-                    operand.bytes.fill_(POISON_BYTE)
-        with torch.no_grad():
-            self._kernels[op.call](operands, self._schedule.calls[op.call].attributes)
-        self._bury(op.op_id)
+    def bind_all(self) -> list[Work]:
+        """The work of every op in issue order, kernels and views resolved once."""
+        return [self._with_poison(op, self.bind(op)) for op in self._schedule.ops]
 
-    def copy(self, op: Copy) -> None:
+    def bind(self, op: Op) -> Work:
+        match op:
+            case Compute():
+                return self._compute(op)
+            case Copy():
+                return self._copy(op)
+            case Feed() | Fetch():
+                return self._host(op)
+            case _:
+                assert_never(op)
+
+    def _compute(self, op: Compute) -> Work:
+        kernel, operands = self._kernels[op.call], self._arenas.operands(op)
+        attributes = self._schedule.calls[op.call].attributes
+        return lambda pass_index: kernel(operands, attributes)
+
+    def _copy(self, op: Copy) -> Work:
         source, destination = self._arenas.copy_views(op)
-        if self._poison:
-            destination.fill_(POISON_BYTE)
-        destination.copy_(source, non_blocking=True)
-        self._bury(op.op_id)
 
-    def host(self, op: Feed | Fetch, pass_index: int) -> None:
-        self._host_work.run(op, pass_index, self._arenas.view(op.tensor, op.slot))
-        self._bury(op.op_id)
+        def copy(pass_index: int) -> None:
+            destination.copy_(source, non_blocking=True)
 
-    def _bury(self, op_id: str) -> None:
-        for tensor, slot in self._dying.get(op_id, ()):
-            self._arenas.view(tensor, slot).fill_(POISON_BYTE)
+        return copy
+
+    def _host(self, op: Feed | Fetch) -> Work:
+        run, slot = self._host_work.run, self._arenas.view(op.tensor, op.slot)
+        return lambda pass_index: run(op, pass_index, slot)
+
+    def _with_poison(self, op: Op, work: Work) -> Work:
+        if not self._poison:
+            return work
+        before = []
+        if isinstance(op, Compute):
+            operands = self._arenas.operands(op).values()
+            before = [o.bytes for o in operands if o.mode in ("write", "scratch")]
+        elif isinstance(op, Copy):
+            before = [self._arenas.copy_views(op)[1]]
+        after = [self._arenas.view(*content) for content in self._dying.get(op.op_id, ())]
+
+        def poisoned(pass_index: int) -> None:
+            for dead in before:
+                dead.fill_(POISON_BYTE)
+            work(pass_index)
+            for dead in after:
+                dead.fill_(POISON_BYTE)
+
+        return poisoned

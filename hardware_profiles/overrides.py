@@ -8,7 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from twinstream.hardware_profiles.errors import ProfileError
-from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Efficiency, Machine, Number
+from twinstream.hardware_profiles.schema import (
+    NUMBER_FIELDS,
+    AttentionChoice,
+    Efficiency,
+    Machine,
+    Number,
+)
+from twinstream.schedule.node import Node
 
 _WHAT_IF = "+what-if"
 
@@ -99,7 +106,8 @@ def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
 def _known_beside(names: list[str]) -> list[str]:
     if len(names) == 1:
         return ["base", *Machine.model_fields]
-    return list((Efficiency if names[0] == "efficiency" else Number).model_fields)
+    nodes: dict[str, type[Node]] = {"efficiency": Efficiency, "attention": AttentionChoice}
+    return list(nodes.get(names[0], Number).model_fields)
 
 
 def _told(machine: Machine, field: str) -> str:

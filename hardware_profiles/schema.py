@@ -102,6 +102,14 @@ class Efficiency(Node):
         return self.max * amount_per_launch / (amount_per_launch + self.half)
 
 
+class AttentionChoice(Node):
+    """The attention implementation that plans for the machine name where none is asked for."""
+
+    name: Text
+    kind: Literal["measured", "assumed"]
+    source: Text
+
+
 class Machine(Node):
     """One machine: a device, its host and the link between them.
 
@@ -134,6 +142,7 @@ class Machine(Node):
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
     event_wait_latency_ns: Number | None = None
+    attention: AttentionChoice | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
     @field_validator(*RATE_FIELDS, *CAPACITY_FIELDS)
@@ -230,6 +239,8 @@ class Machine(Node):
     def content_hash(self) -> str:
         """16 hex digits that change with any number, source or text of the profile."""
         document: dict[str, Any] = self.model_dump(mode="json")
+        if self.attention is None:  # as before profiles could state one
+            del document["attention"]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

@@ -9,12 +9,27 @@ from twinstream.schedule.node import Node
 OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
 
 
+class KernelChoice(Node):
+    """Which implementations compute a step; a part of the recipe, since it decides the bits.
+
+    `vector` names that of everything but matmuls and attention; `attention` is a name of the
+    executor's registry of attention implementations.
+    """
+
+    vector: Literal["eager", "triton"] = "eager"
+    attention: str = "eager"
+
+
 class Recipe(Node):
     """AdamW constants and the slicing that fixes the order of reductions.
 
     Learning rate, bias correction, step and seed are data of the run (the small device tensor
     `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 only. The head works
     on at most `max_row_slice` rows of logits at a time.
+
+    `gradients` are added up in the model's dtype, rounded at every contribution, or in float32.
+    With `float32_master` the optimizer's state holds float32 parameters, and m and v in float32;
+    a bf16 model's parameters are the master's, rounded to nearest.
 
     `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
     as its last gradient is there; on the device after the whole backward pass, embedding and head
@@ -29,6 +44,17 @@ class Recipe(Node):
     stochastic_rounding: bool = True
     max_row_slice: PositiveInt = 1024
     optimizer: OptimizerPlace = "device"
+    gradients: Literal["model", "float32"] = "model"
+    float32_master: bool = False
+    kernels: KernelChoice = KernelChoice()
+
+    def gradient_dtype(self, dtype: str) -> str:
+        """Of a model of `dtype`."""
+        return "float32" if self.gradients == "float32" else dtype
+
+    def has_master(self, dtype: str) -> bool:
+        """A float32 model is its own master."""
+        return self.float32_master and dtype != "float32"
 
     def row_slice(self, num_tokens: int) -> int:
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""

@@ -1,4 +1,4 @@
-"""How much scratch the eager kernels take, so that it can be planned for without torch.
+"""How much scratch the kernels take, so that it can be planned for without torch.
 
 Each formula mirrors, buffer by buffer, what the kernel of that name takes from its `scratch`
 operand; tests hold the two together to the byte. Buffers whose lifetimes do not overlap share
@@ -11,17 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from twinstream.models.attention_scratch import attention_scratch_bytes
+from twinstream.models.attention_shape import AttentionShape
 from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
 
 Attributes = Mapping[str, int | float | str | bool]
 
-# Eager attention works on tiles of this many queries and keys (all heads at once).
-QUERY_TILE = 128
-KEY_TILE = 256
 # Float32 logits that the head works on at a time: 32 MiB.
 HEAD_BLOCK_ELEMENTS = 2**23
+# Programs that share the rows of a Triton kernel which sums over them: two for each of the 132
+# multiprocessors of an H100 or H200. A constant, because the order of the sums follows from it.
+SUM_PROGRAMS = 264
 # Gathered elements that embed_backward works on at a time: 16 MiB in float32.
 EMBED_BLOCK_ELEMENTS = 2**22
 
@@ -76,9 +78,24 @@ def required_attributes(attributes: Attributes, *names: str) -> dict[str, int | 
     return {name: attributes[name] for name in names}
 
 
+def gradient_dtype_name(attributes: Attributes) -> str:
+    """Of weight gradients: the model's, unless the call says otherwise."""
+    return str(attributes.get("gradient_dtype", typed_attribute(attributes, "dtype", str)))
+
+
+def has_master(attributes: Attributes) -> bool:
+    """Whether an optimizer's state holds float32 parameters, and m and v in float32."""
+    return bool(attributes.get("master", False))
+
+
 def head_block_rows(vocab_size: int, row_slice: int) -> int:
     """Rows of logits that the head holds in float32 at a time."""
     return max(1, min(row_slice, HEAD_BLOCK_ELEMENTS // vocab_size))
+
+
+def partial_sums(num_rows: int) -> int:
+    """Rows of float32 partial sums that a Triton kernel leaves, one of each program."""
+    return min(num_rows, SUM_PROGRAMS)
 
 
 def embed_block_columns(num_tokens: int, d_model: int) -> int:
@@ -91,40 +108,50 @@ class _Block:
     """The sizes in a block kernel's attributes."""
 
     tokens: int
-    queries: int
-    keys: int
     d: int
     q: int
     k: int
     f: int
-    heads: int
-    head_dim: int
     itemsize: int
-    packed: bool
     qk_norm: bool
+    qkv_bias: bool
+    attention: str
+    attention_shape: AttentionShape
 
 
 def _block(attributes: Attributes) -> _Block:
-    if (attention := typed_attribute(attributes, "attention", str)) != "eager":
-        raise TwinstreamError(
-            f"no workspace formula for attention '{attention}'; known implementations: eager"
-        )
-    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
     head_dim = typed_attribute(attributes, "head_dim", int)
-    queries = min(tokens, seq_len)
     return _Block(
-        tokens=tokens,
-        queries=queries,
-        keys=typed_attribute(attributes, "chunk_start", int) + queries,
+        tokens=typed_attribute(attributes, "num_tokens", int),
         d=typed_attribute(attributes, "d_model", int),
         q=typed_attribute(attributes, "num_heads", int) * head_dim,
         k=typed_attribute(attributes, "num_kv_heads", int) * head_dim,
         f=typed_attribute(attributes, "d_ff", int),
-        heads=typed_attribute(attributes, "num_heads", int),
-        head_dim=head_dim,
         itemsize=_itemsize(attributes),
-        packed=tokens >= seq_len,
         qk_norm=typed_attribute(attributes, "qk_norm", bool),
+        qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
+        attention=typed_attribute(attributes, "attention", str),
+        attention_shape=attention_shape(attributes),
+    )
+
+
+def attention_shape(attributes: Attributes) -> AttentionShape:
+    """The attention inside a block kernel that is called with these attributes.
+
+    Raises:
+        TwinstreamError: an attribute is missing or of another type.
+    """
+    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
+    queries = min(tokens, seq_len)
+    return AttentionShape(
+        num_sequences=max(1, tokens // seq_len),
+        num_queries=queries,
+        num_keys=typed_attribute(attributes, "chunk_start", int) + queries,
+        num_heads=typed_attribute(attributes, "num_heads", int),
+        num_kv_heads=typed_attribute(attributes, "num_kv_heads", int),
+        head_dim=typed_attribute(attributes, "head_dim", int),
+        dtype=typed_attribute(attributes, "dtype", str),
+        sliced=tokens < seq_len,
     )
 
 
@@ -145,15 +172,36 @@ def _block_recompute_input(attributes: Attributes) -> int:
 
 def _block_backward(attributes: Attributes) -> int:
     block = _block(attributes)
+    return _backward_with(block, _normed(block), lambda width: 0)
+
+
+def _block_backward_triton(attributes: Attributes) -> int:
+    """Beside the gradients of gate and up: SwiGLU's product, then normed rows and sums."""
+    block = _block(attributes)
+    product = _aligned(block.tokens * block.f * block.itemsize)
+    normed = _normed(block) + _partial_sums(block.tokens, block.d)
+    beside_ffn = max(product, normed)
+    return _backward_with(block, beside_ffn, lambda width: _partial_sums(block.tokens, width))
+
+
+def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]) -> int:
+    """`sums_of` is what the gradient of a vector of so many weights takes to be summed up."""
     tokens, itemsize = block.tokens, block.itemsize
-    ffn = _aligned(tokens * 2 * block.f * itemsize) + _normed(block)
+    ffn = _aligned(tokens * 2 * block.f * itemsize) + beside_ffn
     d_qkv = _aligned(tokens * (block.q + 2 * block.k) * itemsize)
     d_attention_and_rotated_q = 2 * _aligned(tokens * block.q * itemsize)
-    normed = _normed(block)
+    normed, widths = _normed(block), [block.d]
     if block.qk_norm:
         normed += _aligned(tokens * block.k * itemsize)
+        widths.append(block.attention_shape.head_dim)
+    if block.qkv_bias:
+        widths.append(block.q + 2 * block.k)
     attention = d_attention_and_rotated_q + _attention_backward(block)
-    return max(ffn, d_qkv + max(attention, normed))
+    return max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
+
+
+def _partial_sums(num_rows: int, width: int) -> int:
+    return _float32(partial_sums(num_rows) * width)
 
 
 def _normed(block: _Block) -> int:
@@ -165,58 +213,59 @@ def _rotated_and_attention(block: _Block) -> int:
 
 
 def _attention_forward(block: _Block) -> int:
-    """Q and output of a query tile, three scalars a row, and a tile of K, V and scores."""
-    rows = block.heads * min(QUERY_TILE, block.queries)
-    per_query_tile = 2 * _float32(rows * block.head_dim) + 3 * _float32(rows)
-    return per_query_tile + _key_tiles(block, 2) + _score_tiles(block, 1)
+    return attention_scratch_bytes(block.attention, "forward", block.attention_shape)
 
 
 def _attention_backward(block: _Block) -> int:
-    """Q, dO and dQ of a query tile, two scalars a row; a tile of K, V, and dK or dV; two of scores.
-
-    Packed sequences add the float32 gradients of one sequence's K and V; a slice of a sequence
-    has them in d_context.
-    """
-    rows = block.heads * min(QUERY_TILE, block.queries)
-    per_query_tile = 3 * _float32(rows * block.head_dim) + 2 * _float32(rows)
-    d_kv = _float32(block.keys * 2 * block.k) if block.packed else 0
-    return d_kv + per_query_tile + _key_tiles(block, 3) + _score_tiles(block, 2)
-
-
-def _key_tiles(block: _Block, count: int) -> int:
-    return count * _float32(block.k * min(KEY_TILE, block.keys))
-
-
-def _score_tiles(block: _Block, count: int) -> int:
-    """Float32 tiles, and one in bf16 for the probabilities as the second matmul sees them."""
-    elements = block.heads * min(QUERY_TILE, block.queries) * min(KEY_TILE, block.keys)
-    low = _aligned(elements * block.itemsize) if block.itemsize < _FLOAT32_BYTES else 0
-    return count * _float32(elements) + low
+    return attention_scratch_bytes(block.attention, "backward", block.attention_shape)
 
 
 def _head_loss(attributes: Attributes) -> int:
-    """Normed rows and logits of a slice, a float32 block of logits, the loss of every token."""
-    tokens = typed_attribute(attributes, "num_tokens", int)
-    vocab_size = typed_attribute(attributes, "vocab_size", int)
-    rows, itemsize = (
-        min(typed_attribute(attributes, "row_slice", int), tokens),
-        _itemsize(attributes),
+    """Normed rows, logits and rstd of a slice, losses, d_norm; a float32 block of logits."""
+    return _head_buffers(attributes) + _float32(_head_block_elements(attributes))
+
+
+def _head_loss_triton(attributes: Attributes) -> int:
+    """The same without a block of logits; with partial sums of the norm's gradient."""
+    d_model = typed_attribute(attributes, "d_model", int)
+    return _head_buffers(attributes) + _partial_sums(_head_rows(attributes), d_model)
+
+
+def _head_buffers(attributes: Attributes) -> int:
+    tokens, vocab_size, d_model = (
+        typed_attribute(attributes, name, int) for name in ("num_tokens", "vocab_size", "d_model")
     )
-    normed = _aligned(rows * typed_attribute(attributes, "d_model", int) * itemsize)
-    logits = _aligned(rows * vocab_size * itemsize)
-    block = _float32(head_block_rows(vocab_size, rows) * vocab_size)
-    return normed + logits + block + _float32(tokens)
+    rows, itemsize = _head_rows(attributes), _itemsize(attributes)
+    slices = _aligned(rows * d_model * itemsize) + _aligned(rows * vocab_size * itemsize)
+    return slices + _float32(rows) + _float32(tokens) + _float32(d_model)
+
+
+def _head_rows(attributes: Attributes) -> int:
+    row_slice, tokens = (typed_attribute(attributes, n, int) for n in ("row_slice", "num_tokens"))
+    return min(row_slice, tokens)
+
+
+def _head_block_elements(attributes: Attributes) -> int:
+    vocab_size = typed_attribute(attributes, "vocab_size", int)
+    return head_block_rows(vocab_size, _head_rows(attributes)) * vocab_size
 
 
 def _embed_backward(attributes: Attributes) -> int:
-    """Three index vectors; two float32 blocks of columns and one in the gradient's dtype."""
-    tokens, d_model = (
-        typed_attribute(attributes, "num_tokens", int),
-        typed_attribute(attributes, "d_model", int),
-    )
+    """Sorted tokens; two float32 blocks of columns, one in each dtype of rows."""
+    tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
     elements = tokens * embed_block_columns(tokens, d_model)
-    indices = 3 * _aligned(tokens * _INT64_BYTES)
-    return indices + 2 * _float32(elements) + _aligned(elements * _itemsize(attributes))
+    dtypes = {typed_attribute(attributes, "dtype", str), gradient_dtype_name(attributes)}
+    rows = sum(_aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
+    return _sorted_tokens(tokens) + 2 * _float32(elements) + rows
+
+
+def _embed_backward_triton(attributes: Attributes) -> int:
+    return _sorted_tokens(typed_attribute(attributes, "num_tokens", int))
+
+
+def _sorted_tokens(tokens: int) -> int:
+    """Ids, order, and the last of each run."""
+    return 3 * _aligned(tokens * _INT64_BYTES)
 
 
 def _none(attributes: Attributes) -> int:
@@ -234,6 +283,14 @@ def _formulas() -> dict[str, Callable[[Attributes], int]]:
         "head_loss/eager": _head_loss,
         "embed_backward/eager": _embed_backward,
         "adamw_step/eager": _none,
+        "embed_forward/triton": _none,
+        "block_forward/triton": _block_forward,
+        "block_recompute_attention/triton": _block_recompute_attention,
+        "block_recompute_input/triton": _block_recompute_input,
+        "block_backward/triton": _block_backward_triton,
+        "head_loss/triton": _head_loss_triton,
+        "embed_backward/triton": _embed_backward_triton,
+        "adamw_step/triton": _none,
         "adamw_step/host": _none,
         "accumulate/host": _none,
     }

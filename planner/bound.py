@@ -16,6 +16,7 @@ from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.bound_slots import LinkShares, Resource, SlotProgram
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.gaps import Element, Gap
+from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -84,7 +85,7 @@ def lower_bound(
     Raises:
         MissingNumberError: the profile lacks a rate.
     """
-    if _persistent_bytes(chain) > _bytes_of_both(caps):
+    if _persistent_bytes(chain) > _bytes_of_both(with_library_memory(caps, chain)):
         return None
     segments = Segments.of(chain, most_segments)
     bound = _Bound(chain, machine, caps, num_rounds, segments, choices, tied=False)
@@ -132,7 +133,8 @@ class _Bound:
         *,
         tied: bool,
     ) -> None:
-        self.chain, self.machine, self.caps, self.segments = chain, machine, caps, segments
+        self.chain, self.machine, self.segments = chain, machine, segments
+        self.caps = with_library_memory(caps, chain)
         rounds = RoundClasses.of(chain, self.segments, num_rounds)
         self.program = Program()
         self.gaps = GapProgram(self.program, chain, self.segments, rounds, choices, tied=tied)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import align_up
 from twinstream.planner.residency import Stay
 from twinstream.planner.traffic import traffic_of
@@ -53,7 +54,7 @@ def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Sch
         calls={name: call for name, call in chain.calls.items() if name in used_calls},
         ops=derive_waits(ops, chain.tensors, slots),
         carried=tuple(emission.carried()),
-        caps=caps,
+        caps=with_library_memory(caps, chain),
         workload=chain.workload,
         model=chain.model,
         recipe=chain.recipe,

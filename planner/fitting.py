@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from twinstream.planner.emission import Placement, host_bytes, host_overflow_task
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import stay_intervals
 from twinstream.schedule.document import Caps
@@ -30,6 +31,7 @@ def first_fitting(policy: str, caps: Caps, placements: Iterable[Packed]) -> Plac
     """
     failed = []
     for packed in placements:
+        caps = with_library_memory(caps, packed.placement.chain)
         if _fits_device(packed, caps) and _fits_host(packed, caps):
             return packed.placement
         failed.append(packed)
@@ -37,7 +39,7 @@ def first_fitting(policy: str, caps: Caps, placements: Iterable[Packed]) -> Plac
 
 
 def _shortage(policy: str, caps: Caps, failed: list[Packed]) -> Shortage:
-    reserve = caps.device_reserve_bytes
+    reserve = caps.outside_arena_bytes
     within_host = [p.device_bytes + reserve for p in failed if _fits_host(p, caps)]
     within_device = [p for p in failed if _fits_device(p, caps)]
     least_device = min(within_host, default=None)

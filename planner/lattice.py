@@ -39,7 +39,10 @@ def best_of_lattice(family_within: FamilyWithin, caps: Caps) -> Found | None:
         best, device_enough = column.best, column.device_bytes
     if best is None:
         return None
-    schedule = best.schedule.model_copy(update={"caps": caps})
+    given = {"device_bytes": caps.device_bytes, "host_bytes": caps.host_bytes}
+    schedule = best.schedule.model_copy(
+        update={"caps": best.schedule.caps.model_copy(update=given)}
+    )
     bound = family_within(caps).step_bound_of(schedule.workload)
     return replace(best, schedule=schedule, bound=bound)
 
@@ -67,7 +70,7 @@ class _Column:
             host_enough = arena_bytes(found.schedule, HOST)
             if index == 0:
                 arena = arena_bytes(found.schedule, DEVICE)
-                self.device_bytes = arena + caps.device_reserve_bytes
+                self.device_bytes = arena + found.schedule.caps.outside_arena_bytes
             if self.best is None or found.step_ns < self.best.step_ns:
                 self.best = found
 

@@ -125,6 +125,9 @@ class RunSettings:
     """How to run a schedule; `backend` "auto" is CUDA where there is one, else the CPU.
 
     `on_loss` is called with the loss of every step as soon as it is there, in a thread of the run.
+    `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
+    auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
+    the last steps, beside the first, are; by default one on CUDA, all on the CPU.
     """
 
     backend: str = "auto"
@@ -133,6 +136,9 @@ class RunSettings:
     seed: int = 0
     poison: bool = False
     on_loss: Callable[[float], None] | None = None
+    on_pinned: Callable[[int, int], None] | None = None
+    graphs: str = "auto"
+    timed_steps: int | None = None
 
 
 def execute(
@@ -155,19 +161,29 @@ def execute(
             the text does not suit the model.
     """
     require_torch()
-    from twinstream.executor.execute import RunOptions, choose_backend
+    from twinstream.executor.execute import choose_backend
     from twinstream.executor.execute import execute as run
+    from twinstream.executor.kernels.availability import require_kernels
+    from twinstream.executor.options import RunOptions, choose_graphs
     from twinstream.executor.state import initial_state
     from twinstream.executor.training import Training
 
     settings = settings or RunSettings()
     backend = choose_backend(settings.backend)
+    require_kernels(schedule, backend)
     spec = ModelSpec.model_validate(schedule.model.spec)
     stream = tokens if tokens is not None else byte_tokens(default_text())
     check_vocabulary(stream, spec.vocab_size)
     batches = TextBatches(stream, schedule.workload)
     training = Training(_torch_source(batches), settings.learning_rate, settings.seed)
-    options = RunOptions(backend=backend, num_passes=settings.num_steps, poison=settings.poison)
+    options = RunOptions(
+        backend=backend,
+        num_passes=settings.num_steps,
+        poison=settings.poison,
+        timed_passes=settings.timed_steps,
+        graphs=choose_graphs(settings.graphs, backend),
+        on_pinned=settings.on_pinned,
+    )
     _check_memory(schedule, backend)
     start = state if state is not None else initial_state(spec, settings.seed)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
@@ -195,7 +211,7 @@ def _told(
 
 def _check_memory(schedule: Schedule, backend: str) -> None:
     """Refuse what this host cannot hold before the state is made, which may take minutes."""
-    from twinstream.executor.pinned import host_limits
+    from twinstream.executor.host_limits import host_limits
 
     tiers = (HOST, DEVICE) if backend == "cpu" else (HOST,)
     arenas = sum(arena_bytes(schedule, tier) for tier in tiers)

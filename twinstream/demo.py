@@ -132,7 +132,7 @@ def plan_within_tight_caps(
 
     least = _shortage(lambda: planned(0, None)).smallest_device_bytes
     assert least is not None, "without a host cap some device cap does"
-    most = arena_bytes(resident, DEVICE) + resident.caps.device_reserve_bytes
+    most = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes
     device_bytes = least + (most - least) // _DEVICE_SHARE
     most_host = arena_bytes(planned(device_bytes, None), HOST)
     least_host = _shortage(lambda: planned(device_bytes, 0)).smallest_host_bytes

@@ -55,7 +55,7 @@ def summarize(
         tokens_per_s=schedule.workload.tokens_per_step / step_s,
         mfu=schedule.model_flops / step_s / peak,
         hfu=executed / step_s / peak,
-        device_peak_bytes=arena_bytes(schedule, DEVICE) + schedule.caps.device_reserve_bytes,
+        device_peak_bytes=arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes,
         host_peak_bytes=arena_bytes(schedule, HOST),
         h2d_bytes=sum(size for queue, size in moved.items() if queue.startswith("h2d")),
         d2h_bytes=sum(size for queue, size in moved.items() if queue.startswith("d2h")),

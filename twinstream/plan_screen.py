@@ -67,6 +67,9 @@ def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -
     )
     table.add_row("copied per step", moved or "nothing")
     table.add_row("recomputed", _recomputed(explanation.recomputed))
+    kernels = schedule.recipe.get("kernels")
+    if isinstance(kernels, dict):  # schedules of before name none
+        table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}")
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))
     return table

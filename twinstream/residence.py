@@ -73,7 +73,7 @@ def residence(schedule: Schedule, timeline: Timeline) -> Residence:
         roles=roles,
         device_unused_bytes=arena_bytes(schedule, DEVICE) - sum(device.values()),
         host_unused_bytes=arena_bytes(schedule, HOST) - sum(host.values()),
-        device_reserve_bytes=schedule.caps.device_reserve_bytes,
+        device_reserve_bytes=schedule.caps.outside_arena_bytes,
     )
 
 

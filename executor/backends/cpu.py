@@ -3,14 +3,16 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from twinstream.executor.work import OpRunner
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Stream
+from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
+from twinstream.executor.program import Launch, Program, Work
+from twinstream.schedule.timeline import PassSpans
 
 Job = Callable[[], None]
+_Spans = tuple[list[int], list[int]]
 
 
 class CpuBackend:
@@ -18,78 +20,99 @@ class CpuBackend:
 
     Kernels use `compute_threads` intra-op threads, copies and the host one each, so that they
     overlap the way a GPU's copy engines overlap its kernels. The first error stops all further
-    work and is raised by `finish`.
+    work and is raised by `finish`. Reading a clock costs next to nothing, so that every pass is
+    timed.
     """
 
-    def __init__(self, runner: OpRunner, num_ops_per_pass: int, compute_threads: int) -> None:
-        self._runner = runner
-        self._num_ops = num_ops_per_pass
-        self._compute_threads = compute_threads
-        self._jobs: dict[Stream, queue.SimpleQueue[Job | None]] = {}
-        self._threads: list[threading.Thread] = []
-        self._spans: list[tuple[int, int]] = []
+    def __init__(self, program: Program, works: Sequence[Work], compute_threads: int) -> None:
+        self.waited_ns = 0
+        self._program = program
+        self._works = works
+        self._jobs: list[queue.SimpleQueue[Job | None]] = [
+            queue.SimpleQueue() for _ in program.streams
+        ]
+        self._threads = [
+            threading.Thread(
+                target=_serve,
+                args=(jobs, compute_threads if stream.queue.startswith("compute") else 1),
+                name=str(stream),
+                daemon=True,
+            )
+            for stream, jobs in zip(program.streams, self._jobs, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._spans: list[_Spans] = []
+        self._ends_of_passes: list[list[threading.Event]] = []
         self._error: BaseException | None = None
         self._zero_ns = time.perf_counter_ns()
 
-    def wait(self, stream: Stream, event: threading.Event) -> None:
-        self._put(stream, lambda: _until(event))
-
-    def compute(self, op: Compute) -> None:
-        self._op(op.stream, lambda: self._runner.compute(op))
-
-    def copy(self, op: Copy) -> None:
-        self._op(op.stream, lambda: self._runner.copy(op))
-
-    def host(self, op: Feed | Fetch) -> None:
-        pass_index = len(self._spans) // self._num_ops
-        self._op(op.stream, lambda: self._runner.host(op, pass_index))
-
-    def record(self, stream: Stream) -> threading.Event:
-        event = threading.Event()
-        self._put(stream, event.set)
-        return event
-
-    def finish(self) -> list[tuple[int, int]]:
-        for jobs in self._jobs.values():
-            jobs.put(None)
-        for thread in self._threads:
-            thread.join()
+    def begin_pass(self, number: int, *, timed: bool) -> None:
+        if number:
+            self._ends_of_passes.append([self._put_event(jobs) for jobs in self._jobs])
+        if number >= PASSES_AHEAD:
+            before_ns = time.perf_counter_ns()
+            for event in self._ends_of_passes[number - PASSES_AHEAD]:
+                event.wait()
+            self.waited_ns += time.perf_counter_ns() - before_ns
         if self._error is not None:
             raise self._error
-        return self._spans
+        num_ops = len(self._program.launches)
+        self._spans.append(([0] * num_ops, [0] * num_ops))
 
-    def _op(self, stream: Stream, work: Job) -> None:
-        index = len(self._spans)
-        self._spans.append((0, 0))
+    def wait(self, launch: Launch, event: threading.Event) -> None:
+        self._jobs[launch.stream].put(lambda: _until(event))
+
+    def launch(self, launch: Launch) -> None:
+        number, position = len(self._spans) - 1, launch.position
+        work, (starts, ends) = self._works[position], self._spans[number]
 
         def timed() -> None:
             if self._error is not None:
                 return
-            start_ns = time.perf_counter_ns()
+            starts[position] = time.perf_counter_ns() - self._zero_ns
             try:
-                work()
+                work(number)
             except BaseException as error:  # handed to the thread that called finish
                 self._error = error
-            self._spans[index] = (start_ns - self._zero_ns, time.perf_counter_ns() - self._zero_ns)
+            ends[position] = time.perf_counter_ns() - self._zero_ns
 
-        self._put(stream, timed)
+        self._jobs[launch.stream].put(timed)
 
-    def _put(self, stream: Stream, job: Job) -> None:
-        if stream not in self._jobs:
-            self._jobs[stream] = queue.SimpleQueue()
-            threads = self._compute_threads if stream.queue.startswith("compute") else 1
-            thread = threading.Thread(
-                target=_serve, args=(self._jobs[stream], threads), name=str(stream), daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
-        self._jobs[stream].put(job)
+    def record(self, launch: Launch) -> threading.Event:
+        return self._put_event(self._jobs[launch.stream])
+
+    def finish(self) -> list[PassTimes]:
+        self._join()
+        if self._error is not None:
+            raise self._error
+        last = self._program.last_compute()
+        return [
+            PassTimes(ends[last], PassSpans(start_ns=tuple(starts), end_ns=tuple(ends)))
+            for starts, ends in self._spans
+        ]
+
+    def abort(self) -> None:
+        self._error = self._error or RuntimeError("the run was given up")
+        self._join()
+
+    def _join(self) -> None:
+        for jobs in self._jobs:
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _put_event(self, jobs: "queue.SimpleQueue[Job | None]") -> threading.Event:
+        event = threading.Event()
+        jobs.put(event.set)
+        return event
 
 
 def _serve(jobs: "queue.SimpleQueue[Job | None]", intra_op_threads: int) -> None:
     torch.set_num_threads(intra_op_threads)
-    while (job := jobs.get()) is not None:
-        job()
+    with torch.no_grad():
+        while (job := jobs.get()) is not None:
+            job()
 
 
 def _until(event: threading.Event) -> None:

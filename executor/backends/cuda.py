@@ -1,125 +1,200 @@
 """CUDA streams and events: one host thread enqueues, only the GPU waits.
 
-Not yet run on a GPU (see docs/benchmarks/README.md); its dispatch is the loop that the CPU and
-virtual backends are tested with.
+Not yet run on a GPU (see docs/benchmarks/README.md). Its logic is tested on a GPU of the tests,
+which runs streams in any order that they allow.
 """
 
-import queue
+import contextlib
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
 
-import torch
-
-from twinstream.executor.work import OpRunner
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Stream
+from twinstream.executor.backends.gpu import Gpu, GpuEvent
+from twinstream.executor.backends.host_thread import HostThread
+from twinstream.executor.backends.op_times import OpTimes
+from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
+from twinstream.executor.program import Launch, Program, Work
 
 HostEvent = threading.Event
-CudaEvent = torch.cuda.Event | HostEvent
-
-
-@dataclass
-class _Timed:
-    """Start and end of one op: CUDA events, or host times in ns since the run began."""
-
-    start: torch.cuda.Event | int
-    end: torch.cuda.Event | int
+CudaEvent = GpuEvent | HostEvent
+EventTable = list[list[GpuEvent | None]]
+"""By parity of the pass and position, the event of every awaited op that the device runs."""
 
 
 class CudaBackend:
     """Queues are CUDA streams, except `host`, which is a thread that waits for CUDA events.
 
+    The events are made once: those of a pass are recorded again two passes later, which cannot
+    mistake one pass for another, since a stream that waits takes the record of the moment, and
+    since no pass begins before the one two before it has completed.
+
     When an op on a CUDA stream waits for the host, the dispatching thread waits before it
-    enqueues: what the host does was due long before, because inputs are fed a round ahead and
-    results are taken a whole pass before their slot is written again.
+    enqueues: inputs are fed about half a round before they are used, and results taken a whole
+    pass before their slot is written again. That is how far launches run ahead.
     """
 
-    def __init__(self, runner: OpRunner, num_ops_per_pass: int, device: torch.device) -> None:
-        self._runner = runner
-        self._num_ops = num_ops_per_pass
-        self._device = device
-        self._streams: dict[Stream, torch.cuda.Stream] = {}
-        self._timed: list[_Timed] = []
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="twinstream-host", daemon=True)
-        self._thread.start()
-        self._zero = self._event()
-        self._zero.record(torch.cuda.current_stream(device))
+    def __init__(self, program: Program, works: Sequence[Work], gpu: Gpu) -> None:
+        self.waited_ns = 0
+        self.gpu = gpu
+        on_host = program.host_streams
+        self.streams: list[Any] = [
+            None if number in on_host else gpu.new_stream()
+            for number in range(len(program.streams))
+        ]
+        self.events = event_table(program, gpu)
+        self._program = program
+        self._works = works
+        self._host = HostThread()
+        self._current: Any = None
+        self._number = -1
+        self._times = OpTimes(gpu)
+        self._timed = False
+        self._completes: list[list[CudaEvent]] = []
+        self._end_stream = self.streams[program.launches[program.last_compute()].stream]
+        self._end_events: list[GpuEvent | None] = []
+        self._end_ns: list[int] = []
+        self._zero = gpu.new_event(timing=True, blocking=True)
+        self._zero.record(self._end_stream)
         self._zero.synchronize()
-        self._zero_ns = time.perf_counter_ns()
+        self._zero_ns = perf_counter_ns()
 
-    def wait(self, stream: Stream, event: CudaEvent) -> None:
-        if stream.queue == "host":
-            if isinstance(event, torch.cuda.Event):
-                self._jobs.put(event.synchronize)
-        elif isinstance(event, torch.cuda.Event):
-            self._stream(stream).wait_event(event)
+    def begin_pass(self, number: int, *, timed: bool) -> None:
+        if number:
+            self._close_pass()
+        if number >= PASSES_AHEAD:
+            self._await_pass(number - PASSES_AHEAD)
+        if self._host.error is not None:
+            raise self._host.error
+        self._number, self._timed = number, timed
+        if timed:
+            past = number - PASSES_AHEAD
+            base = self._end_events[past] if past >= 0 else self._zero
+            assert base is not None
+            self._times.begin_pass(number, base, self._end_ns[past] if past >= 0 else 0)
+
+    def wait(self, launch: Launch, event: CudaEvent) -> None:
+        if isinstance(event, HostEvent):
+            self.await_host(event)
+        elif launch.on_host:
+            self._host.put(event.synchronize)
         else:
+            event.wait(self.streams[launch.stream])
+
+    def await_host(self, event: HostEvent) -> None:
+        """Block until the host has done its part, and count how long that takes."""
+        if not event.is_set():
+            before_ns = perf_counter_ns()
             event.wait()
+            self.waited_ns += perf_counter_ns() - before_ns
 
-    def compute(self, op: Compute) -> None:
-        self._enqueue(op.stream, lambda: self._runner.compute(op))
+    def launch(self, launch: Launch) -> None:
+        work = self._works[launch.position]
+        if launch.on_host:
+            self._launch_on_host(work)
+            return
+        stream = self.use(launch.stream)
+        if self._timed:
+            self._times.start(stream)
+            work(self._number)
+            self._times.end(stream)
+        else:
+            work(self._number)
 
-    def copy(self, op: Copy) -> None:
-        self._enqueue(op.stream, lambda: self._runner.copy(op))
+    def record(self, launch: Launch) -> CudaEvent:
+        if launch.on_host:
+            return self._host.put_event()
+        event = self.events[self._number % PASSES_AHEAD][launch.position]
+        assert event is not None, "awaited ops have an event"
+        event.record(self.streams[launch.stream])
+        return event
 
-    def host(self, op: Feed | Fetch) -> None:
-        pass_index = len(self._timed) // self._num_ops
-        timed = _Timed(0, 0)
-        self._timed.append(timed)
+    def use(self, stream: int) -> Any:
+        """Make a stream of the program the current one, and return it."""
+        found = self.streams[stream]
+        if found is not self._current:
+            self.gpu.use(found)
+            self._current = found
+        return found
 
-        def work() -> None:
-            timed.start = time.perf_counter_ns() - self._zero_ns
-            if self._error is None:
-                try:
-                    self._runner.host(op, pass_index)
-                except BaseException as error:  # handed to the thread that called finish
-                    self._error = error
-            timed.end = time.perf_counter_ns() - self._zero_ns
+    def forget_current(self) -> None:
+        """Someone else may have changed the current stream."""
+        self._current = None
 
-        self._jobs.put(work)
+    def finish(self) -> list[PassTimes]:
+        self._close_pass()
+        for number in range(len(self._end_ns), self._number + 1):
+            self._await_pass(number)
+        self._host.stop()
+        self.gpu.synchronize()
+        if self._host.error is not None:
+            raise self._host.error
+        spans = self._times.spans()
+        return [PassTimes(end_ns, spans.get(i)) for i, end_ns in enumerate(self._end_ns)]
 
-    def record(self, stream: Stream) -> CudaEvent:
-        if stream.queue == "host":
-            happened = HostEvent()
-            self._jobs.put(happened.set)
-            return happened
-        end = self._timed[-1].end
-        assert isinstance(end, torch.cuda.Event), "an op was enqueued on this stream just before"
-        return end
+    def abort(self) -> None:
+        self._host.stop()
+        # What is raised is why the run was given up; a device that failed says so once more.
+        with contextlib.suppress(RuntimeError):
+            self.gpu.synchronize()
 
-    def finish(self) -> list[tuple[int, int]]:
-        self._jobs.put(None)
-        self._thread.join()
-        for stream in self._streams.values():
-            stream.synchronize()
-        if self._error is not None:
-            raise self._error
-        return [(self._ns(timed.start), self._ns(timed.end)) for timed in self._timed]
+    def _launch_on_host(self, work: Work) -> None:
+        number, zero_ns = self._number, self._zero_ns
+        if not self._timed:
+            self._host.put(lambda: work(number))
+            return
+        starts, ends, at = self._times.begin_host()
 
-    def _enqueue(self, stream: Stream, work: Callable[[], None]) -> None:
-        start, end = self._event(), self._event()
-        with torch.cuda.stream(self._stream(stream)):
-            start.record()
-            work()
-            end.record()
-        self._timed.append(_Timed(start, end))
+        def timed() -> None:
+            starts[at] = perf_counter_ns() - zero_ns
+            work(number)
+            ends[at] = perf_counter_ns() - zero_ns
 
-    def _event(self) -> torch.cuda.Event:
-        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._host.put(timed)
 
-    def _stream(self, stream: Stream) -> torch.cuda.Stream:
-        if stream not in self._streams:
-            self._streams[stream] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._streams[stream]
+    def _close_pass(self) -> None:
+        """Record when everything enqueued so far, which ends with a pass, has completed."""
+        end = self.gpu.new_event(timing=True, blocking=True)
+        completes: list[CudaEvent] = [end, self._host.put_event()]
+        end.record(self._end_stream)
+        for stream in self.streams:
+            if stream is not None and stream is not self._end_stream:
+                event = self.gpu.new_event(blocking=True)
+                event.record(stream)
+                completes.append(event)
+        self._end_events.append(end)
+        self._completes.append(completes)
 
-    def _ns(self, moment: torch.cuda.Event | int) -> int:
-        if isinstance(moment, int):
-            return max(0, moment)
-        return max(0, int(self._zero.elapsed_time(moment) * 1e6))
+    def _await_pass(self, number: int) -> None:
+        before_ns = perf_counter_ns()
+        for event in self._completes[number]:
+            if isinstance(event, HostEvent):
+                event.wait()
+            else:
+                event.synchronize()
+        self.waited_ns += perf_counter_ns() - before_ns
+        self._completes[number] = []
+        since, end = self._zero, self._end_events[number]
+        since_ns = 0
+        if number:
+            earlier = self._end_events[number - 1]
+            assert earlier is not None
+            since, since_ns = earlier, self._end_ns[number - 1]
+            if number > 1:
+                self._end_events[number - 2] = None
+        assert end is not None
+        self._end_ns.append(since_ns + round(since.elapsed_time(end) * 1e6))
 
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+
+def event_table(program: Program, gpu: Gpu) -> EventTable:
+    """An event for every awaited op that the device runs, in two sets."""
+    awaited_by_host = program.awaited_by_host()
+    return [
+        [
+            gpu.new_event(blocking=launch.position in awaited_by_host)
+            if launch.records and not launch.on_host
+            else None
+            for launch in program.launches
+        ]
+        for _ in range(PASSES_AHEAD)
+    ]

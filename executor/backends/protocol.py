@@ -1,29 +1,47 @@
 """What a backend must do: a handful of calls, in the order the dispatch loop makes them."""
 
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Stream
+from twinstream.executor.program import Launch
+from twinstream.schedule.timeline import PassSpans
 
 EventT = TypeVar("EventT")
 
+PASSES_AHEAD = 2
+"""A pass is not begun before the one so many passes earlier has completed."""
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """When a pass ended (its last compute op), and the spans of its ops if they were timed."""
+
+    end_ns: int
+    spans: PassSpans | None
+
 
 class Backend(Protocol[EventT]):
-    """Enqueues work on streams. Calls only enqueue; nothing here waits for the device."""
+    """Enqueues work on streams; only `begin_pass` and what the host must have done block it.
 
-    def wait(self, stream: Stream, event: EventT) -> None:
-        """The next op on `stream` does not start before `event` has happened."""
+    `waited_ns` is how long the dispatching thread has been blocked so far.
+    """
 
-    def compute(self, op: Compute) -> None:
-        """Enqueue a kernel on views of its slots."""
+    waited_ns: int
 
-    def copy(self, op: Copy) -> None:
-        """Enqueue a copy between two slots."""
+    def begin_pass(self, number: int, *, timed: bool) -> None:
+        """Announce a pass; returns once the one `PASSES_AHEAD` before it has completed."""
 
-    def host(self, op: Feed | Fetch) -> None:
-        """Enqueue what the host does: fill a slot, or take a result out."""
+    def wait(self, launch: Launch, event: EventT) -> None:
+        """The op does not start before `event` has happened."""
 
-    def record(self, stream: Stream) -> EventT:
-        """An event that happens when what was enqueued on `stream` so far has completed."""
+    def launch(self, launch: Launch) -> None:
+        """Enqueue the op's work on its stream."""
 
-    def finish(self) -> list[tuple[int, int]]:
-        """Wait for everything; (start, end) in ns of every op, in the order they were enqueued."""
+    def record(self, launch: Launch) -> EventT:
+        """An event that happens when the op, enqueued just before, has completed."""
+
+    def finish(self) -> list[PassTimes]:
+        """Wait for everything; when each pass ended. Raises what went wrong in a stream."""
+
+    def abort(self) -> None:
+        """Let nothing new start, and return when nothing runs any more."""

@@ -2,42 +2,55 @@
 
 from collections.abc import Callable
 
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Stream
+from twinstream.executor.backends.protocol import PassTimes
+from twinstream.executor.program import Launch, Program
+from twinstream.schedule.ops import Op
+from twinstream.schedule.timeline import PassSpans
 
 
 class VirtualBackend:
-    """Streams are clocks; an op that waits for others pays `wait_ns` once before it starts."""
+    """Streams are clocks; an op that the schedule has wait for others pays `wait_ns` once.
 
-    def __init__(self, duration_ns: Callable[[Op], int], wait_ns: int = 0) -> None:
+    It pays as in the simulator, whether or not the compiled program still has it wait.
+    """
+
+    def __init__(
+        self, program: Program, duration_ns: Callable[[Op], int], wait_ns: int = 0
+    ) -> None:
+        self.waited_ns = 0
+        self._program = program
         self._duration_ns = duration_ns
         self._wait_ns = wait_ns
-        self._free_ns: dict[Stream, int] = {}
-        self._waited_ns: dict[Stream, int] = {}
-        self._spans: list[tuple[int, int]] = []
+        self._free_ns = [0] * len(program.streams)
+        self._ready_ns = 0
+        self._spans: list[list[tuple[int, int]]] = []
 
-    def wait(self, stream: Stream, event: int) -> None:
-        self._waited_ns[stream] = max(event, self._waited_ns.get(stream, 0))
+    def begin_pass(self, number: int, *, timed: bool) -> None:
+        self._spans.append([])
 
-    def compute(self, op: Compute) -> None:
-        self._run(op)
+    def wait(self, launch: Launch, event: int) -> None:
+        self._ready_ns = max(self._ready_ns, event)
 
-    def copy(self, op: Copy) -> None:
-        self._run(op)
+    def launch(self, launch: Launch) -> None:
+        start_ns = max(self._free_ns[launch.stream], self._ready_ns)
+        self._ready_ns = 0
+        if launch.op.waits or (launch.op.waits_previous and len(self._spans) > 1):
+            start_ns += self._wait_ns
+        end_ns = start_ns + self._duration_ns(launch.op)
+        self._free_ns[launch.stream] = end_ns
+        self._spans[-1].append((start_ns, end_ns))
 
-    def host(self, op: Feed | Fetch) -> None:
-        self._run(op)
+    def record(self, launch: Launch) -> int:
+        return self._free_ns[launch.stream]
 
-    def record(self, stream: Stream) -> int:
-        return self._free_ns[stream]
+    def finish(self) -> list[PassTimes]:
+        last = self._program.last_compute()
+        return [PassTimes(spans[last][1], spans_of(spans)) for spans in self._spans]
 
-    def finish(self) -> list[tuple[int, int]]:
-        return self._spans
+    def abort(self) -> None:
+        return
 
-    def _run(self, op: Op) -> None:
-        start_ns = self._free_ns.get(op.stream, 0)
-        waited_ns = self._waited_ns.pop(op.stream, None)
-        if waited_ns is not None:
-            start_ns = max(start_ns, waited_ns) + self._wait_ns
-        end_ns = start_ns + self._duration_ns(op)
-        self._free_ns[op.stream] = end_ns
-        self._spans.append((start_ns, end_ns))
+
+def spans_of(spans: list[tuple[int, int]]) -> PassSpans:
+    """The (start, end) of every op of a pass, in ns."""
+    return PassSpans(start_ns=tuple(s for s, _ in spans), end_ns=tuple(e for _, e in spans))

@@ -1,103 +1,117 @@
 """AdamW on one flat tensor, or on a part of it.
 
-Only operations that round each element by itself, so that any split into parts and blocks gives
-the same bits (a fused multiply-add, as in lerp or addcmul, may be used for some elements only).
+The eager update uses only operations that round each element by itself, so that any split into
+parts and blocks gives the same bits (a fused multiply-add, as in lerp or addcmul, may be used for
+some elements only).
 """
 
 from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.gradients import gradient_dtype
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.random_bits import random_words, stream_keys
 from twinstream.executor.kernels.row_blocks import float32_copy
-from twinstream.models.workspace import Attributes, typed_attribute
+from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState, VectorOps
+from twinstream.models.workspace import Attributes, has_master, typed_attribute
 
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive.
 _BLOCK_ELEMENTS = 2**18
 
 
-def adamw_step(operands: Operands, attributes: Attributes) -> None:
+def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Update parameters, m and v; with stochastic rounding each is rounded by its own bits.
 
     Math is float32, as torch.optim.AdamW does it. Learning rate, bias corrections, step and seed
-    come from `step_state`, on the device.
+    come from `step_state`, on the device. With a float32 master, m and v are float32 too, the
+    update is the master's, and the parameters are the master rounded to nearest.
     """
-    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+    dtype, master = DTYPES[typed_attribute(attributes, "dtype", str)], has_master(attributes)
     num_elements = typed_attribute(attributes, "num_elements", int)
-    hyper = _Hyper.of(operands["step_state"].bytes, attributes)
-    state = operands["state"].view(dtype, (2, num_elements))
-    flats = _Flats(
-        parameter=operands["parameters"].view(dtype, (num_elements,)),
-        gradient=operands["gradients"].view(dtype, (num_elements,)),
-        m=state[0],
-        v=state[1],
+    shape = (3 if master else 2, num_elements)
+    state = operands["state"].view(torch.float32 if master else dtype, shape)
+    rounding = typed_attribute(attributes, "stochastic_rounding", bool)
+    first_stream = 2 * typed_attribute(attributes, "tensor_seed", int)
+    vector.adamw(
+        AdamwState(
+            parameter=operands["parameters"].view(dtype, (num_elements,)),
+            gradient=operands["gradients"].view(gradient_dtype(attributes), (num_elements,)),
+            m=state[0],
+            v=state[1],
+            master=state[2] if master else None,
+            step_state=operands["step_state"].bytes,
+        ),
+        AdamwConstants(
+            beta1=typed_attribute(attributes, "beta1", float),
+            beta2=typed_attribute(attributes, "beta2", float),
+            eps=typed_attribute(attributes, "eps", float),
+            weight_decay=typed_attribute(attributes, "weight_decay", float),
+            element_offset=typed_attribute(attributes, "element_offset", int),
+            first_stream=first_stream if rounding else None,
+        ),
     )
+
+
+def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
+    """The eager update, a block of elements at a time."""
+    hyper = _Hyper.of(state.step_state, constants)
+    num_elements = state.parameter.numel()
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
-        _update(flats, slice(start, min(start + _BLOCK_ELEMENTS, num_elements)), hyper)
+        block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
+        _update(state, block, constants, hyper)
 
 
 @dataclass(frozen=True)
 class _Hyper:
+    """Scalars of the step, float32 on the device, and the keys of two random streams, or none."""
+
     lr: torch.Tensor
     m_correction: torch.Tensor
     v_correction_sqrt: torch.Tensor
     decay: torch.Tensor
-    beta1: float
-    beta2: float
-    eps: float
-    element_offset: int
-    keys: tuple[tuple[torch.Tensor, ...], ...] | None  # two random streams, or none
+    keys: tuple[tuple[torch.Tensor, ...], ...] | None
 
     @classmethod
-    def of(cls, step_state: torch.Tensor, attributes: Attributes) -> "_Hyper":
+    def of(cls, step_state: torch.Tensor, constants: AdamwConstants) -> "_Hyper":
         lr, m_correction, v_correction = step_state[:12].view(torch.float32).unbind()
         step, seed = step_state[16:32].view(torch.int64).unbind()
-        keys = None
-        if typed_attribute(attributes, "stochastic_rounding", bool):
-            first = 2 * typed_attribute(attributes, "tensor_seed", int)
+        first, keys = constants.first_stream, None
+        if first is not None:
             keys = tuple(stream_keys(seed, step, stream) for stream in (first, first + 1))
         return cls(
             lr=lr,
             m_correction=m_correction,
             v_correction_sqrt=v_correction.sqrt(),
-            decay=1.0 - lr * typed_attribute(attributes, "weight_decay", float),
-            beta1=typed_attribute(attributes, "beta1", float),
-            beta2=typed_attribute(attributes, "beta2", float),
-            eps=typed_attribute(attributes, "eps", float),
-            element_offset=typed_attribute(attributes, "element_offset", int),
+            decay=1.0 - lr * constants.weight_decay,
             keys=keys,
         )
 
 
-@dataclass(frozen=True)
-class _Flats:
-    parameter: torch.Tensor
-    gradient: torch.Tensor
-    m: torch.Tensor
-    v: torch.Tensor
-
-
-def _update(flats: _Flats, block: slice, hyper: _Hyper) -> None:
-    gradient = float32_copy(flats.gradient[block])
-    m = float32_copy(flats.m[block]).mul_(hyper.beta1).add_(gradient * (1.0 - hyper.beta1))
-    v = float32_copy(flats.v[block]).mul_(hyper.beta2)
-    v.add_(gradient.mul_(gradient).mul_(1.0 - hyper.beta2))
-    denominator = v.sqrt().div_(hyper.v_correction_sqrt).add_(hyper.eps)
+def _update(state: AdamwState, block: slice, constants: AdamwConstants, hyper: _Hyper) -> None:
+    beta1, beta2 = constants.beta1, constants.beta2
+    gradient = float32_copy(state.gradient[block])
+    m = float32_copy(state.m[block]).mul_(beta1).add_(gradient * (1.0 - beta1))
+    v = float32_copy(state.v[block]).mul_(beta2)
+    v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
+    denominator = v.sqrt().div_(hyper.v_correction_sqrt).add_(constants.eps)
     change = (m / hyper.m_correction).mul_(hyper.lr).div_(denominator)
-    parameter = float32_copy(flats.parameter[block]).mul_(hyper.decay).sub_(change)
+    old = state.parameter if state.master is None else state.master
+    parameter = float32_copy(old[block]).mul_(hyper.decay).sub_(change)
     del gradient, denominator, change
+    if state.master is not None:
+        state.master[block].copy_(parameter)
     if hyper.keys is None:
-        for flat, value in ((flats.parameter, parameter), (flats.m, m), (flats.v, v)):
+        for flat, value in ((state.parameter, parameter), (state.m, m), (state.v, v)):
             flat[block].copy_(value)
         return
-    start = hyper.element_offset + block.start
+    start = constants.element_offset + block.start
     indices = torch.arange(start, start + m.numel(), device=m.device)
     words = random_words(hyper.keys[0], indices)
-    flats.parameter[block].copy_(_rounded_down_or_up(parameter, words & 0xFFFF))
-    flats.m[block].copy_(_rounded_down_or_up(m, words >> 16))
+    state.parameter[block].copy_(_rounded_down_or_up(parameter, words & 0xFFFF))
+    state.m[block].copy_(_rounded_down_or_up(m, words >> 16))
     words = random_words(hyper.keys[1], indices)
-    flats.v[block].copy_(_rounded_down_or_up(v, words & 0xFFFF))
+    state.v[block].copy_(_rounded_down_or_up(v, words & 0xFFFF))
 
 
 def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tensor:

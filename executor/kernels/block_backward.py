@@ -14,12 +14,14 @@ from twinstream.executor.kernels.attention.implementation import AttentionGradie
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.block_forward import project, write_rotated_q
 from twinstream.executor.kernels.block_operands import BlockOperands
-from twinstream.executor.kernels.gradients import add_matmul, add_vector, gradient_views
+from twinstream.executor.kernels.gradients import add_matmul, gradient_views
 from twinstream.executor.kernels.operand import Operands
-from twinstream.executor.kernels.query_key import normed_rotated_backward, rotated_backward
-from twinstream.executor.kernels.rms_norm import rms_norm_backward, write_normed
-from twinstream.executor.kernels.row_blocks import row_blocks
-from twinstream.executor.kernels.swiglu import swiglu_backward, write_swiglu
+from twinstream.executor.kernels.vector_ops import (
+    HeadNormBackward,
+    NormGradients,
+    VectorGradient,
+    VectorOps,
+)
 from twinstream.models.workspace import Attributes
 from twinstream.schedule.ops import Mode
 
@@ -36,20 +38,20 @@ class _Gradients:
         """Add d_out^T @ x to the gradient of a projection."""
         add_matmul(self.by_name[name], d_out.t(), x, self.mode)
 
-    def add_vector(self, name: str, value: torch.Tensor) -> None:
-        add_vector(self.by_name[name], value, self.mode)
+    def vector(self, name: str) -> VectorGradient:
+        return VectorGradient(self.by_name[name], self.mode)
 
 
-def block_backward(operands: Operands, attributes: Attributes) -> None:
+def block_backward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Turn the gradient of the output into that of the input; add the gradients of the weights.
 
     A slice of a sequence also adds to the gradients of all K and V that it saw. Those of its own
     are then complete, because later slices ran before, and go on through the projections.
     """
-    block = BlockOperands.of(operands, attributes)
+    block = BlockOperands.of(operands, attributes, vector)
     flat = operands["gradients"]
     gradients = _Gradients(
-        by_name=gradient_views(flat, block.call.layout, block.call.dtype),
+        by_name=gradient_views(flat, block.call.layout, attributes),
         mode=flat.mode,
         d_hidden=block.tokens_by_width("d_hidden"),
     )
@@ -64,19 +66,37 @@ def block_backward(operands: Operands, attributes: Attributes) -> None:
 
 
 def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
-    """From the output to x_o. The SwiGLU product and its gradient share a buffer's two halves."""
-    d_ff, weights = block.call.spec.d_ff, block.weights
-    d_gate_up_T2F = block.take(2 * d_ff)
-    product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
-    write_swiglu(block.gate_up, product_TF)
-    gradients.add_matmul("down_proj", gradients.d_hidden, product_TF)
-    torch.mm(gradients.d_hidden, weights["down_proj"], out=d_product_TF)
-    swiglu_backward(block.gate_up, d_gate_up_T2F)
+    """From the output to x_o."""
+    d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
+    _swiglu_backward(block, gradients, d_gate_up_T2F)
     normed_TD = block.take(block.call.spec.d_model)
-    write_normed(block.norm("ffn_norm"), normed_TD)
+    block.vector.write_normed(block.norm("ffn_norm"), normed_TD)
     gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed_TD)
-    d_normed_TD = torch.mm(d_gate_up_T2F, weights["gate_up_proj"], out=normed_TD)
+    d_normed_TD = torch.mm(d_gate_up_T2F, block.weights["gate_up_proj"], out=normed_TD)
     _norm_backward(block, gradients, "ffn_norm", d_normed_TD)
+
+
+def _swiglu_backward(
+    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor
+) -> None:
+    """From the output to the gate and up projections.
+
+    The product's gradient is the right half of theirs; the product is the left half, before that
+    is overwritten, or has room of its own where it is made in the pass of the backward.
+    """
+    d_ff, vector, d_hidden = block.call.spec.d_ff, block.vector, gradients.d_hidden
+    product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
+    if vector.product_with_backward:
+        torch.mm(d_hidden, block.weights["down_proj"], out=d_product_TF)
+        with block.workspace.frame():
+            product_TF = block.take(d_ff)
+            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, product_TF)
+            gradients.add_matmul("down_proj", d_hidden, product_TF)
+        return
+    vector.write_swiglu(block.gate_up, product_TF)
+    gradients.add_matmul("down_proj", d_hidden, product_TF)
+    torch.mm(d_hidden, block.weights["down_proj"], out=d_product_TF)
+    vector.swiglu_backward(block.gate_up, d_gate_up_T2F, None)
 
 
 def _attention_backward(
@@ -120,7 +140,7 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     """From rotated Q and K, and V, to the block's input."""
     spec = block.call.spec
     normed_TD = block.take(spec.d_model)
-    write_normed(block.norm("attention_norm"), normed_TD)
+    block.vector.write_normed(block.norm("attention_norm"), normed_TD)
     q_columns, k_columns = slice(0, spec.d_q), slice(spec.d_q, spec.d_q + spec.d_kv)
     k_TK = None
     if spec.qk_norm:
@@ -129,7 +149,7 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     _head_backward(block, gradients, "q_norm", d_qkv_TN[:, q_columns], block.q)
     _head_backward(block, gradients, "k_norm", d_qkv_TN[:, k_columns], k_TK)
     if spec.qkv_bias:
-        gradients.add_vector("qkv_bias", _column_sums(d_qkv_TN))
+        block.vector.add_column_sums(d_qkv_TN, gradients.vector("qkv_bias"), block.workspace)
     gradients.add_matmul("qkv_proj", d_qkv_TN, normed_TD)
     d_normed_TD = torch.mm(d_qkv_TN, block.weights["qkv_proj"], out=normed_TD)
     _norm_backward(block, gradients, "attention_norm", d_normed_TD)
@@ -140,24 +160,19 @@ def _head_backward(
     before_norm: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Back through RoPE and, if there is one, through the norm of each head, in place."""
-    norm, rope, d_THE = block.head_norm(name), block.call.rope, block.by_head(d_heads)
-    if norm is None or before_norm is None:
-        rotated_backward(d_THE, rope)
-        return
-    d_weight = normed_rotated_backward(d_THE, block.by_head(before_norm), norm, rope)
-    gradients.add_vector(name, d_weight)
+    norm, backward = block.head_norm(name), None
+    if norm is not None and before_norm is not None:
+        backward = HeadNormBackward(norm, block.by_head(before_norm), gradients.vector(name))
+    d_THE = block.by_head(d_heads)
+    block.vector.rotated_backward(d_THE, block.call.rope, backward, block.workspace)
 
 
 def _norm_backward(
     block: BlockOperands, gradients: _Gradients, name: str, d_normed_TD: torch.Tensor
 ) -> None:
     """Add the gradient of a norm's input to the residual stream's."""
-    d_weight = rms_norm_backward(block.norm(name), d_normed_TD, gradients.d_hidden, accumulate=True)
-    gradients.add_vector(name, d_weight)
-
-
-def _column_sums(x_TN: torch.Tensor) -> torch.Tensor:
-    sums = torch.zeros(x_TN.shape[1], dtype=torch.float32, device=x_TN.device)
-    for rows in row_blocks(*x_TN.shape):
-        sums += x_TN[rows].sum(0, dtype=torch.float32)
-    return sums
+    block.vector.rms_norm_backward(
+        block.norm(name),
+        NormGradients(d_normed_TD, gradients.d_hidden, gradients.vector(name), accumulate=True),
+        block.workspace,
+    )

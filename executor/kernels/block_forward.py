@@ -8,29 +8,24 @@ import torch
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.block_operands import BlockOperands
 from twinstream.executor.kernels.operand import Operands
-from twinstream.executor.kernels.query_key import write_rotated
-from twinstream.executor.kernels.rms_norm import write_normed, write_rstd
-from twinstream.executor.kernels.swiglu import write_swiglu
+from twinstream.executor.kernels.vector_ops import VectorOps
 from twinstream.models.workspace import Attributes
 
 
-def block_forward(operands: Operands, attributes: Attributes) -> None:
+def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Write the block's output and all that a backward of any level needs."""
-    block = BlockOperands.of(operands, attributes)
+    block = BlockOperands.of(operands, attributes, vector)
     spec = block.call.spec
-    write_rstd(block.tokens_by_width("hidden"), spec.norm_eps, block.norms[0])
     with block.workspace.frame():
         normed = block.take(spec.d_model)
-        write_normed(block.norm("attention_norm"), normed)
+        vector.write_normed(block.norm("attention_norm"), normed, eps=spec.norm_eps)
         write_q(block, normed)
         _write_kv(block, normed)
     write_attention(block)
-    write_x_o(block)
-    write_rstd(block.x_o, spec.norm_eps, block.norms[1])
-    write_gate_up(block)
+    write_x_o_and_gate_up(block, eps=spec.norm_eps)
     with block.workspace.frame():
         product = block.take(spec.d_ff)
-        write_swiglu(block.gate_up, product)
+        vector.write_swiglu(block.gate_up, product)
         output = block.tokens_by_width("output")
         torch.addmm(block.x_o, product, block.weights["down_proj"].t(), out=output)
 
@@ -52,20 +47,20 @@ def write_attention(block: BlockOperands) -> None:
 def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:
     """Q as attention takes it."""
     norm, rope = block.head_norm("q_norm"), block.call.rope
-    write_rotated(block.by_head(block.q), norm, rope, block.by_head(out_TQ))
+    block.vector.write_rotated(block.by_head(block.q), norm, rope, block.by_head(out_TQ))
 
 
-def write_x_o(block: BlockOperands) -> None:
-    """The residual stream after attention."""
-    hidden, o_proj = block.tokens_by_width("hidden"), block.weights["o_proj"]
-    torch.addmm(hidden, block.attention_out, o_proj.t(), out=block.x_o)
+def write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
+    """The residual stream after attention, and the gate and up projections of its norm.
 
-
-def write_gate_up(block: BlockOperands) -> None:
-    """Gate and up projections of the normed x_o; its rstd is there already."""
+    Without `eps` the norm's rstd is there already. The output of attention is rounded before it
+    is added, as a module's output would be, so that its addition is part of the norm's pass.
+    """
     with block.workspace.frame():
         normed = block.take(block.call.spec.d_model)
-        write_normed(block.norm("ffn_norm"), normed)
+        torch.mm(block.attention_out, block.weights["o_proj"].t(), out=block.x_o)
+        hidden = block.tokens_by_width("hidden")
+        block.vector.write_normed(block.norm("ffn_norm"), normed, eps=eps, residual_TD=hidden)
         torch.mm(normed, block.weights["gate_up_proj"].t(), out=block.gate_up)
 
 
@@ -82,4 +77,4 @@ def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     kv = block.kv
     project(block, normed_TD, slice(block.call.spec.d_q, None), kv.flatten(1))
     keys = kv[:, 0]
-    write_rotated(keys, block.head_norm("k_norm"), block.call.rope, keys)
+    block.vector.write_rotated(keys, block.head_norm("k_norm"), block.call.rope, keys)

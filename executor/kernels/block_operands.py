@@ -17,6 +17,7 @@ from twinstream.executor.kernels.gradients import weight_views
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.rms_norm import RmsNorm
+from twinstream.executor.kernels.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.workspace import Attributes
 
@@ -28,13 +29,14 @@ class BlockOperands:
     call: BlockCall
     weights: Mapping[str, torch.Tensor]
     operands: Operands
+    vector: VectorOps
     workspace: Workspace
 
     @classmethod
-    def of(cls, operands: Operands, attributes: Attributes) -> "BlockOperands":
+    def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "BlockOperands":
         call = BlockCall.from_attributes(attributes)
         weights = weight_views(operands["parameters"], call.layout, call.dtype)
-        return cls(call, weights, operands, Workspace(operands["scratch"].bytes))
+        return cls(call, weights, operands, vector, Workspace(operands["scratch"].bytes))
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:
         """A [T, D] operand: hidden, output, d_hidden."""

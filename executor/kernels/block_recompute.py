@@ -2,35 +2,34 @@
 
 from twinstream.executor.kernels.block_forward import (
     write_attention,
-    write_gate_up,
     write_q,
-    write_x_o,
+    write_x_o_and_gate_up,
 )
 from twinstream.executor.kernels.block_operands import BlockOperands
 from twinstream.executor.kernels.operand import Operands
-from twinstream.executor.kernels.rms_norm import write_normed
+from twinstream.executor.kernels.vector_ops import VectorOps
 from twinstream.models.workspace import Attributes
 
 
-def block_recompute_attention(operands: Operands, attributes: Attributes) -> None:
+def block_recompute_attention(
+    operands: Operands, attributes: Attributes, vector: VectorOps
+) -> None:
     """From level ATTENTION: write the projections."""
-    block = BlockOperands.of(operands, attributes)
+    block = BlockOperands.of(operands, attributes, vector)
     _rewrite_q(block)
-    write_x_o(block)
-    write_gate_up(block)
+    write_x_o_and_gate_up(block, eps=None)
 
 
-def block_recompute_input(operands: Operands, attributes: Attributes) -> None:
+def block_recompute_input(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """From level INPUT: write attention and the projections."""
-    block = BlockOperands.of(operands, attributes)
+    block = BlockOperands.of(operands, attributes, vector)
     _rewrite_q(block)
     write_attention(block)
-    write_x_o(block)
-    write_gate_up(block)
+    write_x_o_and_gate_up(block, eps=None)
 
 
 def _rewrite_q(block: BlockOperands) -> None:
     with block.workspace.frame():
         normed = block.take(block.call.spec.d_model)
-        write_normed(block.norm("attention_norm"), normed)
+        block.vector.write_normed(block.norm("attention_norm"), normed)
         write_q(block, normed)

@@ -1,6 +1,9 @@
 """Kernels by key: name and implementation."""
 
+import importlib.util
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from twinstream.executor.kernels.adamw import adamw_step
 from twinstream.executor.kernels.block_backward import block_backward
@@ -9,10 +12,21 @@ from twinstream.executor.kernels.block_recompute import (
     block_recompute_attention,
     block_recompute_input,
 )
+from twinstream.executor.kernels.eager_vector import EagerVector
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
 from twinstream.executor.kernels.head_loss import head_loss
-from twinstream.executor.kernels.operand import Kernel
+from twinstream.executor.kernels.operand import Kernel, Operands
+from twinstream.executor.kernels.vector_ops import VectorOps
+from twinstream.models.workspace import Attributes
 from twinstream.schedule.errors import TwinstreamError
+
+
+class _Composition(Protocol):
+    def __call__(self, operands: Operands, attributes: Attributes, vector: VectorOps) -> None: ...
+
+
+class NoTritonError(TwinstreamError):
+    """A Triton kernel is asked for, and Triton is not installed."""
 
 
 @dataclass(frozen=True)
@@ -24,31 +38,51 @@ class RegisteredKernel:
     deterministic: bool
 
 
-_KERNELS = (
-    RegisteredKernel("embed_forward/eager", embed_forward, deterministic=True),
-    RegisteredKernel("block_forward/eager", block_forward, deterministic=True),
-    RegisteredKernel(
-        "block_recompute_attention/eager", block_recompute_attention, deterministic=True
-    ),
-    RegisteredKernel("block_recompute_input/eager", block_recompute_input, deterministic=True),
-    RegisteredKernel("block_backward/eager", block_backward, deterministic=True),
-    RegisteredKernel("head_loss/eager", head_loss, deterministic=True),
-    RegisteredKernel("embed_backward/eager", embed_backward, deterministic=True),
-    RegisteredKernel("adamw_step/eager", adamw_step, deterministic=True),
-)
+_COMPOSITIONS: dict[str, _Composition] = {
+    "embed_forward": embed_forward,
+    "block_forward": block_forward,
+    "block_recompute_attention": block_recompute_attention,
+    "block_recompute_input": block_recompute_input,
+    "block_backward": block_backward,
+    "head_loss": head_loss,
+    "embed_backward": embed_backward,
+    "adamw_step": adamw_step,
+}
+_VECTOR = ("eager", "triton")
 
 
 def kernel_keys() -> tuple[str, ...]:
-    return tuple(kernel.key for kernel in _KERNELS)
+    return tuple(f"{name}/{vector}" for vector in _VECTOR for name in _COMPOSITIONS)
 
 
 def registered_kernel(key: str) -> RegisteredKernel:
     """Return the kernel that a Compute op names.
 
     Raises:
+        NoTritonError: it is one of Triton's, which is not installed.
         TwinstreamError: there is none of that key; the message lists those there are.
     """
-    for kernel in _KERNELS:
-        if kernel.key == key:
-            return kernel
-    raise TwinstreamError(f"kernel '{key}' is unknown; known kernels: {', '.join(kernel_keys())}")
+    if key not in kernel_keys():
+        known = ", ".join(kernel_keys())
+        raise TwinstreamError(f"kernel '{key}' is unknown; known kernels: {known}")
+    name, vector = key.split("/")
+    function = partial(_COMPOSITIONS[name], vector=vector_ops(vector))
+    return RegisteredKernel(key, function, deterministic=True)
+
+
+def vector_ops(name: str) -> VectorOps:
+    """The vector operations of that name; Triton is imported only here, when asked for.
+
+    Raises:
+        NoTritonError: Triton is not installed.
+    """
+    if name == "eager":
+        return EagerVector()
+    if importlib.util.find_spec("triton") is None:
+        raise NoTritonError(
+            "the schedule has Triton kernels, and Triton is not installed: pip install triton "
+            "(Linux, for a CUDA device), or plan with --kernels eager"
+        )
+    from twinstream.executor.kernels.triton_kernels.vector import TritonVector
+
+    return TritonVector()

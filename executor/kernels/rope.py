@@ -21,9 +21,9 @@ class Rope:
         """Angles of a range of the chunk's tokens, [R, 1, D / 2]."""
         positions = torch.arange(rows.start, rows.stop, device=device)
         positions = positions.remainder_(self.seq_len).add_(self.chunk_start).float()
-        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32)
-        frequencies = 1.0 / (self.theta ** (exponents / self.head_dim))
-        return positions[:, None, None] * frequencies
+        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64)
+        frequencies = self.theta ** -(exponents / self.head_dim)
+        return positions[:, None, None] * frequencies.float()
 
 
 def rotate(x_RHD: torch.Tensor, angles: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from twinstream.executor.pinned import host_limits
+from twinstream.executor.host_limits import host_limits
 from twinstream.executor.probe.fit import Line, fit_line
 from twinstream.executor.probe.kernels import Sample, kernel_samples
 from twinstream.executor.probe.links import copy_line, duplex_bytes_per_s, wake_up_ns

@@ -17,6 +17,7 @@ from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import plan_resident
@@ -161,8 +162,9 @@ class _Search:
         choices: Choices,
         num_rounds: int,
     ) -> None:
-        self.machine, self.caps, self.judge, self.num_rounds = machine, caps, judge, num_rounds
+        self.machine, self.judge, self.num_rounds = machine, judge, num_rounds
         self.choices = choices
+        self.caps = with_library_memory(caps, chain)
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
@@ -401,7 +403,7 @@ def _over(needed_bytes: int, cap_bytes: int | None) -> int:
 
 def _caps_of_arenas(caps: Caps, device_arena: int | None, host_arena: int | None) -> Caps:
     """Caps whose arenas have these sizes."""
-    reserve = caps.device_reserve_bytes
+    reserve = caps.outside_arena_bytes
     return caps.model_copy(
         update={
             "device_bytes": None if device_arena is None else max(0, device_arena) + reserve,

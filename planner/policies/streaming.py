@@ -9,6 +9,7 @@ from twinstream.planner.emission import Placement, emit, host_bytes, host_overfl
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judge import Judge
 from twinstream.planner.levels import LevelChoice, saved_blocks
+from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak, pack
 from twinstream.planner.residency import Margins, TaskClock, stay_intervals, streaming_stays
 from twinstream.planner.sequence import with_recomputes
@@ -71,7 +72,8 @@ def plan_streaming(
 
 class _StreamingPlanner:
     def __init__(self, chain: Chain, machine: Machine, caps: Caps) -> None:
-        self.chain, self.machine, self.caps = chain, machine, caps
+        self.chain, self.machine = chain, machine
+        self.caps = with_library_memory(caps, chain)
         self.units = UnitMap(chain)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.blocks = saved_blocks(chain, self.units, self.call_ns)
@@ -167,7 +169,7 @@ class _StreamingPlanner:
 
         From the gap `needed` on the host cap holds.
         """
-        caps, reserve = self.caps, self.caps.device_reserve_bytes
+        caps, reserve = self.caps, self.caps.outside_arena_bytes
         enough = self._least_device(needed)
         smallest_device = None if enough is None else enough.device_bytes + reserve
         fullest = self._least_host()

@@ -6,7 +6,11 @@ import torch
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.execute import Execution, RunOptions
+from twinstream.executor.backends.gpu import TorchGpu
+from twinstream.executor.execute import Execution
+from twinstream.executor.options import RunOptions
+from twinstream.executor.pinned import Pinning, pinned_arena
+from twinstream.executor.pinned_pieces import HostRange
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
@@ -61,7 +65,8 @@ def test_parameters_are_close_to_those_of_the_cpu_after_one_step():
 
 def test_spans_respect_every_wait_within_and_between_passes():
     schedule = streaming(tiny_chain("packed"))
-    timeline = on_cuda(schedule)[0].timeline
+    options = RunOptions(backend="cuda", num_passes=3, timed_passes=3)
+    timeline = run(schedule, options)[0].timeline
     assert timeline.provenance.where == torch.cuda.get_device_name()
     queues = [op.stream.queue for op in schedule.ops]
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
@@ -82,3 +87,88 @@ def test_spans_respect_every_wait_within_and_between_passes():
             assert spans.start_ns[i] + EVENT_STEP_NS >= max(before)
             assert spans.end_ns[i] >= spans.start_ns[i]
             free[str(op.stream)] = spans.end_ns[i]
+
+
+# --- how it is dispatched
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+def test_graphs_have_the_bits_of_ops_enqueued_one_by_one(policy):
+    chain = tiny_chain("packed")
+    schedule = (
+        streaming(chain) if policy == "streaming" else planned(chain, MACHINE, Caps(), policy)
+    )
+    found = {
+        graphs: run(schedule, RunOptions("cuda", num_passes=5, graphs=graphs))
+        for graphs in ("off", "on")
+    }
+    assert_same_bits(found["on"][1], found["off"][1])
+    told = found["on"][0].timeline.provenance.detail
+    assert " graphs for " in told
+    assert "refused" not in told
+
+
+def test_a_wait_in_a_graph_takes_the_record_made_before_the_graph_was_launched():
+    """What cutting a program into graphs rests on; the producer is slow, the consumer is not."""
+    gpu = TorchGpu(torch.device("cuda"))
+    first, second = gpu.new_stream(), gpu.new_stream()
+    made, taken = gpu.new_event(), gpu.new_event()
+    number, copied = (torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2))
+    for stream, event in ((first, made), (second, taken)):
+        event.record(stream)
+
+    def produce() -> None:
+        taken.wait(first)
+        torch.cuda._sleep(2_000_000)
+        number.add_(1)
+        made.record(first)
+
+    def consume() -> None:
+        made.wait(second)
+        copied.copy_(number)
+        taken.record(second)
+
+    torch.cuda.synchronize()
+    graphs = [(gpu.capture(first, produce), gpu.capture(second, consume)) for _ in range(2)]
+    seen = []
+    for turn in range(50):
+        producer, consumer = graphs[turn % 2]
+        gpu.use(first)
+        producer.replay()
+        gpu.use(second)
+        consumer.replay()
+        seen.append(torch.empty(1, dtype=torch.int64, pin_memory=True))
+        with torch.cuda.stream(second):
+            seen[-1].copy_(copied, non_blocking=True)
+    torch.cuda.synchronize()
+    assert [int(value) for value in seen] == list(range(1, 51))
+
+
+def test_the_host_is_timed_and_the_drivers_figure_is_reported():
+    schedule = streaming(tiny_chain("packed"))
+    provenance = run(schedule, RunOptions("cuda", num_passes=4))[0].timeline.provenance
+    memory, cost = provenance.device_memory, provenance.host_cost
+    assert memory is not None
+    assert cost is not None
+    assert 0 < memory.before_bytes <= memory.warm_bytes <= memory.peak_bytes
+    assert memory.peak_bytes >= memory.arena_bytes + memory.libraries_bytes
+    assert cost.ns_per_op > 0
+    assert provenance.timed_passes == 2
+
+
+# --- pinned memory
+
+
+def test_pieces_are_pinned_and_copied_from_on_their_own():
+    mib = 2**20
+    slots = [HostRange(i * mib, (i + 1) * mib, f"s{i}") for i in range(6)]
+    pinning = Pinning(torch.cuda.cudart(), max_piece_bytes=2 * mib)
+    with pinned_arena(6 * mib, slots, pinning) as memory:
+        for found in slots:
+            view = memory[found.start : found.end]
+            assert view.is_pinned()
+            view.fill_(int(found.slot[1]))
+        device = torch.cat([memory[r.start : r.end].to("cuda", non_blocking=True) for r in slots])
+        torch.cuda.synchronize()
+        assert torch.equal(device.view(6, mib)[:, 0].cpu(), torch.arange(6, dtype=torch.uint8))
+    assert not view.is_pinned()

@@ -11,24 +11,26 @@ import torch
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import random_tokens, run, training
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
+from twinstream.executor import arena_memory, dispatch
 from twinstream.executor import execute as execute_module
 from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.executor.execute import (
     NoCudaError,
-    RunOptions,
     choose_backend,
     execute,
 )
+from twinstream.executor.host_limits import HostLimits, HostMemoryError
 from twinstream.executor.host_work import HostWork
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.pinned import HostLimits, HostMemoryError
+from twinstream.executor.options import RunOptions
+from twinstream.executor.program import Work, compile_program
 from twinstream.executor.state import initial_state
 from twinstream.executor.training import Training
 from twinstream.models.lowering import lower
 from twinstream.planner.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.ops import Feed, Fetch, Op
 from twinstream.schedule.verify import verify
 from twinstream.schedule.violations import CallDiffers, ReadTooEarly, TaskMissing, UnsafeSchedule
 from twinstream.text import TextBatches, byte_tokens, default_text
@@ -142,7 +144,7 @@ def assert_refused(schedule: Schedule, violation: type, monkeypatch: pytest.Monk
     def no_arena(*args: object) -> None:
         raise AssertionError("memory was allocated")
 
-    monkeypatch.setattr(execute_module, "Arenas", no_arena)
+    monkeypatch.setattr(execute_module, "arena_memory", no_arena)
     with pytest.raises(UnsafeSchedule) as raised:
         execute(schedule, start(schedule), refuse_host_work(), RunOptions())
     assert any(isinstance(found, violation) for found in raised.value.violations)
@@ -184,7 +186,7 @@ def test_a_plan_of_another_chain_is_refused(schedule, monkeypatch):
 
 def test_arenas_larger_than_the_memory_there_is_are_refused(schedule, monkeypatch):
     little = HostLimits(memlock_bytes=0, cgroup_left_bytes=None, available_bytes=1000)
-    monkeypatch.setattr(execute_module, "host_limits", lambda: little)
+    monkeypatch.setattr(arena_memory, "host_limits", lambda: little)
     with pytest.raises(HostMemoryError, match=r"available memory leaves 0\.00 GiB"):
         execute(schedule, start(schedule), refuse_host_work(), RunOptions())
 
@@ -238,19 +240,16 @@ def test_an_error_of_the_data_surfaces_too(schedule):
 
 
 def test_an_error_in_the_copy_of_one_stream_does_not_leave_the_others_waiting(schedule):
-    class Runner:
-        def compute(self, op):
-            pass
-
-        def copy(self, op):
+    def work(op: Op) -> Work:
+        def body(pass_index: int) -> None:
             if op.stream.queue == "d2h":
                 raise BrokenError(op.op_id)
 
-        def host(self, op, pass_index):
-            pass
+        return body
 
-    backend = CpuBackend(Runner(), len(schedule.ops), 1)
-    error = within_a_minute(lambda: execute_module.run_passes(schedule, backend, 3))
+    program = compile_program(schedule)
+    backend = CpuBackend(program, [work(op) for op in schedule.ops], 1)
+    error = within_a_minute(lambda: dispatch.run_passes(program, backend, dispatch.PassOptions(3)))
     assert isinstance(error, BrokenError)
 
 

@@ -1,126 +1,205 @@
-"""How much host memory there is: RLIMIT_MEMLOCK, the cgroup and /proc, on fake roots."""
+"""The pinned arena with a driver of the tests: what is locked is unlocked, however it ends."""
 
 import resource
-from pathlib import Path
 
 import pytest
+import torch
 
 from twinstream.executor import pinned
-from twinstream.executor.pinned import HostLimits, HostMemoryError, check_host_memory, host_limits
+from twinstream.executor.host_limits import HostLimits, HostMemoryError
+from twinstream.executor.pinned import Pinning, pinned_arena
+from twinstream.executor.pinned_pieces import HostRange, NoBoundaryError
 
-GIB = 2**30
-MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"
-
-
-def root_with(tmp_path: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return tmp_path
+MIB = 2**20
+SLOTS = [HostRange(i * MIB, (i + 1) * MIB, f"s{i}") for i in range(6)]
 
 
-def v2(limit: str, used: int, stat: str = "anon 5\nfile 700\nkernel 3\n") -> dict[str, str]:
-    return {
-        "sys/fs/cgroup/memory.max": f"{limit}\n",
-        "sys/fs/cgroup/memory.current": f"{used}\n",
-        "sys/fs/cgroup/memory.stat": stat,
-    }
+class FakeCudart:
+    """Locks ranges; fails or is interrupted at call number `at`."""
+
+    def __init__(self, *, fails_at: int | None = None, interrupted_at: int | None = None) -> None:
+        self.locked: dict[int, int] = {}
+        self.asked: list[int] = []
+        self._fails_at, self._interrupted_at = fails_at, interrupted_at
+
+    def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
+        assert pointer % 4096 == 0
+        self.asked.append(size_bytes)
+        if len(self.asked) - 1 == self._fails_at:
+            return 2
+        self.locked[pointer] = size_bytes
+        if len(self.asked) - 1 == self._interrupted_at:
+            raise KeyboardInterrupt
+        return 0
+
+    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
+        if pointer not in self.locked:
+            return 713
+        del self.locked[pointer]
+        return 0
 
 
-def v1(limit: int, used: int, stat: str = "cache 700\nrss 5\n") -> dict[str, str]:
-    return {
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{limit}\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{used}\n",
-        "sys/fs/cgroup/memory/memory.stat": stat,
-    }
+@pytest.fixture(autouse=True)
+def _much_memory(monkeypatch):
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, None))
 
 
-def test_available_memory_is_that_of_proc_in_bytes(tmp_path):
-    found = host_limits(root_with(tmp_path, {"proc/meminfo": MEMINFO}))
-    assert found.available_bytes == 8_000_000 * 1024
+def pinning(cudart: FakeCudart, told: list[tuple[int, int]] | None = None) -> Pinning:
+    def on_progress(done: int, total: int) -> None:
+        if told is not None:
+            told.append((done, total))
+
+    return Pinning(cudart, max_piece_bytes=2 * MIB, on_progress=on_progress)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "MemAvailable:\n", "MemAvailable: many kB\n", "MemFree: 5 kB"]
-)
-def test_without_a_readable_figure_there_is_no_limit(tmp_path, text):
-    assert host_limits(root_with(tmp_path, {"proc/meminfo": text})).available_bytes is None
+def test_the_arena_is_zeros_in_pieces_that_are_locked_while_it_is_open():
+    cudart, told = FakeCudart(), list[tuple[int, int]]()
+    with pinned_arena(6 * MIB, SLOTS, pinning(cudart, told)) as memory:
+        assert sorted(cudart.locked.values()) == [2 * MIB] * 3
+        assert memory.numel() == 6 * MIB
+        for found in SLOTS:
+            view = memory[found.start : found.end]
+            assert view.count_nonzero() == 0
+            view.fill_(int(found.slot[1]))
+        assert [int(memory[r.end - 1 : r.end]) for r in SLOTS] == list(range(6))
+        memory.fill_(7)
+        assert torch.all(memory[5 * MIB : 6 * MIB] == 7)
+    assert cudart.locked == {}
+    assert told == sorted(told)
+    assert told[-1] == (6 * MIB, 6 * MIB)
 
 
-@pytest.mark.parametrize("files", [v2("10000", 3000), v1(10_000, 3000)], ids=["v2", "v1"])
-def test_a_cgroup_leaves_its_limit_less_what_is_used_and_cannot_be_reclaimed(tmp_path, files):
-    assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 10_000 - 3000 + 700
+def test_a_view_over_the_end_of_a_piece_is_our_bug():
+    with (
+        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())) as memory,
+        pytest.raises(AssertionError, match="in no single piece"),
+    ):
+        memory[MIB : 3 * MIB]
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        v2("max", 3000),
-        v1(9_223_372_036_854_771_712, 3000),  # what v1 says for no limit
-        {"sys/fs/cgroup/memory.max": "10000\n"},
-    ],
-    ids=["none", "v2", "v1", "use unknown"],
-)
-def test_a_cgroup_without_a_limit_is_no_limit(tmp_path, files):
-    assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes is None
+@pytest.mark.parametrize("piece", [0, 1, 2])
+def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(piece, monkeypatch):
+    limits = iter([HostLimits(None, None, None), HostLimits(65536, 9 * MIB, 8 * MIB)])
+    monkeypatch.setattr(pinned, "host_limits", lambda: next(limits))
+    cudart = FakeCudart(fails_at=piece)
+    message = rf"cannot pin piece {piece + 1} of 3, 2\.00 MiB of 6\.00 MiB .*error 2, with"
+    with (
+        pytest.raises(HostMemoryError, match=message) as raised,
+        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
+    ):
+        raise AssertionError("never opened")
+    assert "RLIMIT_MEMLOCK 64.00 KiB, left in the cgroup 9.00 MiB, available 8.00 MiB" in str(
+        raised.value
+    )
+    assert len(cudart.asked) == piece + 1
+    assert cudart.locked == {}
 
 
-@pytest.mark.parametrize("stat", ["", "file\n", "anon 5\n"])
-def test_without_statistics_no_file_cache_is_counted(tmp_path, stat):
-    files = v2("10000", 3000, stat)
-    assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 7000
-    (tmp_path / "sys/fs/cgroup/memory.stat").unlink()
-    assert host_limits(tmp_path).cgroup_left_bytes == 7000
+@pytest.mark.parametrize("piece", [0, 1, 2])
+def test_ctrl_c_while_a_piece_is_locked_leaves_none_locked(piece):
+    """The driver has done its work and the interrupt comes before anyone could note it."""
+    cudart = FakeCudart(interrupted_at=piece)
+    with pytest.raises(KeyboardInterrupt), pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        raise AssertionError("never opened")
+    assert cudart.locked == {}
 
 
-def test_a_v1_limit_counts_where_v2_files_are_absent_or_say_max(tmp_path):
-    assert host_limits(root_with(tmp_path, v2("max", 1) | v1(5000, 700))).cgroup_left_bytes == 5000
+def test_ctrl_c_while_pages_are_touched_leaves_none_locked():
+    cudart = FakeCudart()
+
+    def interrupt(done: int, total: int) -> None:
+        if done > 2 * MIB:
+            raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pinned_arena(6 * MIB, SLOTS, Pinning(cudart, frozenset(), 2 * MIB, interrupt)),
+    ):
+        raise AssertionError("never opened")
+    assert cudart.asked
+    assert cudart.locked == {}
 
 
-@pytest.mark.parametrize(("soft", "expected"), [(65536, 65536), (resource.RLIM_INFINITY, None)])
-def test_the_soft_limit_of_locked_memory_counts(monkeypatch, tmp_path, soft, expected):
-    monkeypatch.setattr(pinned.resource, "getrlimit", lambda which: (soft, 2**40))
-    assert host_limits(tmp_path).memlock_bytes == expected
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("capture failed"), SystemExit])
+def test_an_error_while_it_is_open_unlocks_everything(error):
+    cudart = FakeCudart()
+    with (
+        pytest.raises(error if isinstance(error, type) else type(error)),
+        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
+    ):
+        raise error
+    assert len(cudart.asked) == 3
+    assert cudart.locked == {}
 
 
-# --- the check
+def test_memory_the_driver_keeps_is_complained_about():
+    cudart = FakeCudart()
+    with (
+        pytest.raises(AssertionError, match="keeps 1 pieces"),
+        pinned_arena(2 * MIB, SLOTS[:2], pinning(cudart)),
+    ):
+        cudart.locked.clear()
 
 
-def test_what_fits_passes_and_one_byte_more_does_not():
-    limits = HostLimits(memlock_bytes=GIB, cgroup_left_bytes=2 * GIB, available_bytes=3 * GIB)
-    check_host_memory(GIB, limits, pinned=True)
-    check_host_memory(2 * GIB, limits, pinned=False)
-    for size_bytes, is_pinned in ((GIB + 1, True), (2 * GIB + 1, False)):
-        with pytest.raises(HostMemoryError):
-            check_host_memory(size_bytes, limits, pinned=is_pinned)
+def test_too_little_memory_is_refused_before_anything_is_touched(monkeypatch):
+    def untouched(size_bytes: int) -> None:
+        raise AssertionError("memory was mapped")
+
+    monkeypatch.setattr(pinned, "_mapped", untouched)
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, 5 * MIB))
+    with (
+        pytest.raises(HostMemoryError, match="available memory leaves"),
+        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())),
+    ):
+        raise AssertionError("never opened")
 
 
-def test_unknown_limits_refuse_nothing():
-    check_host_memory(2**60, HostLimits(None, None, None), pinned=True)
+def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monkeypatch):
+    monkeypatch.setattr(pinned, "_mapped", lambda size_bytes: pytest.fail("memory was mapped"))
+    ranges = [HostRange(0, 6 * MIB, "all")]
+    with (
+        pytest.raises(NoBoundaryError),
+        pinned_arena(6 * MIB, ranges, pinning(FakeCudart())),
+    ):
+        raise AssertionError("never opened")
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        (
-            HostLimits(GIB, None, None),
-            r"RLIMIT_MEMLOCK leaves 1\.00 GiB; run `ulimit -l unlimited`",
-        ),
-        (
-            HostLimits(None, GIB, None),
-            r"the cgroup's limit leaves 1\.00 GiB; raise the container's",
-        ),
-        (HostLimits(None, None, GIB), r"available memory leaves 1\.00 GiB; free memory or lower"),
-    ],
-)
-def test_the_message_names_both_sizes_the_limit_and_a_remedy(limits, message):
-    with pytest.raises(HostMemoryError, match=message) as raised:
-        check_host_memory(2 * GIB, limits, pinned=True)
-    assert "the host arena needs 2.00 GiB of pinned memory" in str(raised.value)
-    assert "or plan with a smaller --host-mem" in str(raised.value)
+def test_a_schedule_without_host_memory_has_an_empty_arena():
+    cudart = FakeCudart()
+    with pinned_arena(0, [], pinning(cudart)) as memory:
+        assert memory.numel() == 0
+    assert cudart.asked == []
 
 
-def test_memory_that_is_not_pinned_needs_no_locking():
-    check_host_memory(2 * GIB, HostLimits(GIB, None, None), pinned=False)
+# --- RLIMIT_MEMLOCK
+
+
+def locked_limit(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(limit_bytes, None, None))
+
+
+def test_a_limit_on_locked_memory_counts_where_the_driver_heeds_it(monkeypatch):
+    locked_limit(monkeypatch, 65536)
+    cudart = FakeCudart(fails_at=0)
+    with (
+        pytest.raises(HostMemoryError, match="RLIMIT_MEMLOCK leaves"),
+        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
+    ):
+        raise AssertionError("never opened")
+    assert cudart.asked == [65536 + resource.getpagesize()]
+    assert cudart.locked == {}
+
+
+def test_a_limit_that_the_driver_does_not_heed_refuses_nothing(monkeypatch):
+    locked_limit(monkeypatch, 65536)
+    cudart = FakeCudart()
+    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        assert len(cudart.locked) == 3
+    assert cudart.locked == {}
+
+
+def test_a_limit_above_what_is_needed_is_not_tried_out(monkeypatch):
+    locked_limit(monkeypatch, 6 * MIB)
+    cudart = FakeCudart()
+    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        assert cudart.asked == [2 * MIB] * 3

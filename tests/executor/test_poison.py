@@ -14,8 +14,9 @@ from tests.helpers.sketches import op, sketch
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.arenas import POISON_BYTE, Arenas
 from twinstream.executor.backends.cpu import CpuBackend
-from twinstream.executor.dispatch import run_passes
+from twinstream.executor.dispatch import PassOptions, run_passes
 from twinstream.executor.poison import dying_content
+from twinstream.executor.program import compile_program
 from twinstream.executor.state import fill_carried, initial_state
 from twinstream.executor.work import OpRunner
 from twinstream.planner.waits import derive_waits
@@ -180,7 +181,8 @@ def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, l
     fill_carried(schedule, arenas, initial_state(small("tiny"), seed=1))
     loop = training(schedule)
     runner = OpRunner(schedule, arenas, loop.host_work(schedule), poison=True)
-    run_passes(schedule, CpuBackend(runner, len(schedule.ops), 1), 1)
+    program = compile_program(schedule)
+    run_passes(program, CpuBackend(program, runner.bind_all(), 1), PassOptions(1))
     return {tier.kind: flat for tier, flat in memory.items()}, arenas, loop.losses
 
 

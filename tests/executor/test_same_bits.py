@@ -17,7 +17,7 @@ from tests.helpers.plans import (
 )
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.execute import RunOptions
+from twinstream.executor.options import RunOptions
 from twinstream.executor.state import initial_state
 from twinstream.models.declarations import Shapes
 from twinstream.models.recipe import Recipe

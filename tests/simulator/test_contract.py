@@ -7,42 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.bodies import random_bodies
 from tests.helpers.plans import planned
 from tests.helpers.schedules import schedules
-from tests.helpers.sketches import feed, fetch, op, sketch
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.virtual import VirtualBackend
-from twinstream.executor.dispatch import run_passes
+from twinstream.executor.dispatch import PassOptions, run_passes
+from twinstream.executor.program import compile_program
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay_passes
-
-QUEUES = ["compute", "compute2", "h2d", "d2h", "host", "network"]
-
-
-@st.composite
-def random_bodies(draw) -> Schedule:
-    """Any ops with any waits, within the pass and into the pass before; memory does not matter."""
-    rng = Random(draw(st.integers(0, 2**32)))
-    ops = []
-    for number in range(rng.randint(1, draw(st.integers(1, 16)))):
-        name, queue = f"op{number}", rng.choice(QUEUES)
-        make = rng.choice([feed, fetch]) if queue == "host" else (lambda *a, q=queue: op(a[0], q))
-        made = make(name)
-        if rng.random() < 0.2:
-            made = made.model_copy(update={"stream": Stream(device=1, queue=queue)})
-        ops.append(made)
-    waiting = []
-    for number, found in enumerate(ops):
-        others = [o.op_id for o in ops[:number] if o.stream != found.stream]
-        waits = rng.sample(others, min(len(others), rng.choice([0, 0, 1, 2, 3])))
-        previous = rng.sample([o.op_id for o in ops], min(len(ops), rng.choice([0, 0, 1, 2])))
-        update = {"waits": tuple(waits), "waits_previous": tuple(previous)}
-        waiting.append(found.model_copy(update=update))
-    return sketch(waiting)
 
 
 def durations_ns(schedule: Schedule, seed: int) -> dict[str, int]:
@@ -55,9 +31,11 @@ def in_both_worlds(
     schedule: Schedule, durations: Mapping[str, int], wait_ns: int, num_passes: int
 ) -> tuple[list[PassSpans], list[PassSpans]]:
     """(executed, simulated)."""
-    clock = VirtualBackend(lambda o: durations[o.op_id], wait_ns)
+    program = compile_program(schedule)
+    clock = VirtualBackend(program, lambda o: durations[o.op_id], wait_ns)
     costs = FixedCosts(lambda o: durations[o.op_id], wait_ns)
-    executed = run_passes(schedule, clock, num_passes)
+    passes = run_passes(program, clock, PassOptions(num_passes)).times
+    executed = [found.spans for found in passes if found.spans is not None]
     return executed, replay_passes(schedule, costs, num_passes)
 
 

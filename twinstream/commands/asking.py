@@ -34,6 +34,8 @@ def whatif(  # noqa: PLR0913
     device_mem: options.DeviceMem = None,
     host_mem: options.HostMem = None,
     policy: options.Policy = None,
+    kernels: options.Kernels = None,
+    attention: options.Attention = None,
     changes: Annotated[
         str, typer.Option(metavar="LIST", help="How much each property changes.")
     ] = "-50%,-10%,+10%,+100%",
@@ -59,7 +61,7 @@ def whatif(  # noqa: PLR0913
     """
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
     )  # fmt: skip
     if target is not None and output is not None:
         raise ChangesError("-o writes the chart of changes, which --target does not make")

@@ -9,11 +9,16 @@ from typing import Annotated
 import typer
 
 from twinstream import api
+from twinstream.models.attention_scratch import attention_names
 from twinstream.planner.step_plan import policy_names
 from twinstream.policies_compared import ALL
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
 from twinstream.schedule.sizes import SizeError
+
+
+class FixedAttentionError(TwinstreamError):
+    """A policy that does not leave attention open, and --attention."""
 
 
 class ShareError(TwinstreamError):
@@ -195,6 +200,25 @@ PolicyOrAll = Annotated[
     ),
 ]
 
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto (Triton for a CUDA machine, torch's ops for a CPU), eager or triton.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto (what the machine's profile names, else sdpa_flash on CUDA and eager on a CPU), "
+        f"or one of: {', '.join(attention_names())}.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
 Backend = Annotated[
     str, typer.Option(metavar="NAME", help="auto (CUDA where there is one), cpu or cuda.")
 ]
@@ -205,6 +229,21 @@ Seed = Annotated[
 ]
 Poison = Annotated[
     bool, typer.Option("--poison", help="Fill dead bytes with NaN, to expose a faulty schedule.")
+]
+Graphs = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="CUDA graphs for steps that are not timed op by op: auto (where they pay), on or off.",
+    ),
+]
+TimedSteps = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="So many of the last steps have every op timed; by default 1 on CUDA, all on the CPU.",
+    ),
 ]
 Text = Annotated[
     Path | None,
@@ -233,6 +272,8 @@ class PlanOptions:
     device_mem: str | None
     host_mem: str | None
     policy: str | None
+    kernels: str | None = None
+    attention: str | None = None
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""

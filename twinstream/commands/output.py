@@ -3,10 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from twinstream.schedule.sizes import gib
 
 _MAX_COLUMNS = 100
 
@@ -41,3 +44,44 @@ def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Ite
     with Progress(*columns, console=console, transient=True, refresh_per_second=3) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
+
+
+@dataclass(frozen=True)
+class RunBars:
+    """Told of every step done, and how many bytes of how many of the host arena are pinned."""
+
+    advance: Advance
+    pinned: Callable[[int, int], None]
+
+
+@contextmanager
+def run_progress(what: str, num_steps: int, *, quiet: bool = False) -> Iterator[RunBars]:
+    """Bars on stderr for the steps and, where there is one, for pinning the host arena."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield RunBars(lambda: None, lambda done, total: None)
+        return
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[done]}", markup=False),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=console, transient=True, refresh_per_second=3) as bar:
+        steps = bar.add_task(what, total=num_steps, done=f"0/{num_steps}")
+        pinning = bar.add_task("pinning host memory", total=None, visible=False, done="")
+
+        def advance() -> None:
+            bar.advance(steps)
+            bar.update(steps, done=f"{round(bar.tasks[steps].completed)}/{num_steps}")
+
+        def pinned(done_bytes: int, total_bytes: int) -> None:
+            bar.update(
+                pinning,
+                total=total_bytes,
+                completed=done_bytes,
+                visible=done_bytes < total_bytes,
+                done=f"{gib(done_bytes)} of {gib(total_bytes)}",
+            )
+
+        yield RunBars(advance, pinned)

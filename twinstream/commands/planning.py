@@ -10,10 +10,14 @@ from twinstream.commands import options
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.explain import explain
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize
+from twinstream.models.presets import load_model
+from twinstream.models.recipe import Recipe
 from twinstream.plan_screen import plan_screen, policies_screen
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import policies
+from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
@@ -30,13 +34,15 @@ def plan(  # noqa: PLR0913
     device_mem: options.DeviceMem = None,
     host_mem: options.HostMem = None,
     policy: options.PolicyOrAll = None,
+    kernels: options.Kernels = None,
+    attention: options.Attention = None,
     output: Annotated[Path | None, options.output("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Plan a training step within memory caps and predict its speed."""
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
     )  # fmt: skip
     if policy == ALL:
         _plan_all(wanted, output, as_json=as_json)
@@ -105,17 +111,28 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
 
     Raises:
         ShareError: the tokens per step are given, and a share to propose them by.
+        FixedAttentionError: the policy does not leave attention open.
+        TwinstreamError: the model, the machine, the kernels or the attention are unknown, or do
+            not go together.
     """
-    assert wanted.seq_len is not None
+    assert wanted.model is not None and wanted.seq_len is not None and wanted.machine is not None
     overhead = wanted.optimizer_overhead
     if overhead is not None and wanted.tokens_per_step is not None:
         raise options.ShareError(
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
+    if wanted.policy == SEED_POLICY and wanted.attention not in (None, "auto", "eager"):
+        raise options.FixedAttentionError(
+            f"policy '{SEED_POLICY}' is planned with eager attention: leave out --attention"
+        )
+    machine, spec = load_machine(wanted.machine), load_model(wanted.model)
+    attention = attention_for(machine, spec, wanted.attention or "auto")
+    kernels = kernels_for(machine, wanted.kernels or "auto", attention)
     step = TrainingStep(
-        wanted.seq_len, wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round
-    )
+        wanted.seq_len, wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
+        recipe=Recipe(kernels=kernels),
+    )  # fmt: skip
     if overhead is None:
         return step
     return replace(step, optimizer_overhead=options.share_of(overhead))
@@ -127,6 +144,7 @@ def describe(schedule: Schedule) -> dict[str, object]:
         "model": schedule.model.name,
         "machine": schedule.machine.name,
         "policy": schedule.policy,
+        "kernels": schedule.recipe.get("kernels"),
         "num_ops": len(schedule.ops),
         "workload": schedule.workload,
         "caps": schedule.caps,

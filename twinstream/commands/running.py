@@ -15,11 +15,12 @@ from twinstream.commands.backends import (
     planning_machine,
 )
 from twinstream.commands.inputs import checked_schedule
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import print_json, print_report, run_progress
 from twinstream.commands.planning import describe, planned
 from twinstream.commands.tokens import token_stream
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import summarize
+from twinstream.run_report import provenance_lines
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
@@ -44,6 +45,8 @@ def run(  # noqa: PLR0913
     device_mem: options.DeviceMem = None,
     host_mem: options.HostMem = None,
     policy: options.Policy = None,
+    kernels: options.Kernels = None,
+    attention: options.Attention = None,
     steps: options.Steps = 4,
     backend: options.Backend = "auto",
     text: options.Text = None,
@@ -51,19 +54,24 @@ def run(  # noqa: PLR0913
     learning_rate: options.LearningRate = 1e-3,
     seed: options.Seed = 0,
     poison: options.Poison = False,
+    graphs: options.Graphs = "auto",
+    timed_steps: options.TimedSteps = None,
     output: Annotated[Path | None, options.output("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
     )  # fmt: skip
-    settings = api.RunSettings(backend_named(backend), steps, learning_rate, seed, poison)
+    settings = api.RunSettings(
+        backend_named(backend), steps, learning_rate, seed, poison,
+        graphs=graphs, timed_steps=timed_steps,
+    )  # fmt: skip
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
-    with progress(f"training {document.model.name}", steps, quiet=as_json) as advance:
-        settings = replace(settings, on_loss=lambda loss: advance())
+    with run_progress(f"training {document.model.name}", steps, quiet=as_json) as bars:
+        settings = replace(settings, on_loss=lambda loss: bars.advance(), on_pinned=bars.pinned)
         result = api.execute(document, settings, tokens=tokens)
     if output is not None:
         write_document(result.timeline, output)
@@ -93,6 +101,10 @@ def _schedule(
     if wanted.model is None or wanted.seq_len is None:
         raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
     machine = planning_machine(wanted.machine, backend)
+    if backend == "cpu":  # whatever device the machine has that is planned for
+        wanted = replace(
+            wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
+        )
     return planned(replace(wanted, machine=machine), quiet=quiet)
 
 
@@ -101,13 +113,18 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
     summary = summarize(schedule, timeline, peak or UNKNOWN_PEAK, outcome.plan_seconds)
     if as_json:
         unknown = {} if peak else {"mfu": None, "hfu": None}
-        run = {"measured_on": timeline.provenance.where, "losses": outcome.run.losses}
+        run = {
+            "measured_on": timeline.provenance.where,
+            "losses": outcome.run.losses,
+            "provenance": timeline.provenance,
+        }
         print_json(summary.model_dump() | unknown | describe(schedule) | run)
         return
     print_report(
         summary_table(summary, schedule, peak.name if peak else None),
         losses_line(outcome.run.losses),
         f"Measured on {timeline.provenance.where}, {timeline.provenance.detail}.",
+        *provenance_lines(timeline.provenance),
     )
     if peak is None:
         print_report("For MFU give the profile of the machine this ran on: --machine NAME|FILE.")

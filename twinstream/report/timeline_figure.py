@@ -129,7 +129,7 @@ def _add_memory(
     unit_bytes, unit = size_unit(schedule)
     curve = memory_curve(memory_samples(one.view, tier), one.span, _NUM_POINTS)
     time = axis.place(curve.start_ns, one.span)
-    reserve = schedule.caps.device_reserve_bytes if tier == DEVICE else 0
+    reserve = schedule.caps.outside_arena_bytes if tier == DEVICE else 0
     areas: dict[str, Floats] = {}
     if reserve:
         areas["context, libraries"] = np.full(len(time), float(reserve))
@@ -168,7 +168,7 @@ def _add_total(figure: go.Figure, other: Shown, axis: _Axis, row: int, tier: Tie
     """All bytes alive on a memory in another timeline, as a thin line."""
     curve = memory_curve(memory_samples(other.view, tier), other.span, _NUM_POINTS)
     unit_bytes, unit = size_unit(other.view.schedule)
-    reserve = other.view.schedule.caps.device_reserve_bytes if tier == DEVICE else 0
+    reserve = other.view.schedule.caps.outside_arena_bytes if tier == DEVICE else 0
     total = sum(curve.bytes_by_role.values(), np.full(len(curve.start_ns), float(reserve)))
     figure.add_trace(
         go.Scatter(

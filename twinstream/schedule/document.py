@@ -14,17 +14,24 @@ from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 class Caps(Node):
     """Bytes the process may take of each memory; None is no limit.
 
-    `device_reserve_bytes` of the device cap are not the arena's: context and libraries take them.
+    Not the arena's are, of the device cap, `device_reserve_bytes`, which context and libraries
+    take, and `library_bytes`, which libraries allocate while a kernel runs.
     """
 
     device_bytes: NonNegativeInt | None = None
     host_bytes: NonNegativeInt | None = None
     device_reserve_bytes: NonNegativeInt = 0
+    library_bytes: NonNegativeInt = 0
+
+    @property
+    def outside_arena_bytes(self) -> int:
+        """What is taken of the device beside its arena."""
+        return self.device_reserve_bytes + self.library_bytes
 
     def arena_bytes(self, tier_kind: str) -> int | None:
         """How large the tier's arena may be."""
         if tier_kind == "device" and self.device_bytes is not None:
-            return max(0, self.device_bytes - self.device_reserve_bytes)
+            return max(0, self.device_bytes - self.outside_arena_bytes)
         return self.host_bytes if tier_kind == "host" else None
 
 

@@ -8,12 +8,63 @@ from pydantic_core import PydanticCustomError
 from twinstream.schedule.node import Node
 
 
+class HostCost(Node):
+    """What the dispatching thread spent on enqueueing, means over the passes after the first.
+
+    `ns_per_op` is per op of the schedule; `ns_per_call` and `calls_per_pass` are by kind of call:
+    the kinds of ops, and `graph` for the launch of a CUDA graph, which enqueues many. Blocked
+    time (`waited_ns_per_pass`) is not in them: it is for host work that is not done yet, or for
+    the pass that is too far behind, and no loss as long as the device has work.
+    """
+
+    num_passes: int
+    ns_per_op: float
+    ns_per_call: dict[str, float]
+    calls_per_pass: dict[str, float]
+    waited_ns_per_pass: float
+
+
+class DeviceMemory(Node):
+    """Bytes of the device's memory in use, by the driver's own figure, at moments of a run.
+
+    `before_bytes` is what was in use before the arena (context, and others on the device),
+    `warm_bytes` once every kernel has run, `peak_bytes` the largest seen. `libraries_bytes` is
+    what torch's allocator holds beside the arena: workspaces of libraries and their temporaries;
+    `libraries_bytes_by_call` what each kernel call allocated at most, when it was first run.
+    """
+
+    arena_bytes: NonNegativeInt
+    cap_bytes: NonNegativeInt | None
+    reserve_bytes: NonNegativeInt
+    before_bytes: NonNegativeInt
+    warm_bytes: NonNegativeInt
+    peak_bytes: NonNegativeInt
+    libraries_bytes: NonNegativeInt
+    libraries_bytes_by_call: dict[str, NonNegativeInt] = Field(default_factory=dict)
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the peak is over the cap.
+
+        A reserve of 0 says that the cap is the arena's alone; then there is nothing to compare.
+        """
+        if self.cap_bytes is None or not self.reserve_bytes:
+            return 0
+        return max(0, self.peak_bytes - self.cap_bytes)
+
+
 class Provenance(Node):
-    """Simulated on which profile, or measured on which device, and with what."""
+    """Simulated on which profile, or measured on which device, and with what.
+
+    `timed_passes` of the run had every op timed (measured only).
+    """
 
     kind: Literal["simulated", "measured"]
     where: str
     detail: str = ""
+    timed_passes: NonNegativeInt | None = None
+    host_cost: HostCost | None = None
+    device_memory: DeviceMemory | None = None
 
 
 class PassSpans(Node):

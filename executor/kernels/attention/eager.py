@@ -15,12 +15,14 @@ import torch
 
 from twinstream.executor.kernels.attention.implementation import (
     AttentionGradients,
+    AttentionImplementation,
     AttentionInputs,
     AttentionResult,
+    nothing_missing,
 )
 from twinstream.executor.kernels.attention.tiles import Sequence, key_tile, rounded, shaped
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.workspace import KEY_TILE, QUERY_TILE
+from twinstream.models.attention_scratch import KEY_TILE, QUERY_TILE
 
 
 def attention_forward(
@@ -217,3 +219,12 @@ def _low(inputs: AttentionInputs, workspace: Workspace) -> torch.Tensor | None:
         return None
     rows, keys = _tile_sizes(inputs)
     return workspace.take((rows * keys,), dtype)
+
+
+EAGER = AttentionImplementation(
+    name="eager",
+    deterministic=True,
+    missing=nothing_missing,
+    forward=attention_forward,
+    backward=attention_backward,
+)

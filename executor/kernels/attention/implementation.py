@@ -1,10 +1,11 @@
-"""What every attention implementation is called with.
+"""What every attention implementation is called with, and what it says of itself.
 
 Causal attention of equally long sequences, aligned bottom-right: with fewer queries than keys,
 the queries are the last positions. Legend: B sequences, S queries and C keys of each, H query
 heads, K key heads (query heads h with h // (H / K) = k share key head k), D head_dim.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,9 +68,20 @@ class AttentionBackward(Protocol):
 
 @dataclass(frozen=True)
 class AttentionImplementation:
-    """One way to compute attention; `deterministic` means the same bits from run to run."""
+    """One way to compute attention.
+
+    `deterministic` means the same bits from run to run, as it is called here. `missing` says what
+    of the library is not installed and how to install it, or None; it imports nothing. What it
+    computes is in `twinstream.models.attention_limits`.
+    """
 
     name: str
     deterministic: bool
+    missing: Callable[[], str | None]
     forward: AttentionForward
     backward: AttentionBackward
+
+
+def nothing_missing() -> str | None:
+    """The implementation needs nothing but torch."""
+    return None

@@ -1,27 +1,91 @@
-"""Attention implementations by name."""
+"""Attention implementations by name, and which of them can run here."""
 
-from twinstream.executor.kernels.attention.eager import attention_backward, attention_forward
+import torch
+
+from twinstream.executor.kernels.attention.eager import EAGER
+from twinstream.executor.kernels.attention.flash2 import FLASH2
+from twinstream.executor.kernels.attention.flash3 import FLASH3
+from twinstream.executor.kernels.attention.flash4 import FLASH4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
+from twinstream.executor.kernels.attention.sdpa_cpu import SDPA_CPU
+from twinstream.executor.kernels.attention.sdpa_cudnn import SDPA_CUDNN
+from twinstream.executor.kernels.attention.sdpa_flash import SDPA_FLASH
+from twinstream.models.attention_library import MOST_MULTIPROCESSORS
+from twinstream.models.attention_limits import DeviceName, attention_limits
+from twinstream.models.attention_scratch import require_known_attention
+from twinstream.models.attention_shape import AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
-_IMPLEMENTATIONS = (
-    AttentionImplementation(
-        name="eager",
-        deterministic=True,
-        forward=attention_forward,
-        backward=attention_backward,
-    ),
-)
+_IMPLEMENTATIONS = {
+    implementation.name: implementation
+    for implementation in (EAGER, SDPA_CPU, SDPA_FLASH, SDPA_CUDNN, FLASH2, FLASH3, FLASH4)
+}
+
+
+class AttentionNotAvailable(TwinstreamError):
+    """An attention implementation is asked for that cannot run here, or not on this shape."""
 
 
 def attention_implementation(name: str) -> AttentionImplementation:
-    """Return an implementation by name.
+    """Return an implementation by name, whether it can run here or not.
 
     Raises:
-        TwinstreamError: there is none of that name; the message lists those there are.
+        UnknownAttentionError: there is none of that name; the message lists those there are.
     """
-    for implementation in _IMPLEMENTATIONS:
-        if implementation.name == name:
-            return implementation
-    known = ", ".join(implementation.name for implementation in _IMPLEMENTATIONS)
-    raise TwinstreamError(f"attention implementation '{name}' is unknown; known: {known}")
+    require_known_attention(name)
+    return _IMPLEMENTATIONS[name]
+
+
+def attention_reason(
+    name: str, device: DeviceName, shape: AttentionShape | None = None
+) -> str | None:
+    """Why an implementation cannot run on this machine's device, or on a shape; None if it can.
+
+    Raises:
+        UnknownAttentionError: there is none of that name.
+    """
+    implementation = attention_implementation(name)
+    limits = attention_limits(name)
+    if limits.device is not None and limits.device != device:
+        return f"it runs on {limits.device}, not on {device}"
+    if device == "cuda" and (reason := _cuda_reason(limits.capabilities)):
+        return reason
+    if reason := implementation.missing():
+        return reason
+    return limits.refusal(shape.dtype, shape.head_dim) if shape is not None else None
+
+
+def available_attention(device: DeviceName, shape: AttentionShape | None = None) -> tuple[str, ...]:
+    """The implementations that can run here."""
+    return tuple(n for n in _IMPLEMENTATIONS if attention_reason(n, device, shape) is None)
+
+
+def require_attention(name: str, device: DeviceName, shape: AttentionShape | None = None) -> None:
+    """
+    Raises:
+        AttentionNotAvailable: the message says why, what to install, and which can run.
+    """
+    if reason := attention_reason(name, device, shape):
+        which = ", ".join(available_attention(device, shape)) or "none"
+        what = f" for {shape}" if shape is not None else ""
+        raise AttentionNotAvailable(
+            f"attention '{name}' cannot run here{what}: {reason}. On this machine's {device} can: "
+            f"{which}; plan with --attention and one of them"
+        )
+
+
+def _cuda_reason(known: tuple[int, ...]) -> str | None:
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if known and properties.major not in known:
+        return (
+            f"it is for compute capability {', '.join(str(major) for major in known)}, and "
+            f"{properties.name} has {properties.major}.{properties.minor}"
+        )
+    if known and properties.multi_processor_count > MOST_MULTIPROCESSORS:
+        return (
+            f"{properties.name} has {properties.multi_processor_count} multiprocessors, and its "
+            f"memory is known for at most {MOST_MULTIPROCESSORS}"
+        )
+    return None

@@ -24,9 +24,11 @@ def buffer(size_bytes: int, fill: int = POISON) -> torch.Tensor:
     return raw[start : start + size_bytes]
 
 
-def run(kernel: str, attributes: dict, operands: dict, fill: int = POISON) -> None:
+def run(
+    kernel: str, attributes: dict, operands: dict, fill: int = POISON, vector: str = "eager"
+) -> None:
     """Call a kernel; operands are (bytes, mode) by name, without scratch."""
-    key = f"{kernel}/eager"
+    key = f"{kernel}/{vector}"
     operands = {name: KernelOperand(*operand) for name, operand in operands.items()}
     for operand in operands.values():
         if operand.mode == "write":
@@ -66,6 +68,9 @@ class Step:
     recompute: str = "FULL"
     row_slice: int = 7
     fill: int = POISON
+    vector: str = "eager"
+    device: str = "cpu"
+    gradient_dtype: str = ""
     saved: dict[tuple[int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -74,11 +79,20 @@ class Step:
         self.sliced = self.chunk_tokens < self.seq_len
         self.by_width = self.chunk_tokens * self.spec.d_model * self.spec.itemsize
         self.layouts = flat_layouts(self.spec)
+        self.parameters = {name: flat.to(self.device) for name, flat in self.parameters.items()}
+        self.tokens = self.tokens.to(self.device)
+        self.wider = 2 if self.gradient_dtype == "float32" != self.spec.dtype else 1
         self.written: set[str] = set()
 
     def run(self) -> torch.Tensor:
         """Return the loss; gradients and what was saved stay on the object."""
-        self.gradients = {name: buffer(layout.size_bytes) for name, layout in self.layouts.items()}
+        with torch.device(self.device):
+            return self._run()
+
+    def _run(self) -> torch.Tensor:
+        self.gradients = {
+            name: buffer(self.wider * layout.size_bytes) for name, layout in self.layouts.items()
+        }
         self.loss = buffer(4)
         self.written.clear()
         hidden = [self._embed(chunk) for chunk in range(self.num_chunks)]
@@ -96,7 +110,7 @@ class Step:
                 "d_hidden": (d_hidden[chunk], "read"),
                 "gradients": self._accumulate("embedding"),
             }
-            run("embed_backward", self._end_attributes(), operands, self.fill)
+            run("embed_backward", self._end_attributes(), operands, self.fill, self.vector)
         self.d_hidden = d_hidden
         return self.loss.view(torch.float32)
 
@@ -107,7 +121,7 @@ class Step:
             "tokens": (self._tokens(chunk), "read"),
             "output": (output, "write"),
         }
-        run("embed_forward", self._end_attributes(), operands, self.fill)
+        run("embed_forward", self._end_attributes(), operands, self.fill, self.vector)
         return output
 
     def _forward(
@@ -129,7 +143,7 @@ class Step:
             **self._modes(layer, saved, write=("norms", "kv", "attention", "projections")),
             "output": (output, "write"),
         }
-        run("block_forward", self._block_attributes(chunk), operands, self.fill)
+        run("block_forward", self._block_attributes(chunk), operands, self.fill, self.vector)
         return output
 
     def _head(self, chunk: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -151,7 +165,7 @@ class Step:
             "loss_scale": self.loss_scale,
             "row_slice": self.row_slice,
         }
-        run("head_loss", attributes, operands, self.fill)
+        run("head_loss", attributes, operands, self.fill, self.vector)
         return d_hidden
 
     def _backward(
@@ -169,7 +183,7 @@ class Step:
             end = (position + 1) * self.chunk_tokens * 2 * self.spec.d_kv * 4
             mode = self._mode(f"d_context.{layer}.{sequence}")
             operands["d_context"] = (d_seen[sequence][:end], mode)
-        run("block_backward", attributes, operands, self.fill)
+        run("block_backward", attributes, operands, self.fill, self.vector)
 
     def _recompute(self, layer: int, saved: dict, attributes: dict) -> None:
         if self.recompute == "FULL":
@@ -178,7 +192,13 @@ class Step:
         operands = self._modes(layer, saved, write=again)
         for name in ("kv", "context") if self.recompute == "ATTENTION" else ():
             operands.pop(name, None)
-        run(f"block_recompute_{self.recompute.lower()}", attributes, operands, self.fill)
+        run(
+            f"block_recompute_{self.recompute.lower()}",
+            attributes,
+            operands,
+            self.fill,
+            self.vector,
+        )
 
     def _modes(self, layer: int, saved: dict, write: tuple[str, ...]) -> dict:
         modes = {name: "write" if name in write else "read" for name in saved}
@@ -211,7 +231,11 @@ class Step:
 
     def _block_attributes(self, chunk: int) -> dict:
         start = chunk * self.chunk_tokens % self.seq_len
-        return block_attributes(self.spec, self.chunk_tokens, self.seq_len, start)
+        attributes = block_attributes(self.spec, self.chunk_tokens, self.seq_len, start)
+        return attributes | self._gradient_attribute()
+
+    def _gradient_attribute(self) -> dict:
+        return {"gradient_dtype": self.gradient_dtype} if self.gradient_dtype else {}
 
     def _end_attributes(self) -> dict:
         spec = self.spec
@@ -220,4 +244,5 @@ class Step:
             "vocab_size": spec.vocab_size,
             "dtype": spec.dtype,
             "num_tokens": self.chunk_tokens,
+            **self._gradient_attribute(),
         }

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import buffer, run
-from twinstream.executor.kernels import head_loss
+from twinstream.executor.kernels import cross_entropy
 from twinstream.executor.kernels.vocabulary import head_layout_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -131,8 +131,8 @@ def test_bits_depend_on_nothing_but_operands_and_attributes():
 
 
 def test_slice_of_several_float32_blocks(monkeypatch):
-    assert head_loss.head_block_rows(2**21, 7) == 4
-    monkeypatch.setattr(head_loss, "head_block_rows", lambda vocab_size, row_slice: 2)
+    assert cross_entropy.head_block_rows(2**21, 7) == 4
+    monkeypatch.setattr(cross_entropy, "head_block_rows", lambda vocab_size, row_slice: 2)
     head = Head(row_slice=7)
     assert_close(head.run().results(), head.oracle(), TOLERANCES["float32"], {})
 

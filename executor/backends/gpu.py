@@ -1,0 +1,122 @@
+"""The few calls on a GPU that the CUDA backend makes, and torch's implementation of them.
+
+The backend's logic is tested on a GPU of the tests that runs its streams in any order they allow.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class GpuEvent(Protocol):
+    """What is used of `torch.cuda.Event`; a stream is whatever `Gpu.new_stream` gave."""
+
+    def record(self, stream: Any) -> None:
+        """The event happens when what is on the stream so far has completed."""
+
+    def wait(self, stream: Any) -> None:
+        """What comes next on the stream waits for the latest record of the event."""
+
+    def synchronize(self) -> None:
+        """Block the calling thread until the latest record has happened."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this event to a later one; both must have happened."""
+
+
+class GpuGraph(Protocol):
+    """A captured and instantiated graph."""
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+
+    def reset(self) -> None:
+        """Give its memory back."""
+
+
+class Gpu(Protocol):
+    """A device that runs streams."""
+
+    def new_stream(self) -> Any:
+        """A stream beside all others."""
+
+    def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
+        """An event.
+
+        Captured in a graph it makes a record or a wait node, never an edge within the graph.
+        With `blocking`, a thread that waits for it sleeps.
+        """
+
+    def use(self, stream: Any) -> None:
+        """Make a stream the current one of this thread."""
+
+    def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
+        """What `body` enqueues on the stream, as a graph; nothing of it runs.
+
+        Raises:
+            RuntimeError: something in it cannot be captured.
+        """
+
+    def synchronize(self) -> None:
+        """Block until the whole device is idle."""
+
+    def libraries_pool(self) -> AbstractContextManager[None]:
+        """While open, what kernels of this thread allocate comes from a pool of their own."""
+
+    def begin_allocation_count(self) -> None:
+        """From now on note the most that is allocated at a time."""
+
+    def allocated_bytes(self) -> int:
+        """By how much more was allocated at a time than when the count began."""
+
+    def release_unused(self) -> None:
+        """Give memory that is cached and not in use back to the driver."""
+
+
+class TorchGpu:
+    """The CUDA device of this process, through torch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.MemPool()
+        self._allocated_before = 0
+
+    def new_stream(self) -> Any:
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
+        event: GpuEvent = torch.cuda.Event(  # type: ignore[no-untyped-call]
+            enable_timing=timing, blocking=blocking, external=True
+        )
+        return event
+
+    def use(self, stream: Any) -> None:
+        torch.cuda.set_stream(stream)
+
+    def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
+        """All graphs share the pool: blocks in it belong to streams, and those run in order."""
+        graph = torch.cuda.CUDAGraph()
+        # Only this thread must keep to what may be captured: others may be at work meanwhile.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool.id, stream=stream, capture_error_mode=mode):
+            body()
+        return graph
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def libraries_pool(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._device)
+        return context
+
+    def begin_allocation_count(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._allocated_before = torch.cuda.memory_allocated(self._device)
+
+    def allocated_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) - self._allocated_before
+
+    def release_unused(self) -> None:
+        torch.cuda.empty_cache()

@@ -1,0 +1,124 @@
+"""A run on a GPU: warm up, check the memory, put the state in place, then the passes."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.backends.cuda import CudaBackend
+from twinstream.executor.backends.gpu import Gpu, TorchGpu
+from twinstream.executor.device_memory import (
+    DeviceMeter,
+    fix_library_workspaces,
+    read_device_memory,
+)
+from twinstream.executor.dispatch import Passes, PassOptions, run_passes
+from twinstream.executor.graph_classes import contents
+from twinstream.executor.graph_replay import GraphReplay, graphs_pay
+from twinstream.executor.options import RunOptions
+from twinstream.executor.program import Program, Work
+from twinstream.executor.warm_up import KernelTime, warm_up
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.timeline import Provenance
+from twinstream.schedule.verify_layout import arena_bytes
+
+DEFAULT_TIMED_PASSES = 1
+
+
+@dataclass(frozen=True)
+class CudaRun:
+    """The passes, and where and with what they were measured."""
+
+    passes: Passes
+    provenance: Provenance
+
+
+def run_on_cuda(
+    schedule: Schedule,
+    program: Program,
+    arenas: Arenas,
+    works: Sequence[Work],
+    fill: Callable[[], None],
+    options: RunOptions,
+) -> CudaRun:
+    """Run on this process's GPU; `fill` puts the state in place once all is warm.
+
+    Raises:
+        DeviceMemoryError: context and libraries take more than the caps leave; nothing was filled.
+    """
+    fix_library_workspaces()
+    spare_bytes = arenas.held_bytes(DEVICE) - arena_bytes(schedule, DEVICE)
+    meter = DeviceMeter(
+        schedule.caps, arena_bytes(schedule, DEVICE), lambda: read_device_memory(spare_bytes)
+    )
+    gpu = TorchGpu(torch.device("cuda"))
+    job = Job(schedule, program, arenas, works, fill)
+    with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
+        passes, graphs = run_on_gpu(gpu, job, options, meter)
+    provenance = Provenance(
+        kind="measured",
+        where=torch.cuda.get_device_name(),
+        detail=f"torch {torch.__version__}, {graphs}",
+        device_memory=meter.report(),
+    )
+    return CudaRun(passes, provenance)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run: a schedule, compiled and bound to memory, and how its state is filled."""
+
+    schedule: Schedule
+    program: Program
+    arenas: Arenas
+    works: Sequence[Work]
+    fill: Callable[[], None]
+
+
+def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> tuple[Passes, str]:
+    """The passes, and in a phrase whether they ran as graphs and why."""
+    timed = DEFAULT_TIMED_PASSES if options.timed_passes is None else options.timed_passes
+    pass_options = PassOptions(options.num_passes, timed)
+    backend = CudaBackend(job.program, job.works, gpu)
+    replay = None
+    try:
+        with torch.no_grad(), gpu.libraries_pool():
+            times = warm_up(job.program, job.arenas, job.works, backend)
+        meter.warm({call: found.allocated_bytes for call, found in times.items()})
+        with torch.no_grad():
+            replay, why = _graphs(job, options, backend, times)
+        if replay is not None and meter.is_over():
+            replay.close()
+            gpu.release_unused()
+            replay, why = None, "no graphs (their memory would exceed the cap)"
+        job.fill()
+        gpu.synchronize()
+        with gpu.libraries_pool():
+            passes = run_passes(
+                job.program, backend, pass_options, replay.replay if replay else None
+            )
+        return passes, why
+    finally:
+        backend.abort()
+        if replay is not None:
+            replay.close()
+
+
+def _graphs(
+    job: Job, options: RunOptions, backend: CudaBackend, times: Mapping[str, KernelTime]
+) -> tuple[GraphReplay | None, str]:
+    pays = graphs_pay(job.program, times)
+    if options.graphs == "off" or (options.graphs == "auto" and not pays):
+        why = "not asked for" if options.graphs == "off" else "ops are long enough without"
+        return None, f"no graphs ({why})"
+    content: list[Hashable] = contents(job.schedule)
+    if options.poison:  # what is filled differs from op to op
+        content = [op.op_id for op in job.schedule.ops]
+    replay = GraphReplay(job.program, job.works, content, backend)
+    refused = f", {len(replay.refused)} refused" if replay.refused else ""
+    return replay, (
+        f"{replay.num_graphs} graphs for {replay.num_captured_ops} of "
+        f"{len(job.program.launches)} ops{refused}"
+    )

@@ -1,0 +1,120 @@
+"""What the process takes of the device's memory, by the driver's own figure, against the caps."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.schedule.document import Caps
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import DeviceMemory
+
+CUBLAS_WORKSPACES_KIB = (4096, 8)
+"""KiB of a workspace, and how many: 32 MiB, what NVIDIA recommends for Hopper.
+
+cuBLAS API reference, cublasSetWorkspace. With a fixed workspace its results are reproducible.
+"""
+CUBLASLT_WORKSPACE_KIB = 32 * 1024
+
+
+class DeviceMemoryError(TwinstreamError):
+    """Context and libraries take more device memory than the schedule's caps leave them."""
+
+
+def fix_library_workspaces() -> None:
+    """Fix the size of the matmul libraries' workspaces, unless the user has done so.
+
+    They read it when they are first used in a process.
+    """
+    size, count = CUBLAS_WORKSPACES_KIB
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", f":{size}:{count}")
+    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", str(CUBLASLT_WORKSPACE_KIB))
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Bytes in use on the device by the driver's figure, and held by torch's allocator."""
+
+    used_bytes: int
+    reserved_bytes: int
+
+
+def read_device_memory(spare_bytes: int) -> MemoryReading:
+    """Of the current CUDA device; `spare_bytes` of an arena too large are not counted."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    used_bytes, reserved_bytes = total_bytes - free_bytes, torch.cuda.memory_reserved()
+    return MemoryReading(used_bytes - spare_bytes, reserved_bytes - spare_bytes)
+
+
+class DeviceMeter:
+    """Takes readings along a run. Nothing is given back during one, so the last is the largest."""
+
+    def __init__(self, caps: Caps, arena_bytes: int, read: Callable[[], MemoryReading]) -> None:
+        self._caps = caps
+        self._arena_bytes = arena_bytes
+        self._read = read
+        self._first = read()
+        self._warm: MemoryReading | None = None
+        self._peak_bytes = self._first.used_bytes
+        self._libraries_bytes = 0
+        self._bytes_by_call: dict[str, int] = {}
+
+    def warm(self, bytes_by_call: Mapping[str, int]) -> None:
+        """Every kernel has run: what libraries take is known, call by call.
+
+        Raises:
+            DeviceMemoryError: the process takes more than the cap of the schedule; nothing has
+                been trained yet.
+        """
+        self._bytes_by_call = dict(bytes_by_call)
+        self._warm = self._take()
+        report = self.report()
+        if report.excess_bytes:
+            raise DeviceMemoryError(_over(report))
+
+    def is_over(self) -> bool:
+        """Whether the process takes more than the cap right now."""
+        peak_bytes, libraries_bytes = self._peak_bytes, self._libraries_bytes
+        over = self.report().excess_bytes > 0
+        if over:  # what is given back at once is no part of the run
+            self._peak_bytes, self._libraries_bytes = peak_bytes, libraries_bytes
+        return over
+
+    def report(self) -> DeviceMemory:
+        """Up to now."""
+        latest = self._take()
+        reserve_bytes = self._caps.outside_arena_bytes if self._caps.device_reserve_bytes else 0
+        return DeviceMemory(
+            arena_bytes=self._arena_bytes,
+            cap_bytes=self._caps.device_bytes,
+            reserve_bytes=reserve_bytes,
+            before_bytes=max(0, self._first.used_bytes - self._arena_bytes),
+            warm_bytes=(self._warm or latest).used_bytes,
+            peak_bytes=self._peak_bytes,
+            libraries_bytes=self._libraries_bytes,
+            libraries_bytes_by_call=self._bytes_by_call,
+        )
+
+    def _take(self) -> MemoryReading:
+        reading = self._read()
+        self._peak_bytes = max(self._peak_bytes, reading.used_bytes)
+        self._libraries_bytes = max(
+            self._libraries_bytes, reading.reserved_bytes - self._arena_bytes
+        )
+        return reading
+
+
+def _over(memory: DeviceMemory) -> str:
+    beside = memory.peak_bytes - memory.arena_bytes
+    assert memory.cap_bytes is not None
+    return (
+        f"the driver counts {gib(memory.peak_bytes)} in use on the device with every kernel warm, "
+        f"{gib(memory.excess_bytes)} more than the cap of {gib(memory.cap_bytes)}: "
+        f"{gib(memory.arena_bytes)} are the arena and {gib(beside)} context and libraries "
+        f"({gib(memory.before_bytes)} before the first kernel, other processes included; "
+        f"{gib(memory.libraries_bytes)} workspaces and temporaries), for which the plan reserves "
+        f"{gib(memory.reserve_bytes)}. Raise device_reserve_bytes in the machine's profile to "
+        f"{beside} and plan again, or give --device-mem {gib(memory.excess_bytes)} more."
+    )

@@ -1,0 +1,107 @@
+"""How much memory the host has left for an arena, asked before any of it is touched."""
+
+import contextlib
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstream.schedule.errors import TwinstreamError
+
+_UNLIMITED_CGROUP = 1 << 62
+
+
+class HostMemoryError(TwinstreamError):
+    """The host cannot give or pin the arena that the schedule needs."""
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """Bytes the process may lock, may use, and that are available; None is no limit."""
+
+    memlock_bytes: int | None
+    cgroup_left_bytes: int | None
+    available_bytes: int | None
+
+
+def host_limits(root: Path = Path("/")) -> HostLimits:
+    """Read RLIMIT_MEMLOCK, the cgroup's limit and use, and MemAvailable."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return HostLimits(
+        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+        cgroup_left_bytes=_cgroup_left_bytes(root),
+        available_bytes=_available_bytes(root),
+    )
+
+
+def check_host_memory(size_bytes: int, limits: HostLimits, *, pinned: bool) -> None:
+    """Raise HostMemoryError when the arena cannot be had; nothing has been touched yet."""
+    checks = [
+        ("available memory", limits.available_bytes, "free memory or lower --host-mem"),
+        ("the cgroup's limit", limits.cgroup_left_bytes, "raise the container's memory limit"),
+    ]
+    if pinned:
+        checks.insert(0, ("RLIMIT_MEMLOCK", limits.memlock_bytes, "run `ulimit -l unlimited`"))
+    for what, limit, remedy in checks:
+        if limit is not None and size_bytes > limit:
+            raise HostMemoryError(
+                f"the host arena needs {size_bytes / 2**30:.2f} GiB"
+                f"{' of pinned memory' if pinned else ''}, but {what} leaves "
+                f"{limit / 2**30:.2f} GiB; {remedy}, or plan with a smaller --host-mem."
+            )
+
+
+def _available_bytes(root: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_left_bytes(root: Path) -> int | None:
+    """The least that the process's cgroup or one of those it lies in has left, v2 or v1."""
+    mounted = root / "sys/fs/cgroup"
+    for tree, own, limit_file, used_file in (
+        (mounted, "", "memory.max", "memory.current"),
+        (mounted / "memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        left = [
+            left_bytes
+            for folder in _with_parents(tree, _own_cgroup(root, own))
+            if (left_bytes := _left_bytes(folder, limit_file, used_file)) is not None
+        ]
+        if left:
+            return min(left)
+    return None
+
+
+def _own_cgroup(root: Path, controller: str) -> str:
+    """The process's path below the tree of a controller; v2 names none."""
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == controller:
+                return path.strip("/")
+    return ""
+
+
+def _with_parents(tree: Path, path: str) -> list[Path]:
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [tree.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _left_bytes(folder: Path, limit_file: str, used_file: str) -> int | None:
+    """Limit minus current use; file cache can be reclaimed and is not counted."""
+    with contextlib.suppress(OSError, ValueError):
+        limit = int((folder / limit_file).read_text())
+        if limit < _UNLIMITED_CGROUP:
+            used = int((folder / used_file).read_text())
+            return limit - used + _file_cache_bytes(folder / "memory.stat")
+    return None
+
+
+def _file_cache_bytes(stat_file: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        fields = dict(line.split() for line in stat_file.read_text().splitlines())
+        return int(fields.get("file", fields.get("cache", 0)))
+    return 0

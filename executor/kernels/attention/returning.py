@@ -1,0 +1,135 @@
+"""Around libraries that allocate their results; each is copied, or added, once.
+
+Some align a causal mask top-left, as `is_causal` of torch's SDPA does: right only for as many
+queries as keys. They compute the keys before the first query without a mask and the others with
+it, and the two parts are merged by their log-sum-exps. An explicit mask is never made: it would
+take queries times keys, and cuDNN's backward has given NaN with one. The backward of a part is
+right with the log-sum-exp and the output of the whole: probabilities come from the first, and
+the sum of dO * O a row is that of the whole.
+
+Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D head_dim.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionGradients,
+    AttentionInputs,
+    AttentionResult,
+)
+from twinstream.executor.kernels.attention.writing import dense_lse
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.attention_scratch import MERGE_BLOCK_ELEMENTS
+
+
+class ReturningLibrary(Protocol):
+    """Attention with a causal mask or none."""
+
+    def forward(
+        self, inputs: AttentionInputs, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output [B, S, H, D] and the log-sum-exp [B, H, S]."""
+
+    def backward(
+        self,
+        inputs: AttentionInputs,
+        result: AttentionResult,
+        d_out_BSHD: torch.Tensor,
+        workspace: Workspace,
+        *,
+        causal: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gradients of Q [B, S, H, D], and of K and V [B, C, K, D]."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the keys, those from `start` on."""
+
+    inputs: AttentionInputs
+    keys: slice
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Returning:
+    """Forward and backward by the protocol of attention implementations."""
+
+    library: ReturningLibrary
+    alignment: Literal["top_left", "bottom_right"]
+
+    def forward(
+        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
+    ) -> None:
+        found = [
+            AttentionResult(*self.library.forward(part.inputs, causal=part.causal))
+            for part in self._parts(inputs)
+        ]
+        if len(found) == 1:
+            result.out.copy_(found[0].out)
+            result.lse.copy_(found[0].lse)
+            return
+        with workspace.frame():
+            _merge(found[0], found[1], result, workspace)
+
+    def backward(
+        self,
+        inputs: AttentionInputs,
+        result: AttentionResult,
+        d_out_BSHD: torch.Tensor,
+        gradients: AttentionGradients,
+        workspace: Workspace,
+    ) -> None:
+        with workspace.frame():
+            dense = AttentionResult(result.out, dense_lse(result.lse, workspace))
+            for number, part in enumerate(self._parts(inputs)):
+                with workspace.frame():
+                    d_q, d_k, d_v = self.library.backward(
+                        part.inputs, dense, d_out_BSHD, workspace, causal=part.causal
+                    )
+                _put(gradients.d_q, d_q, add=number > 0)
+                _put(gradients.d_kv[:, part.keys, 0], d_k, add=gradients.accumulate)
+                _put(gradients.d_kv[:, part.keys, 1], d_v, add=gradients.accumulate)
+                del d_q, d_k, d_v  # before the next part allocates its own
+
+    def _parts(self, inputs: AttentionInputs) -> Iterator[_Part]:
+        num_keys = inputs.k.shape[1]
+        num_past = num_keys - inputs.q.shape[1]
+        if num_past == 0 or self.alignment == "bottom_right":
+            yield _Part(inputs, slice(0, num_keys), causal=True)
+            return
+        for keys, causal in ((slice(0, num_past), False), (slice(num_past, num_keys), True)):
+            some = AttentionInputs(inputs.q, inputs.k[:, keys], inputs.v[:, keys], inputs.scale)
+            yield _Part(some, keys, causal)
+
+
+def _put(into: torch.Tensor, gradient: torch.Tensor, *, add: bool) -> None:
+    if add:
+        into.add_(gradient)
+    else:
+        into.copy_(gradient)
+
+
+def _merge(
+    past: AttentionResult, own: AttentionResult, result: AttentionResult, workspace: Workspace
+) -> None:
+    """The result over the keys of both parts, in float32, rounded once."""
+    _, num_queries, num_heads, head_dim = own.out.shape
+    torch.logaddexp(past.lse, own.lse, out=result.lse)
+    share_BHS = workspace.take(tuple(own.lse.shape), torch.float32)
+    torch.sub(own.lse, result.lse, out=share_BHS).exp_()
+    step = max(1, min(num_queries, MERGE_BLOCK_ELEMENTS // (num_heads * head_dim)))
+    shape = (step, num_heads, head_dim)
+    past_block, own_block = (workspace.take(shape, torch.float32) for _ in range(2))
+    for index in range(own.out.shape[0]):
+        for start in range(0, num_queries, step):
+            rows = slice(start, min(start + step, num_queries))
+            count = rows.stop - rows.start
+            share_SH1 = share_BHS[index, :, rows].t()[:, :, None]
+            merged = past_block[:count].copy_(past.out[index, rows])
+            merged.lerp_(own_block[:count].copy_(own.out[index, rows]), share_SH1)
+            result.out[index, rows].copy_(merged)

@@ -1,0 +1,128 @@
+"""One shape of attention on random data, its results written over NaN: to check and to time.
+
+Buffers lie as in a block's operands, and scratch has exactly the size that is declared, so that
+what is tried is what a run calls. Legend: B sequences, S queries and C keys of each, H query heads,
+K key heads, D head_dim, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionGradients,
+    AttentionImplementation,
+    AttentionInputs,
+    AttentionResult,
+)
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.attention_scratch import attention_scratch_bytes
+from twinstream.models.attention_shape import AttentionPass, AttentionShape
+
+# Scores this far below zero have shown padding that is scored 0: exp(0 - lse) overflows float32.
+_LOW_SCORE = -120.0
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a forward and a backward wrote."""
+
+    out: torch.Tensor  # [B, S, H, D]
+    lse: torch.Tensor  # [B, H, S]
+    d_q: torch.Tensor  # [B, S, H, D]
+    d_kv: torch.Tensor  # [B, C, 2, K, D]
+
+    def by_name(self) -> dict[str, torch.Tensor]:
+        return {"output": self.out, "log-sum-exp": self.lse, "dQ": self.d_q, "dK and dV": self.d_kv}
+
+    def not_finite(self) -> tuple[str, ...]:
+        """The names of those with a NaN or an infinity."""
+        return tuple(name for name, x in self.by_name().items() if not bool(x.isfinite().all()))
+
+    def same_bits(self, other: "Results") -> bool:
+        mine, others = self.by_name().values(), other.by_name().values()
+        return all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
+
+
+class Trial:
+    """Random operands of a shape, and an implementation that is called on them."""
+
+    def __init__(
+        self, implementation: AttentionImplementation, shape: AttentionShape, device: torch.device,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        self._implementation, self._shape, self._device = implementation, shape, device
+        self._dtype = DTYPES[shape.dtype]
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self.q = self._random(
+            shape.num_sequences, shape.num_queries, shape.num_heads, shape.head_dim
+        )
+        self.kv = self._random(
+            shape.num_sequences, shape.num_keys, 2, shape.num_kv_heads, shape.head_dim
+        )
+        self.d_out = self._random(*self.q.shape)
+        self._results = self._buffers()
+        self._scratch = {of_pass: self._workspace(of_pass) for of_pass in ("forward", "backward")}
+
+    def lower_scores(self) -> None:
+        """Give the first key head scores of about -120 all over; the softmax stays as it was."""
+        group = self._shape.num_heads // self._shape.num_kv_heads
+        scale = self._inputs().scale
+        self.q[:, :, :group, 0] = 1.0
+        self.kv[:, :, 0, 0, 0] = _LOW_SCORE / scale
+
+    def results(self) -> Results:
+        """Forward and backward, over NaN; a copy."""
+        for x in self._results.by_name().values():
+            x.fill_(float("nan"))
+        if self._shape.sliced:  # its gradients of K and V are added
+            self._results.d_kv.zero_()
+        self.forward()
+        self.backward()
+        found = self._results
+        return Results(found.out.clone(), found.lse.clone(), found.d_q.clone(), found.d_kv.clone())
+
+    def forward(self) -> None:
+        self._implementation.forward(self._inputs(), self._result(), self._scratch["forward"])
+
+    def backward(self) -> None:
+        gradients = AttentionGradients(self._results.d_q, self._results.d_kv, self._shape.sliced)
+        self._implementation.backward(
+            self._inputs(), self._result(), self.d_out, gradients, self._scratch["backward"]
+        )
+
+    def _inputs(self) -> AttentionInputs:
+        scale = float(self._shape.head_dim) ** -0.5
+        return AttentionInputs(self.q, self.kv[:, :, 0], self.kv[:, :, 1], scale)
+
+    def _result(self) -> AttentionResult:
+        return AttentionResult(self._results.out, self._results.lse)
+
+    def _random(self, *sizes: int) -> torch.Tensor:
+        made = torch.randn(sizes, generator=self._generator, device=self._device)
+        return made.to(self._dtype)
+
+    def _buffers(self) -> Results:
+        shape = self._shape
+        tokens = shape.num_sequences * shape.num_queries
+        lse_HT = torch.empty(shape.num_heads, tokens, device=self._device)
+        width_q = shape.num_heads * shape.head_dim
+        width = width_q + 2 * shape.num_kv_heads * shape.head_dim
+        d_qkv = torch.empty(
+            shape.num_sequences, shape.num_queries, width, dtype=self._dtype, device=self._device
+        )
+        if shape.sliced:
+            d_kv = torch.empty(self.kv.shape, dtype=torch.float32, device=self._device)
+        else:
+            d_kv = torch.unflatten(d_qkv[:, :, width_q:], 2, tuple(self.kv.shape[2:]))
+        return Results(
+            out=torch.empty_like(self.q),
+            lse=torch.unflatten(lse_HT, 1, (shape.num_sequences, -1)).transpose(0, 1),
+            d_q=torch.unflatten(d_qkv[:, :, :width_q], 2, tuple(self.q.shape[2:])),
+            d_kv=d_kv,
+        )
+
+    def _workspace(self, of_pass: AttentionPass) -> Workspace:
+        size_bytes = attention_scratch_bytes(self._implementation.name, of_pass, self._shape)
+        return Workspace(torch.empty(size_bytes, dtype=torch.uint8, device=self._device))

@@ -1,0 +1,114 @@
+"""AdamW in one pass, with the random bits of the eager update (`random_bits`).
+
+Programs take blocks in turn, so that the keys of the random bits are made once a program. Without
+fused multiply-adds every result is rounded as the eager update rounds it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
+from twinstream.executor.kernels.triton_kernels.rounding import rounded
+from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState
+
+# 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
+_BLOCK, _WARPS = 1024, 4
+# Five programs for each of 132 multiprocessors: as many as there are registers for, at 86 a thread.
+# Which program takes a block changes no bit.
+_PROGRAMS = 660
+
+
+def adamw(state: AdamwState, constants: AdamwConstants) -> None:
+    num_elements = state.parameter.numel()
+    master = state.parameter if state.master is None else state.master
+    launch(
+        _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
+        state.gradient, state.m, state.v, master, state.step_state[:12].view(torch.float32),
+        state.step_state[16:32].view(torch.int64), num_elements, constants.element_offset,
+        constants.first_stream or 0, constants.beta1, 1.0 - constants.beta1, constants.beta2,
+        1.0 - constants.beta2, constants.eps, constants.weight_decay,
+        HAS_MASTER=state.master is not None, STOCHASTIC=constants.first_stream is not None,
+        BLOCK=_BLOCK, num_warps=_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@device_function
+def _mix(word):
+    word ^= word >> 16
+    word *= 0x21F0AAAD
+    word ^= word >> 15
+    word *= 0x735A2D97
+    return word ^ (word >> 15)
+
+
+@device_function
+def _absorb(key, word):
+    """The key after both halves of a 64-bit word."""
+    key = _mix((key ^ word.to(tl.uint32)) + 0x9E3779B9)
+    return _mix((key ^ (word >> 32).to(tl.uint32)) + 0x9E3779B9)
+
+
+@device_function
+def _key(seed, step, stream, SALT: tl.constexpr):
+    key = _absorb(tl.full([], SALT, tl.uint32), seed)
+    return _absorb(_absorb(key, step), stream)
+
+
+@device_function
+def _random_words(index, key_0, key_1):
+    words = _mix(index.to(tl.uint32) ^ key_0)
+    high = (index >> 32).to(tl.uint32) * 0x21F0AAAD
+    return _mix(words + key_1 + high)
+
+
+@device_function
+def _down_or_up(x, random_16):
+    """Float32 to either bf16 neighbour, with a chance that keeps the mean; finite stays finite."""
+    limit = 3.3895313892515355e38
+    bits = tl.minimum(tl.maximum(x, -limit), limit).to(tl.uint32, bitcast=True)
+    bits = (bits + random_16) & 0xFFFF0000
+    finite = (x.to(tl.uint32, bitcast=True) & 0x7F800000) != 0x7F800000
+    return tl.where(finite, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
+
+
+@triton.jit
+def _adamw_kernel(
+    parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, num_elements,
+    element_offset, first_stream, beta1, rest1, beta2, rest2, eps, weight_decay,
+    HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
+    v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
+    decay = 1.0 - lr * weight_decay
+    if STOCHASTIC:
+        step, seed = tl.load(seed_ptr), tl.load(seed_ptr + 1)
+        stream = tl.cast(first_stream, tl.int64)
+        key_00, key_01 = _key(seed, step, stream, 0), _key(seed, step, stream, 0x9E3779B9)
+        key_10, key_11 = _key(seed, step, stream + 1, 0), _key(seed, step, stream + 1, 0x9E3779B9)
+    num_blocks = tl.cdiv(num_elements, BLOCK)
+    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        index = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = index < num_elements
+        gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(m_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        parameter = tl.load(master_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        m = m * beta1 + gradient * rest1
+        v = v * beta2 + gradient * gradient * rest2
+        denominator = tl.div_rn(tl.sqrt_rn(v), v_correction_sqrt) + eps
+        change = tl.div_rn(tl.div_rn(m, m_correction) * lr, denominator)
+        parameter = parameter * decay - change
+        if HAS_MASTER:
+            tl.store(master_ptr + index, parameter, mask=inside)
+        if STOCHASTIC:
+            words = _random_words(index + element_offset, key_00, key_01)
+            tl.store(parameter_ptr + index, _down_or_up(parameter, words & 0xFFFF), mask=inside)
+            tl.store(m_ptr + index, _down_or_up(m, words >> 16), mask=inside)
+            words = _random_words(index + element_offset, key_10, key_11)
+            tl.store(v_ptr + index, _down_or_up(v, words & 0xFFFF), mask=inside)
+        else:
+            dtype = parameter_ptr.dtype.element_ty
+            tl.store(parameter_ptr + index, rounded(parameter, dtype), mask=inside)
+            tl.store(m_ptr + index, rounded(m, m_ptr.dtype.element_ty), mask=inside)
+            tl.store(v_ptr + index, rounded(v, v_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,152 @@
+"""The norm of each head and RoPE. A program holds all heads of a token, in two halves.
+
+So the angles of a token are computed once. T tokens, H heads, E head_dim.
+"""
+
+from math import log2
+
+import torch
+import triton
+import triton.language as tl
+
+from twinstream.executor.kernels.query_key import HeadNorm
+from twinstream.executor.kernels.rope import Rope
+from twinstream.executor.kernels.triton_kernels.column_sums import add_partial_sums
+from twinstream.executor.kernels.triton_kernels.launch import (
+    device_function,
+    launch,
+    power_of_2,
+    warps_for,
+)
+from twinstream.executor.kernels.triton_kernels.rounding import rounded
+from twinstream.executor.kernels.vector_ops import HeadNormBackward
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.workspace import partial_sums
+
+
+def write_rotated(
+    x_THE: torch.Tensor, norm: HeadNorm | None, rope: Rope, out_THE: torch.Tensor
+) -> None:
+    _rotate(x_THE, norm, rope, out_THE, backward=False)
+
+
+def rotated_backward(
+    d_THE: torch.Tensor, rope: Rope, norm: HeadNormBackward | None, workspace: Workspace
+) -> None:
+    if norm is None:
+        _rotate(d_THE, None, rope, d_THE, backward=True)
+        return
+    num_tokens, num_heads, head_dim = d_THE.shape
+    num_programs, x = partial_sums(num_tokens), norm.x
+    heads, half = power_of_2(num_heads), power_of_2(head_dim // 2)
+    with workspace.frame():
+        partial_PE = workspace.take((num_programs, head_dim), torch.float32)
+        launch(
+            _normed_rotated_backward_kernel, (num_programs,), d_THE, x, norm.norm.weight,
+            partial_PE, d_THE.stride(0), d_THE.stride(1), x.stride(0), x.stride(1), num_tokens,
+            num_heads, rope.seq_len, rope.chunk_start, norm.norm.eps, LOG2_THETA=log2(rope.theta),
+            HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
+        )  # fmt: skip
+        add_partial_sums(partial_PE, norm.d_weight)
+
+
+def _rotate(
+    x_THE: torch.Tensor, norm: HeadNorm | None, rope: Rope, out_THE: torch.Tensor, *,
+    backward: bool,
+) -> None:  # fmt: skip
+    num_tokens, num_heads, head_dim = x_THE.shape
+    heads, half = power_of_2(num_heads), power_of_2(head_dim // 2)
+    weight, eps = (x_THE, 0.0) if norm is None else (norm.weight, norm.eps)
+    launch(
+        _rotate_kernel, (num_tokens,), x_THE, weight, out_THE, x_THE.stride(0), x_THE.stride(1),
+        out_THE.stride(0), out_THE.stride(1), num_heads, rope.seq_len, rope.chunk_start, eps,
+        LOG2_THETA=log2(rope.theta), BACKWARD=backward, HAS_NORM=norm is not None,
+        HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
+    )  # fmt: skip
+
+
+@device_function
+def _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA: tl.constexpr, HALF: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """Of the angles of a token; frequencies are exact to float32, as the eager ones are."""
+    exponent = tl.arange(0, BLOCK).to(tl.float64) * (LOG2_THETA / HALF)
+    frequency = tl.exp2(-exponent).to(tl.float32)
+    angle = (token % seq_len + chunk_start).to(tl.float32) * frequency
+    return tl.cos(angle), tl.sin(angle)
+
+
+@triton.jit
+def _rotate_kernel(
+    x_ptr, weight_ptr, out_ptr, x_stride, x_head_stride, out_stride, out_head_stride, num_heads,
+    seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr, BACKWARD: tl.constexpr,
+    HAS_NORM: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
+    inside = (heads < num_heads)[:, None] & (columns < HALF)[None, :]
+    x_token = x_ptr + token.to(tl.int64) * x_stride
+    out_token = out_ptr + token.to(tl.int64) * out_stride
+    x_offsets = heads[:, None] * x_head_stride + columns[None, :]
+    out_offsets = heads[:, None] * out_head_stride + columns[None, :]
+    first = tl.load(x_token + x_offsets, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(x_token + x_offsets + HALF, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first + second * second, axis=1)
+        rstd = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        weights = weight_ptr + columns
+        weight = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)
+        first = first * rstd * weight[None, :]
+        weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
+        second = second * rstd * weight[None, :]
+    cos, sin = _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA, HALF, BLOCK)
+    if BACKWARD:
+        sin = -sin
+    out_first = first * cos[None, :] - second * sin[None, :]
+    out_second = second * cos[None, :] + first * sin[None, :]
+    dtype = out_ptr.dtype.element_ty
+    tl.store(out_token + out_offsets, rounded(out_first, dtype), mask=inside)
+    tl.store(out_token + out_offsets + HALF, rounded(out_second, dtype), mask=inside)
+
+
+@triton.jit
+def _normed_rotated_backward_kernel(
+    d_ptr, x_ptr, weight_ptr, partial_ptr, d_stride, d_head_stride, x_stride, x_head_stride,
+    num_tokens, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
+    HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
+    inside = (heads < num_heads)[:, None] & (columns < HALF)[None, :]
+    x_offsets = heads[:, None] * x_head_stride + columns[None, :]
+    d_offsets = heads[:, None] * d_head_stride + columns[None, :]
+    weights = weight_ptr + columns
+    weight_1 = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    weight_2 = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    sums_1 = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
+    sums_2 = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
+    tokens_each = tl.cdiv(num_tokens, tl.num_programs(0))
+    first_token = program * tokens_each
+    for token in range(first_token, tl.minimum(first_token + tokens_each, num_tokens)):
+        x_token = x_ptr + tl.cast(token, tl.int64) * x_stride + x_offsets
+        d_token = d_ptr + tl.cast(token, tl.int64) * d_stride + d_offsets
+        x_1 = tl.load(x_token, mask=inside, other=0.0).to(tl.float32)
+        x_2 = tl.load(x_token + HALF, mask=inside, other=0.0).to(tl.float32)
+        d_1 = tl.load(d_token, mask=inside, other=0.0).to(tl.float32)
+        d_2 = tl.load(d_token + HALF, mask=inside, other=0.0).to(tl.float32)
+        cos, sin = _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA, HALF, BLOCK)
+        d_normed_1 = d_1 * cos[None, :] + d_2 * sin[None, :]
+        d_normed_2 = d_2 * cos[None, :] - d_1 * sin[None, :]
+        rstd = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, axis=1) / (2 * HALF) + eps)[:, None]
+        x_1 *= rstd
+        x_2 *= rstd
+        sums_1 += d_normed_1 * x_1
+        sums_2 += d_normed_2 * x_2
+        d_normed_1 *= weight_1
+        d_normed_2 *= weight_2
+        mean = tl.sum(d_normed_1 * x_1 + d_normed_2 * x_2, axis=1)[:, None] / (2 * HALF)
+        dtype = d_ptr.dtype.element_ty
+        tl.store(d_token, rounded((d_normed_1 - x_1 * mean) * rstd, dtype), mask=inside)
+        tl.store(d_token + HALF, rounded((d_normed_2 - x_2 * mean) * rstd, dtype), mask=inside)
+    share = partial_ptr + program.to(tl.int64) * (2 * HALF) + columns
+    tl.store(share, tl.sum(sums_1, axis=0), mask=columns < HALF)
+    tl.store(share + HALF, tl.sum(sums_2, axis=0), mask=columns < HALF)

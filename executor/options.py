@@ -1,0 +1,47 @@
+"""How a schedule is to be run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from twinstream.schedule.errors import TwinstreamError
+
+BackendName = Literal["cpu", "cuda"]
+Graphs = Literal["auto", "on", "off"]
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many are done."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how to run: `num_passes` training steps, the first of them cold.
+
+    `timed_passes`: of how many of the last passes, beside the first, every op is timed; by
+    default all on the CPU, where it costs nothing, and one on CUDA. `graphs`: whether passes that
+    are not timed run as CUDA graphs; `auto` does so where that pays. `on_pinned` is told how much
+    of the host arena is populated and pinned.
+    """
+
+    backend: BackendName = "cpu"
+    num_passes: int = 3
+    compute_threads: int = 1
+    poison: bool = False
+    timed_passes: int | None = None
+    graphs: Graphs = "auto"
+    on_pinned: Progress | None = None
+
+
+def choose_graphs(name: str, backend: BackendName) -> Graphs:
+    """Whether to use CUDA graphs, as asked for.
+
+    Raises:
+        TwinstreamError: it is none of auto, on and off, or `on` without CUDA.
+    """
+    if name == "on" and backend != "cuda":
+        raise TwinstreamError(
+            f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
+        )
+    choices: dict[str, Graphs] = {"auto": "auto", "on": "on", "off": "off"}
+    if name in choices:
+        return choices[name]
+    raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")

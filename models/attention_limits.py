@@ -1,0 +1,67 @@
+"""What each attention implementation computes, so that a plan can be refused without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from twinstream.models.attention_scratch import require_known_attention
+
+DeviceName = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class AttentionLimits:
+    """None is no limit of its own; `capabilities` are major compute capabilities."""
+
+    device: DeviceName | None = None
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    most_head_dim: int | None = None
+    head_dim_multiple: int = 1
+    capabilities: tuple[int, ...] = ()
+
+    def refusal(self, dtype: str, head_dim: int) -> str | None:
+        """Why such heads cannot be computed, or None."""
+        if dtype not in self.dtypes:
+            return f"it computes {' and '.join(self.dtypes)}, not {dtype}"
+        if self.most_head_dim is not None and head_dim > self.most_head_dim:
+            return f"head_dim {head_dim} is over its limit of {self.most_head_dim}"
+        if head_dim % self.head_dim_multiple:
+            return f"head_dim {head_dim} is no multiple of {self.head_dim_multiple}"
+        return None
+
+
+def attention_limits(name: str) -> AttentionLimits:
+    """
+    Raises:
+        UnknownAttentionError: there is no implementation of that name.
+    """
+    require_known_attention(name)
+    return _limits()[name]
+
+
+def attention_refusal(name: str, device: DeviceName, dtype: str, head_dim: int) -> str | None:
+    """Why an implementation cannot compute such heads on a kind of device, or None.
+
+    Raises:
+        UnknownAttentionError: there is none of that name.
+    """
+    limits = attention_limits(name)
+    if limits.device is not None and limits.device != device:
+        return f"it runs on {limits.device}, not on {device}"
+    return limits.refusal(dtype, head_dim)
+
+
+def _limits() -> Mapping[str, AttentionLimits]:
+    return {
+        "eager": AttentionLimits(),
+        "sdpa_cpu": AttentionLimits(device="cpu"),
+        "sdpa_flash": _on_cuda(256, (8, 9, 10, 11, 12)),
+        "sdpa_cudnn": _on_cuda(128, (8, 9, 10, 12)),
+        "flash2": _on_cuda(256, (8, 9, 10, 12)),
+        "flash3": _on_cuda(192, (9,)),
+        "flash4": _on_cuda(128, (9, 10, 11)),
+    }
+
+
+def _on_cuda(most_head_dim: int, capabilities: tuple[int, ...]) -> AttentionLimits:
+    return AttentionLimits("cuda", ("bfloat16",), most_head_dim, 8, capabilities)

@@ -1,0 +1,157 @@
+"""What the dispatch loop costs the host, and what timing and graphs change on a GPU."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import twinstream as ts
+from tests.helpers.runs import random_tokens
+from twinstream.executor.backends.cuda import CudaBackend
+from twinstream.executor.dispatch import PassOptions, run_passes
+from twinstream.executor.execute import execute
+from twinstream.executor.graph_classes import contents
+from twinstream.executor.graph_replay import GraphReplay
+from twinstream.executor.options import Graphs, RunOptions
+from twinstream.executor.program import compile_program
+from twinstream.executor.state import initial_state
+from twinstream.executor.training import Training
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import HostCost, Timeline
+
+pytestmark = pytest.mark.bench
+
+
+class NoEvent:
+    def record(self, stream: Any) -> None:
+        return
+
+    def wait(self, stream: Any) -> None:
+        return
+
+    def synchronize(self) -> None:
+        return
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return 0.0
+
+
+@dataclass
+class NoGraph:
+    def replay(self) -> None:
+        return
+
+    def reset(self) -> None:
+        return
+
+
+class NoGpu:
+    """Does nothing at once: what is left is our own loop."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+
+    def new_stream(self) -> int:
+        self.num_streams += 1
+        return self.num_streams
+
+    def new_event(self, *, timing: bool = False, blocking: bool = False) -> NoEvent:
+        return NoEvent()
+
+    def use(self, stream: Any) -> None:
+        return
+
+    def capture(self, stream: Any, body: Callable[[], None]) -> NoGraph:
+        return NoGraph()
+
+    def synchronize(self) -> None:
+        return
+
+    def libraries_pool(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def begin_allocation_count(self) -> None:
+        return
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def release_unused(self) -> None:
+        return
+
+
+def loop_cost(schedule: Schedule, *, timed: bool, graphs: bool) -> tuple[HostCost, float]:
+    """As the loop measures it, and the CPU time of the thread, ns per op."""
+    program = compile_program(schedule)
+    works = [lambda pass_index: None for _ in program.launches]
+    backend = CudaBackend(program, works, NoGpu())
+    replay = GraphReplay(program, works, contents(schedule), backend).replay if graphs else None
+    before_ns = time.thread_time_ns()
+    passes = run_passes(program, backend, PassOptions(6, 6 if timed else 0), replay)
+    spent_ns = time.thread_time_ns() - before_ns
+    assert len(passes.times) == 6
+    assert passes.host_cost is not None
+    return passes.host_cost, spent_ns / 6 / len(schedule.ops)
+
+
+@pytest.mark.parametrize("device_mem", ["24GiB", "9GiB"])
+def test_bench_the_loop_alone(device_mem, capsys):
+    step = ts.TrainingStep(
+        seq_len=1024, tokens_per_step=524_288, chunk_tokens=16_384, chunks_per_round=2
+    )
+    schedule = ts.plan("8b", "h100", step=step, device_mem=device_mem, host_mem="100GiB")
+    with capsys.disabled():
+        for timed, graphs in ((False, False), (True, False), (False, True)):
+            cost, cpu_ns = loop_cost(schedule, timed=timed, graphs=graphs)
+            calls = sum(cost.calls_per_pass.values())
+            assert calls == len(schedule.ops) or graphs
+            print(
+                f"\n8B, {device_mem}, {len(schedule.ops)} ops, timed {timed}, graphs {graphs}: "
+                f"{cost.ns_per_op / 1e3:.2f} us an op ({cpu_ns / 1e3:.2f} of CPU), "
+                f"{calls:.0f} calls a step"
+            )
+
+
+# --- on a GPU
+
+
+def measured(schedule: Schedule, *, timed: int, graphs: Graphs) -> Timeline:
+    spec = ModelSpec.model_validate(schedule.model.spec)
+    options = RunOptions("cuda", num_passes=9, timed_passes=timed, graphs=graphs)
+    tokens = random_tokens(schedule, spec.vocab_size)
+    loop = Training(lambda step, index: tokens[index], learning_rate=1e-3, seed=0)
+    return execute(schedule, initial_state(spec, 1), loop.host_work(schedule), options).timeline
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk_tokens", [256, 2048])
+def test_bench_timing_and_graphs_on_a_gpu(chunk_tokens, capsys):
+    """Step time untimed, timed, and as graphs; prints the overhead of timing and the host's cost.
+
+    All steps of the second run are timed, so its step time has the overhead in it.
+    """
+    step = ts.TrainingStep(
+        seq_len=256, tokens_per_step=8 * chunk_tokens, chunk_tokens=chunk_tokens, chunks_per_round=2
+    )
+    schedule = ts.plan("1b", "h100", step=step, device_mem="24GiB", host_mem="32GiB")
+    runs: list[tuple[str, int, Graphs]] = [
+        ("untimed", 1, "off"), ("timed", 9, "off"), ("graphs", 1, "on"),
+    ]  # fmt: skip
+    found = {name: measured(schedule, timed=timed, graphs=graphs) for name, timed, graphs in runs}
+    plain_ns = found["untimed"].step_ns
+    with capsys.disabled():
+        for name, timeline in found.items():
+            cost = timeline.provenance.host_cost
+            assert cost is not None
+            print(
+                f"\n1b, {chunk_tokens} tokens a chunk, {name}: step "
+                f"{timeline.step_ns / 1e6:.3f} ms (spread {timeline.spread_ns / 1e6:.3f}), "
+                f"{timeline.step_ns / plain_ns - 1:+.2%} against untimed; "
+                f"host {cost.ns_per_op / 1e3:.1f} us an op; "
+                f"{timeline.provenance.detail}"
+            )
+    assert plain_ns > 0

@@ -1,0 +1,133 @@
+"""Shapes, random inputs, an oracle in float64, and a call with all buffers full of NaN.
+
+Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D head_dim.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tests.executor.kernels.driver import buffer
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionGradients,
+    AttentionInputs,
+    AttentionResult,
+)
+from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.attention_scratch import attention_scratch_bytes
+from twinstream.models.attention_shape import AttentionShape
+
+# Largest difference over largest value. float32: rounding of sums over a few hundred keys. bf16:
+# probabilities, score gradients and results are rounded to 2**-9 relative, score gradients are
+# differences, and a result merged of two parts is rounded twice.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
+
+
+def shape(  # noqa: PLR0913
+    num_sequences: int, num_queries: int, num_keys: int, num_heads: int, num_kv_heads: int,
+    head_dim: int, dtype: str = "float32",
+) -> AttentionShape:  # fmt: skip
+    sliced = num_keys > num_queries
+    return AttentionShape(
+        num_sequences, num_queries, num_keys, num_heads, num_kv_heads, head_dim, dtype, sliced
+    )
+
+
+PACKED = [(2, 5, 5, 4, 2, 8), (3, 64, 64, 4, 4, 16), (1, 192, 192, 2, 1, 8)]
+SLICED = [(1, 7, 19, 4, 2, 8), (1, 64, 192, 4, 1, 16), (1, 1, 13, 4, 2, 8), (1, 130, 300, 2, 2, 8)]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a layer has; the first rows of slices of K and V are their context."""
+
+    q: torch.Tensor  # [B, S, H, D]
+    kv: torch.Tensor  # [B, C, 2, K, D]
+    d_out: torch.Tensor  # [B, S, H, D]
+    scale: float
+
+    @property
+    def inputs(self) -> AttentionInputs:
+        return AttentionInputs(self.q, self.kv[:, :, 0], self.kv[:, :, 1], self.scale)
+
+
+@dataclass(frozen=True)
+class Found:
+    out: torch.Tensor
+    lse: torch.Tensor
+    d_q: torch.Tensor
+    d_kv: torch.Tensor
+    scratch_bytes: tuple[int, int]
+
+
+def random_data(of: AttentionShape, device: str = "cpu", seed: int = 0) -> Data:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*sizes: int) -> torch.Tensor:
+        made = torch.randn(sizes, generator=generator)
+        return made.to(device=device, dtype=getattr(torch, of.dtype))
+
+    q = random(of.num_sequences, of.num_queries, of.num_heads, of.head_dim)
+    kv = random(of.num_sequences, of.num_keys, 2, of.num_kv_heads, of.head_dim)
+    return Data(2 * q, kv, random(*q.shape), of.head_dim**-0.5)
+
+
+def call(name: str, of: AttentionShape, data: Data, d_kv_before: float = 1.0) -> Found:
+    """Forward and backward with NaN in everything to be written, and exactly the scratch declared.
+
+    Log-sum-exps lie as in a block's `attention` operand, gradients as in its scratch.
+    """
+    device, dtype = data.q.device, data.q.dtype
+    implementation = attention_implementation(name)
+
+    def nan(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(sizes, float("nan"), dtype=dtype, device=device)
+
+    lse_HT = nan(of.num_heads, of.num_sequences * of.num_queries, dtype=torch.float32)
+    lse = torch.unflatten(lse_HT, 1, (of.num_sequences, -1)).transpose(0, 1)
+    result = AttentionResult(nan(*data.q.shape, dtype=dtype), lse)
+    before = scratch(name, "forward", of, device)
+    implementation.forward(data.inputs, result, before)
+
+    width_q, width_kv = of.num_heads * of.head_dim, 2 * of.num_kv_heads * of.head_dim
+    tokens = (of.num_sequences, of.num_queries)
+    d_qkv = nan(*tokens, width_q + width_kv, dtype=dtype)
+    d_q = torch.unflatten(d_qkv[:, :, :width_q], 2, (of.num_heads, of.head_dim))
+    if of.sliced:
+        d_kv = torch.full_like(data.kv, d_kv_before, dtype=torch.float32)
+    else:
+        d_kv = torch.unflatten(d_qkv[:, :, width_q:], 2, (2, of.num_kv_heads, of.head_dim))
+    after = scratch(name, "backward", of, device)
+    implementation.backward(
+        data.inputs, result, data.d_out, AttentionGradients(d_q, d_kv, of.sliced), after
+    )
+    sizes = (before.high_water_bytes, after.high_water_bytes)
+    return Found(result.out, result.lse, d_q, d_kv - d_kv_before * of.sliced, sizes)
+
+
+def scratch(name: str, of_pass: str, of: AttentionShape, device: torch.device) -> Workspace:
+    size_bytes = attention_scratch_bytes(name, of_pass, of)
+    return Workspace(buffer(size_bytes).to(device) if size_bytes else torch.empty(0).byte())
+
+
+def oracle(data: Data) -> Found:
+    """Bottom-right causal attention in float64, differentiated by autograd."""
+    q, kv = data.q.double().requires_grad_(), data.kv.double().requires_grad_()
+    group = q.shape[2] // kv.shape[3]
+    k, v = (kv[:, :, i].repeat_interleave(group, dim=2) for i in range(2))
+    scores = torch.einsum("bshd,bchd->bhsc", q, k) * data.scale
+    seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device)
+    scores = scores.masked_fill(~seen.tril(k.shape[1] - q.shape[1]), float("-inf"))
+    out = torch.einsum("bhsc,bchd->bshd", scores.softmax(-1), v)
+    out.backward(data.d_out.double())
+    assert q.grad is not None and kv.grad is not None
+    return Found(out.detach(), scores.logsumexp(-1).detach(), q.grad, kv.grad, (0, 0))
+
+
+def assert_close(found: Found, expected: Found, tolerance: float) -> None:
+    for name in ("out", "d_q", "d_kv", "lse"):
+        actual, wanted = getattr(found, name).double(), getattr(expected, name)
+        error = (actual - wanted).abs().max() / wanted.abs().max()
+        limit = max(1e-5, tolerance / 200) if name == "lse" else tolerance  # it is never rounded
+        assert error <= limit, f"{name}: {error}"

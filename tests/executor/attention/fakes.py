@@ -1,0 +1,244 @@
+"""Stand-ins for libraries that need a GPU: they compute on the CPU what the library promises.
+
+They hold our calls to the libraries' interfaces (argument by argument; torch's operators even by
+their own schemas, on which the stand-ins are registered for the CPU). They cannot show that a
+library keeps its promises: tests marked gpu do that.
+
+Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D head_dim.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import pytest
+import torch
+
+
+def forward(q, k, v, scale, *, causal, top_left):
+    """Output [B, S, H, D] in the dtype of q and log-sum-exp [B, H, S] in float32."""
+    scores, values = _scores(q, k, v, scale, causal=causal, top_left=top_left)
+    out = torch.einsum("bhsc,bchd->bshd", scores.softmax(-1), values)
+    return out.to(q.dtype), scores.logsumexp(-1).float()
+
+
+def backward(d_out, q, k, v, out, lse, scale, *, causal, top_left):  # noqa: PLR0913
+    """Gradients of q, k and v from the log-sum-exp and output given, as flash kernels do."""
+    scores, values = _scores(q, k, v, scale, causal=causal, top_left=top_left)
+    probabilities = (scores - lse.double()[..., None]).exp()
+    d_out = d_out.double()
+    delta = (d_out * out.double()).sum(-1).transpose(1, 2)[..., None]
+    d_probabilities = torch.einsum("bshd,bchd->bhsc", d_out, values)
+    d_scores = probabilities * (d_probabilities - delta) * scale
+    keys = _by_query_head(k, q)
+    d_q = torch.einsum("bhsc,bchd->bshd", d_scores, keys)
+    d_k = torch.einsum("bhsc,bshd->bchd", d_scores, q.double())
+    d_v = torch.einsum("bhsc,bshd->bchd", probabilities, d_out)
+    heads = (k.shape[2], -1)
+    d_k, d_v = (torch.unflatten(x, 2, heads).sum(3) for x in (d_k, d_v))
+    return d_q.to(q.dtype), d_k.to(q.dtype), d_v.to(q.dtype)
+
+
+def _scores(q, k, v, scale, *, causal, top_left):
+    keys, values = _by_query_head(k, q), _by_query_head(v, q)
+    scores = torch.einsum("bshd,bchd->bhsc", q.double(), keys) * scale
+    if causal:
+        offset = 0 if top_left else k.shape[1] - q.shape[1]
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril(offset)
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return scores, values
+
+
+def _by_query_head(x, q):
+    return x.double().repeat_interleave(q.shape[2] // x.shape[2], dim=2)
+
+
+@contextmanager
+def torch_cuda_kernels(seen: list[dict]) -> Iterator[None]:
+    """Torch's CUDA-only attention operators, on the CPU; what they were called with is recorded."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, function in {
+        "_scaled_dot_product_flash_attention": _flash_forward,
+        "_scaled_dot_product_flash_attention_backward": _flash_backward,
+        "_scaled_dot_product_cudnn_attention": _cudnn_forward,
+        "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    }.items():
+        library.impl(name, _recorded(function, seen), "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _recorded(function: Callable, seen: list[dict]) -> Callable:
+    def call(*arguments, **named):
+        found, facts = function(*arguments, **named)
+        facts["deterministic"] = torch.get_deterministic_debug_mode() == 2
+        facts["fills"] = torch.utils.deterministic.fill_uninitialized_memory
+        seen.append({"name": function.__name__, **facts})
+        return found
+
+    return call
+
+
+def _swapped(*tensors):
+    return tuple(x.transpose(1, 2) for x in tensors)
+
+
+def _flash_forward(  # noqa: PLR0913
+    q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None
+):
+    assert dropout_p == 0.0 and not return_debug_mask
+    out, lse = forward(*_swapped(q, k, v), scale, causal=is_causal, top_left=False)
+    seed = torch.empty(2, dtype=torch.int64)
+    found = (*_swapped(out), lse, None, None, q.shape[2], k.shape[2], seed, seed, q.new_empty(0))
+    return found, {"causal": is_causal, "keys": k.shape[2]}
+
+
+def _flash_backward(  # noqa: PLR0913
+    d_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, seed,
+    offset, *, scale=None,
+):  # fmt: skip
+    assert (cum_seq_q, cum_seq_k, max_q, max_k) == (None, None, q.shape[2], k.shape[2])
+    assert dropout_p == 0.0 and lse.is_contiguous()
+    swapped = _swapped(d_out, q, k, v, out)
+    found = backward(*swapped, lse, scale, causal=is_causal, top_left=False)
+    return _swapped(*found), {"causal": is_causal, "keys": k.shape[2]}
+
+
+def _cudnn_forward(  # noqa: PLR0913
+    q, k, v, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False,
+    return_debug_mask=False, *, scale=None,
+):  # fmt: skip
+    assert attn_bias is None and compute_log_sumexp and dropout_p == 0.0
+    out, lse = forward(*_swapped(q, k, v), scale, causal=is_causal, top_left=True)
+    seed = torch.empty((), dtype=torch.int64)
+    lse_BHS1 = lse[..., None]
+    found = (*_swapped(out), lse_BHS1, None, None, q.shape[2], k.shape[2], seed, seed, None)
+    return found, {"causal": is_causal, "keys": k.shape[2]}
+
+
+def _cudnn_backward(  # noqa: PLR0913
+    d_out, q, k, v, out, lse, seed, offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k,
+    dropout_p, is_causal, *, scale=None,
+):  # fmt: skip
+    assert (attn_bias, cum_seq_q, cum_seq_k) == (None, None, None)
+    assert (max_q, max_k, dropout_p) == (q.shape[2], k.shape[2], 0.0)
+    assert lse.shape == (*q.shape[:3], 1) and lse.is_contiguous()
+    swapped = _swapped(d_out, q, k, v, out)
+    found = backward(*swapped, lse[..., 0], scale, causal=is_causal, top_left=True)
+    return _swapped(*found), {"causal": is_causal, "keys": k.shape[2]}
+
+
+def flash2_module() -> ModuleType:
+    """flash_attn_2_cuda of flash-attn 2.8."""
+
+    def fwd(q, k, v, out, alibi, p, scale, causal, left, right, softcap, return_softmax, generator):  # noqa: PLR0913
+        assert (alibi, p, left, right, softcap, return_softmax, generator) == (
+            None, 0.0, -1, -1, 0.0, False, None,
+        )  # fmt: skip
+        found, lse = forward(q, k, v, scale, causal=causal, top_left=False)
+        out.copy_(found)
+        return [out, lse, None, None]
+
+    def bwd(  # noqa: PLR0913
+        d_out, q, k, v, out, lse, dq, dk, dv, alibi, p, scale, causal, left, right, softcap,
+        deterministic, generator, rng_state,
+    ):  # fmt: skip
+        assert (alibi, p, left, right, softcap, generator, rng_state) == (
+            None, 0.0, -1, -1, 0.0, None, None,
+        )  # fmt: skip
+        assert deterministic
+        return _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal)
+
+    return _module("flash_attn_2_cuda", fwd=fwd, bwd=bwd)
+
+
+def flash4_module() -> ModuleType:
+    """flash_attn.cute.interface of flash-attn-4 4.0.0b36."""
+
+    def _flash_attn_fwd(  # noqa: PLR0913
+        q, k, v, *, softmax_scale, causal, num_splits, return_lse, out, lse
+    ):
+        assert num_splits == 1 and return_lse and lse.is_contiguous()
+        found, found_lse = forward(q, k, v, softmax_scale, causal=causal, top_left=False)
+        out.copy_(found)
+        lse.copy_(found_lse)
+        return out, lse, None, None, None
+
+    def _flash_attn_bwd(  # noqa: PLR0913
+        q, k, v, out, dout, lse, softmax_scale, causal, *, deterministic, dq, dk, dv
+    ):
+        assert deterministic
+        return _written(dout, q, k, v, out, lse, dq, dk, dv, softmax_scale, causal)
+
+    return _module(
+        "flash_attn.cute.interface",
+        _flash_attn_fwd=_flash_attn_fwd,
+        _flash_attn_bwd=_flash_attn_bwd,
+    )
+
+
+@contextmanager
+def flash3_operators() -> Iterator[None]:
+    """torch.ops.flash_attn_3, by the names and order of the arguments that we use."""
+    library = torch.library.Library("flash_attn_3", "DEF")
+    library.define(
+        "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None, "
+        "Tensor? q_v=None, Tensor(out!)? out=None, float? softmax_scale=None, "
+        "bool is_causal=False, int num_splits=0) -> (Tensor(out!), Tensor, Tensor, Tensor)"
+    )
+    library.define(
+        "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+        "Tensor(dq!)? dq=None, Tensor(dk!)? dk=None, Tensor(dv!)? dv=None, "
+        "float? softmax_scale=None, bool is_causal=False, bool deterministic=False) "
+        "-> (Tensor(dq!), Tensor(dk!), Tensor(dv!))"
+    )
+
+    def fwd(  # noqa: PLR0913
+        q, k, v, k_new=None, v_new=None, q_v=None, out=None, softmax_scale=None, is_causal=False,
+        num_splits=0,
+    ):  # fmt: skip
+        assert num_splits == 1
+        found, lse = forward(q, k, v, softmax_scale, causal=is_causal, top_left=False)
+        return out.copy_(found), lse, q.new_empty(0), q.new_empty(0)
+
+    def bwd(  # noqa: PLR0913
+        dout, q, k, v, out, softmax_lse, dq=None, dk=None, dv=None, softmax_scale=None,
+        is_causal=False, deterministic=False,
+    ):  # fmt: skip
+        assert deterministic
+        return _written(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal)
+
+    library.impl("fwd", fwd, "CPU")
+    library.impl("bwd", bwd, "CPU")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal):  # noqa: PLR0913
+    assert lse.is_contiguous() and lse.dtype == torch.float32
+    assert {x.dtype for x in (dq, dk, dv)} == {q.dtype}
+    found = backward(d_out, q, k, v, out, lse, scale, causal=causal, top_left=False)
+    for into, gradient in zip((dq, dk, dv), found, strict=True):
+        into.copy_(gradient)
+    return dq, dk, dv
+
+
+def _module(name: str, **functions) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(functions)
+    return module
+
+
+def install(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Put a module, and the packages it is in, where imports find them."""
+    parts = module.__name__.split(".")
+    for end in range(1, len(parts)):
+        package = ModuleType(".".join(parts[:end]))
+        package.__path__ = []
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setitem(sys.modules, module.__name__, module)

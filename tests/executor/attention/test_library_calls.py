@@ -1,0 +1,65 @@
+"""How the libraries that need a GPU are called, shown on stand-ins (see fakes.py)."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.executor.attention import cases, fakes
+from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES
+
+LIBRARIES = ("sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """All stand-ins in place; what torch's own operators were called with."""
+    fakes.install(monkeypatch, fakes.flash2_module())
+    fakes.install(monkeypatch, fakes.flash4_module())
+    fakes.install(monkeypatch, ModuleType("flash_attn_3._C"))
+    calls: list[dict] = []
+    with fakes.torch_cuda_kernels(calls), fakes.flash3_operators():
+        yield calls
+
+
+@pytest.mark.parametrize("sizes", PACKED + SLICED)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_keeps_its_promises_gives_what_the_oracle_gives(seen, name, dtype, sizes):
+    shape = cases.shape(*sizes, dtype)
+    data = cases.random_data(shape)
+    found = cases.call(name, shape, data)
+    cases.assert_close(found, cases.oracle(data), TOLERANCES[dtype])
+    declared = tuple(
+        cases.attention_scratch_bytes(name, of_pass, shape) for of_pass in ("forward", "backward")
+    )
+    assert found.scratch_bytes == declared
+
+
+def test_cudnn_computes_the_past_without_a_mask_and_the_slice_with_a_causal_one(seen):
+    shape = cases.shape(1, 64, 192, 4, 2, 8)
+    cases.call("sdpa_cudnn", shape, cases.random_data(shape))
+    calls = [(call["name"], call["causal"], call["keys"]) for call in seen]
+    assert calls == [
+        ("_cudnn_forward", False, 128),
+        ("_cudnn_forward", True, 64),
+        ("_cudnn_backward", False, 128),
+        ("_cudnn_backward", True, 64),
+    ]
+
+
+def test_torchs_flash_kernels_get_all_keys_at_once(seen):
+    shape = cases.shape(1, 64, 192, 4, 2, 8)
+    cases.call("sdpa_flash", shape, cases.random_data(shape))
+    assert [(call["causal"], call["keys"]) for call in seen] == [(True, 192), (True, 192)]
+
+
+def test_torchs_flash_backward_runs_in_deterministic_mode_and_leaves_it(seen):
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    shape = cases.shape(*PACKED[0])
+    cases.call("sdpa_flash", shape, cases.random_data(shape))
+    forward, backward = seen
+    assert not forward["deterministic"]
+    assert backward["deterministic"] and not backward["fills"]
+    assert torch.get_deterministic_debug_mode() == 0
+    assert torch.utils.deterministic.fill_uninitialized_memory

@@ -1,0 +1,94 @@
+"""What libraries allocate by themselves: the formulas against what is taken, and by hand."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.executor.attention import cases
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionGradients,
+    AttentionResult,
+)
+from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.models.attention_library import attention_library_bytes
+from twinstream.models.attention_scratch import UnknownAttentionError
+
+MIB = 2**20
+# Attention of 8B at 8,192 tokens: 32 query heads, 8 key heads of 128.
+WHOLE = cases.shape(1, 8192, 8192, 32, 8, 128, "bfloat16")
+
+
+def peak_bytes(call) -> int:
+    """The most that torch's CPU allocator held of what the call allocated."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    events = profiled.profiler.kineto_results.events()
+    held = most = 0
+    for event in events:
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("dtype", cases.TOLERANCES)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 64, 64, 4, 2, 64), (1, 300, 700, 4, 2, 64), (1, 1000, 1500, 4, 4, 32),
+     (2, 600, 600, 4, 2, 128)],
+)  # fmt: skip
+def test_the_cpu_kernels_take_at_most_what_is_declared(sizes, dtype):
+    """At most, and not less than a third of it: the formula is not just large."""
+    shape = cases.shape(*sizes, dtype)
+    data = cases.random_data(shape)
+    implementation = attention_implementation("sdpa_cpu")
+    lse = torch.empty(shape.num_sequences, shape.num_heads, shape.num_queries)
+    result = AttentionResult(torch.empty_like(data.q), lse)
+    into = torch.float32 if shape.sliced else data.q.dtype
+    gradients = AttentionGradients(
+        torch.empty_like(data.q), torch.zeros_like(data.kv, dtype=into), shape.sliced
+    )
+    scratch = cases.scratch("sdpa_cpu", "forward", shape, data.q.device)
+    taken = peak_bytes(lambda: implementation.forward(data.inputs, result, scratch))
+    declared = attention_library_bytes("sdpa_cpu", "forward", shape)
+    assert declared / 3 <= taken <= declared
+    scratch = cases.scratch("sdpa_cpu", "backward", shape, data.q.device)
+    taken = peak_bytes(
+        lambda: implementation.backward(data.inputs, result, data.d_out, gradients, scratch)
+    )
+    declared = attention_library_bytes("sdpa_cpu", "backward", shape)
+    assert declared / 3 <= taken <= declared
+
+
+def test_eager_attention_allocates_nothing_outside_its_scratch():
+    assert attention_library_bytes("eager", "backward", WHOLE) == 0
+
+
+def test_flash_2_keeps_a_sum_of_dq_for_each_share_of_the_multiprocessors():
+    """dO * O a row; 192 / 32 = 6 sums of dQ in float32; dK and dV of 32 heads in bf16."""
+    expected = 8192 * 32 * 4 + 6 * 8192 * 32 * 128 * 4 + 2 * 8192 * 32 * 128 * 2
+    assert attention_library_bytes("flash2", "backward", WHOLE) == expected
+    results = 8192 * 32 * 128 * 2 + 2 * 8192 * 8 * 128 * 2
+    assert attention_library_bytes("sdpa_flash", "backward", WHOLE) == expected + results
+
+
+def test_flash_4_keeps_one_sum_of_dq_dk_and_dv_whatever_the_device():
+    """Float32 sums of dQ (128 MiB), dK and dV (32 MiB each), two floats a row, and little else."""
+    sums = 128 * MIB + 2 * 32 * MIB + 2 * 8192 * 32 * 4
+    found = attention_library_bytes("flash4", "backward", WHOLE)
+    assert sums <= found <= sums * 1.02
+    assert attention_library_bytes("flash4", "forward", WHOLE) == 0
+
+
+def test_flash_2_splits_the_keys_only_where_queries_are_few():
+    """32 heads of 2 blocks of 64 queries do not occupy 192 multiprocessors twice over."""
+    few = cases.shape(1, 128, 8192, 32, 8, 128, "bfloat16")
+    lse = 128 * 32 * 4
+    assert attention_library_bytes("flash2", "forward", WHOLE) == 8192 * 32 * 4 + 512
+    split = attention_library_bytes("flash2", "forward", few)
+    assert split == lse + 512 + 64 * (lse + 128 * 32 * 128 * 4)
+
+
+def test_unknown_names_are_told_the_known_ones():
+    with pytest.raises(UnknownAttentionError, match=r"'flash5' is unknown.*eager, sdpa_cpu"):
+        attention_library_bytes("flash5", "forward", WHOLE)

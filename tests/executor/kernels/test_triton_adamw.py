@@ -1,0 +1,88 @@
+"""Triton's AdamW against its eager twin: no fused multiply-adds, the same random bits.
+
+m and v have the same bits. The parameter's update takes a square root, which torch does not round
+correctly on CPUs (MKL) and Triton does, so that a float32 parameter may be off by a last bit; of
+bf16 ones none of those here is.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.executor.kernels.test_adamw import step_state
+from tests.executor.kernels.twins import DTYPES, assert_twins_agree, on, randn
+from twinstream.executor.kernels.triton_kernels import adamw as triton_adamw
+from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState
+
+DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+CLOSE = {"tolerances": {torch.float32: 2.0**-23, torch.bfloat16: 0.0}, "exact": ("m", "v")}
+
+
+def state_of(count, dtype, *, gradient_dtype=None, master=False):
+    state_dtype = torch.float32 if master else dtype
+    return AdamwState(
+        parameter=randn(count, dtype=dtype),
+        gradient=randn(count, dtype=gradient_dtype or dtype, seed=1),
+        m=randn(count, dtype=state_dtype, seed=2),
+        v=randn(count, dtype=state_dtype, seed=3).abs(),
+        master=randn(count) if master else None,
+        step_state=step_state(lr=0.05, step=9, seed=2**40 + 7),
+    )
+
+
+def constants(first_stream=None, element_offset=0):
+    return AdamwConstants(0.9, 0.999, 1e-8, 0.1, element_offset, first_stream)
+
+
+def call(ops, workspace, state, constants):
+    ops.adamw(state, constants)
+
+
+def results(state, constants):
+    found = {"parameter": state.parameter, "m": state.m, "v": state.v}
+    return found | ({} if state.master is None else {"master": state.master})
+
+
+@DTYPE
+@pytest.mark.parametrize("count", [1, 1000, 2049])
+def test_rounding_to_nearest(triton_device, dtype, count):
+    state = state_of(count, dtype)
+    assert_twins_agree(triton_device, call, state, constants(), results=results, **CLOSE)
+
+
+@pytest.mark.parametrize("offset", [0, 12345, 2**32 + 5])
+@pytest.mark.parametrize("first_stream", [0, 2**33 - 2])
+def test_stochastic_rounding_draws_the_same_bits(triton_device, offset, first_stream):
+    state, hyper = state_of(1500, torch.bfloat16), constants(first_stream, offset)
+    assert_twins_agree(triton_device, call, state, hyper, results=results, **CLOSE)
+
+
+@DTYPE
+@pytest.mark.parametrize("gradient_dtype", DTYPES.values(), ids=DTYPES)
+def test_float32_master(triton_device, dtype, gradient_dtype):
+    state = state_of(1100, dtype, gradient_dtype=gradient_dtype, master=True)
+    assert_twins_agree(triton_device, call, state, constants(), results=results, **CLOSE)
+
+
+def test_programs_that_take_several_blocks_change_no_bit(triton_device, monkeypatch):
+    monkeypatch.setattr(triton_adamw, "_BLOCK", 128)
+    monkeypatch.setattr(triton_adamw, "_PROGRAMS", 3)
+    state = state_of(1000, torch.bfloat16)
+    assert_twins_agree(triton_device, call, state, constants(4), results=results, **CLOSE)
+
+
+def test_not_finite_stays_and_finite_stays_finite(triton_device):
+    largest = torch.finfo(torch.bfloat16).max
+    values = torch.tensor([float("inf"), -float("inf"), float("nan"), largest, -largest, 0.0])
+    state = state_of(6, torch.bfloat16)
+    state.parameter.copy_(values)
+    for flat in (state.gradient, state.m, state.v):
+        flat.zero_()
+    hyper = AdamwConstants(0.9, 0.999, 1e-8, -0.003, 0, 4)
+    triton_state = on(triton_device, replace(state, step_state=step_state(lr=1.0)))
+    triton_adamw.adamw(triton_state, hyper)
+    after = triton_state.parameter.float().cpu()
+    assert after[:2].tolist() == values[:2].tolist()
+    assert after[2].isnan()
+    assert after[3:].tolist() == [largest, -largest, 0.0]

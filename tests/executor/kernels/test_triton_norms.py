@@ -1,0 +1,137 @@
+"""Triton's norms and RoPE against their eager twins, over odd shapes."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
+from twinstream.executor.kernels.query_key import HeadNorm
+from twinstream.executor.kernels.rms_norm import RmsNorm
+from twinstream.executor.kernels.rope import Rope
+from twinstream.executor.kernels.vector_ops import (
+    HeadNormBackward,
+    NormGradients,
+    VectorGradient,
+)
+
+EPS = 1e-5
+DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+SHAPES = pytest.mark.parametrize("shape", [(1, 1), (3, 5), (4, 48), (2, 1030)], ids=str)
+
+
+def norm_of(rows, width, dtype):
+    weight = (1 + 0.2 * randn(width, seed=1)).to(dtype)
+    return RmsNorm(randn(rows, width, dtype=dtype), randn(rows, seed=2).abs(), weight)
+
+
+@DTYPE
+@SHAPES
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("with_rstd", [False, True])
+def test_norm(triton_device, dtype, shape, with_residual, with_rstd):
+    norm, out = norm_of(*shape, dtype), torch.full(shape, float("nan")).to(dtype)
+    residual = randn(*shape, dtype=dtype, seed=3)
+
+    def call(ops, workspace, norm, residual, out):
+        eps = None if with_rstd else EPS
+        ops.write_normed(norm, out, eps=eps, residual_TD=residual if with_residual else None)
+
+    def results(norm, residual, out):
+        return {"out": out, "x": norm.x, "rstd": norm.rstd, "residual": residual}
+
+    assert_twins_agree(triton_device, call, norm, residual, out, results=results)
+
+
+@DTYPE
+@SHAPES
+@pytest.mark.parametrize(("mode", "accumulate"), [("write", True), ("update", False)])
+def test_norm_backward(triton_device, dtype, shape, mode, accumulate):
+    before = randn(*shape, dtype=dtype, seed=4)
+    d_weight = VectorGradient(randn(shape[1], dtype=dtype, seed=5), mode)
+    gradients = NormGradients(randn(*shape, dtype=dtype, seed=3), before, d_weight, accumulate)
+    assert_twins_agree(
+        triton_device, backward, norm_of(*shape, dtype), gradients, results=norm_results
+    )
+
+
+def backward(ops, workspace, norm, gradients):
+    ops.rms_norm_backward(norm, gradients, workspace)
+
+
+def norm_results(norm, gradients):
+    return {"d_x": gradients.d_x, "d_weight": gradients.d_weight.tensor}
+
+
+def test_norm_backward_with_more_rows_than_programs(triton_device):
+    """265 rows are two for each of 133 programs; the other 131 have none."""
+    shape, f32 = (265, 3), torch.float32
+    d_weight = VectorGradient(randn(3, seed=5), "update")
+    gradients = NormGradients(randn(*shape, seed=3), randn(*shape, seed=4), d_weight, True)
+    assert_twins_agree(
+        triton_device, backward, norm_of(*shape, f32), gradients, results=norm_results
+    )
+
+
+def test_norm_backward_in_place(triton_device):
+    """d_out and d_x are one tensor, as in the head."""
+    d = randn(5, 7, seed=3)
+    d_weight = VectorGradient(randn(7, seed=5), "write")
+
+    def call(ops, workspace, norm, d, d_weight):
+        ops.rms_norm_backward(norm, NormGradients(d, d, d_weight, accumulate=False), workspace)
+
+    assert_twins_agree(
+        triton_device, call, norm_of(5, 7, torch.float32), d, d_weight,
+        results=lambda norm, d, d_weight: {"d": d, "d_weight": d_weight.tensor},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outs:
+    out: torch.Tensor
+    d: torch.Tensor
+
+
+def rotation(tokens, heads, head_dim, dtype, *, normed):
+    """Heads that are columns of a wider tensor; positions that begin within a sequence."""
+    wide = randn(tokens, heads + 1, 2 * head_dim, dtype=dtype)
+    x, d = wide[:, :heads, :head_dim], randn(tokens, heads, head_dim, dtype=dtype, seed=2)
+    rope = Rope(theta=500_000.0, head_dim=head_dim, seq_len=tokens - 1 or 1, chunk_start=0)
+    norm = HeadNorm((1 + 0.2 * randn(head_dim, seed=1)).to(dtype), EPS) if normed else None
+    return x, d, rope, norm
+
+
+@DTYPE
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (4, 3, 10), (3, 5, 34)], ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+def test_head_norm_and_rope(triton_device, dtype, sizes, normed):
+    x, d, rope, norm = rotation(*sizes, dtype, normed=normed)
+    out = torch.full_like(d, float("nan"))
+
+    def call(ops, workspace, x, outs, norm, backward):
+        ops.write_rotated(x, norm, rope, outs.out)
+        ops.rotated_backward(outs.d, rope, backward, workspace)
+
+    def results(x, outs, norm, backward):
+        out, d = outs.out, outs.d
+        found = {"x": x, "out": out, "d": d}
+        return found | ({"d_weight": backward.d_weight.tensor} if backward else {})
+
+    backward = None
+    if norm is not None:
+        d_weight = VectorGradient(randn(sizes[2], dtype=dtype, seed=6), "update")
+        backward = HeadNormBackward(norm, x, d_weight)
+    assert_twins_agree(triton_device, call, x, Outs(out, d), norm, backward, results=results)
+
+
+@DTYPE
+def test_rope_far_into_a_sequence(triton_device, dtype):
+    """Frequencies are the same to the last bit, so that a million positions cost nothing."""
+    x = randn(3, 2, 128, dtype=dtype)
+    rope = Rope(theta=500_000.0, head_dim=128, seq_len=2**20, chunk_start=2**20 - 3)
+
+    def call(ops, workspace, x):
+        ops.write_rotated(x, None, rope, x)
+
+    assert_twins_agree(triton_device, call, x, results=lambda x: {"x": x}, tolerances=TOLERANCES)

@@ -1,0 +1,314 @@
+"""The CUDA backend on a GPU of the tests: the bits of the CPU, in whatever order streams run."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+
+from tests.helpers.fake_gpu import FakeGpu, FakeGraph, FakeStream
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.runs import Bits, assert_same_bits, bits_of, training
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.cuda_run import Job, run_on_gpu
+from twinstream.executor.device_memory import DeviceMemoryError, DeviceMeter, MemoryReading
+from twinstream.executor.dispatch import Passes
+from twinstream.executor.host_work import HostWork
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.options import Graphs, RunOptions
+from twinstream.executor.program import compile_program
+from twinstream.executor.state import fill_carried, initial_state, read_carried
+from twinstream.executor.work import OpRunner
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Feed, Fetch
+
+NUM_STEPS = 5
+
+
+@cache
+def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> Schedule:
+    chain = tiny_chain(workload, preset)
+    caps = Caps()
+    if policy != "resident":
+        caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming") * 5 // 4)
+    return planned(chain, MACHINE, caps, policy)
+
+
+@cache
+def expected_bits(policy: str, workload: str, preset: str) -> Bits:
+    return bits_of(schedule_of(policy, workload, preset), NUM_STEPS)
+
+
+@dataclass(frozen=True)
+class Ran:
+    bits: Bits
+    passes: Passes
+    graphs: str
+    gpu: FakeGpu
+
+
+def on_fake_gpu(
+    schedule: Schedule,
+    options: RunOptions,
+    gpu: FakeGpu,
+    change: Callable[[HostWork], HostWork] = lambda work: work,
+    meter: DeviceMeter | None = None,
+) -> Ran:
+    loop = training(schedule)
+    state = initial_state(small(schedule.model.name), seed=1)
+    assert ModelSpec.model_validate(schedule.model.spec) == small(schedule.model.name)
+    memory = {
+        tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
+    }
+    arenas = Arenas(schedule, memory)
+    host_work = change(loop.host_work(schedule))
+    runner = OpRunner(schedule, arenas, host_work, poison=options.poison)
+    program = compile_program(schedule)
+    works = gpu.works(program, runner.bind_all())
+
+    def fill() -> None:
+        if options.poison:
+            arenas.poison()
+        fill_carried(schedule, arenas, state)
+
+    meter = meter or DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
+    job = Job(schedule, program, arenas, works, fill)
+    passes, graphs = run_on_gpu(gpu, job, options, meter)
+    bits = Bits(tuple(loop.losses), read_carried(schedule, arenas, state))
+    return Ran(bits, passes, graphs, gpu)
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+@pytest.mark.parametrize("eager", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("policy", "workload", "preset"),
+    [
+        ("resident", "packed", "tiny"),
+        ("streaming", "packed", "tiny"),
+        ("streaming", "sliced", "tiny-qwen3"),
+        ("optimal", "sliced", "tiny"),
+    ],
+)
+def test_every_order_of_the_streams_gives_the_bits_of_the_cpu(
+    policy, workload, preset, eager, graphs: Graphs
+):
+    schedule = schedule_of(policy, workload, preset)
+    for seed in range(2):
+        options = RunOptions(num_passes=NUM_STEPS, graphs=graphs, poison=seed == 1)
+        found = on_fake_gpu(schedule, options, FakeGpu(seed, eager))
+        assert_same_bits(found.bits, expected_bits(policy, workload, preset))
+        assert bool(found.gpu.graphs) == (graphs == "on")
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_inputs_that_come_late_are_waited_for(graphs: Graphs):
+    schedule = schedule_of("streaming")
+
+    def slow(host_work: HostWork) -> HostWork:
+        def feed(op: Feed, pass_index: int) -> torch.Tensor:
+            time.sleep(0.003)
+            return host_work.feed(op, pass_index)
+
+        return HostWork(feed, host_work.fetch)
+
+    options = RunOptions(num_passes=4, graphs=graphs)
+    found = on_fake_gpu(schedule, options, FakeGpu(eager=0.9), slow)
+    assert_same_bits(found.bits, bits_of(schedule, 4))
+    assert found.passes.host_cost is not None
+    assert found.passes.host_cost.waited_ns_per_pass > 0
+
+
+def test_graphs_hold_most_ops_and_are_given_back():
+    schedule = schedule_of("streaming")
+    found = on_fake_gpu(schedule, RunOptions(num_passes=5, graphs="on"), FakeGpu())
+    cost = found.passes.host_cost
+    assert cost is not None
+    # three of the four passes after the first are replayed, the last one is timed op by op
+    launches = sum(graph.num_launches for graph in found.gpu.graphs)
+    assert cost.calls_per_pass["graph"] == launches / 4
+    assert not any(graph.alive for graph in found.gpu.graphs)
+    captured = int(found.graphs.split()[3])
+    assert 0.7 * len(schedule.ops) < captured < len(schedule.ops)
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_a_pass_that_is_not_timed_records_no_times(graphs: Graphs):
+    schedule = schedule_of("resident")
+    num_ops = len(schedule.ops)
+    found = on_fake_gpu(schedule, RunOptions(num_passes=5, graphs=graphs), FakeGpu())
+    assert [times.spans is not None for times in found.passes.times] == [True, *[False] * 3, True]
+    timing = sum(event.timing for event in found.gpu.events)
+    kernels = len(schedule.calls)
+    on_host = sum(op.kind in ("feed", "fetch") for op in schedule.ops)
+    # two timed passes, an event at the end of every pass, one at the start, warm-up's two pairs
+    assert timing == 2 * 2 * (num_ops - on_host) + 5 + 1 + 2 * 2 * kernels
+
+
+def test_events_of_timed_passes_are_bounded():
+    schedule = schedule_of("resident")
+    by_passes = [
+        sum(event.timing for event in on_fake_gpu(schedule, options, FakeGpu()).gpu.events)
+        for options in (RunOptions(num_passes=n, timed_passes=n, graphs="off") for n in (4, 5))
+    ]
+    assert by_passes[1] - by_passes[0] == 1
+
+
+def test_spans_respect_every_wait_and_passes_end_with_their_last_compute():
+    schedule = schedule_of("streaming")
+    found = on_fake_gpu(
+        schedule, RunOptions(num_passes=4, timed_passes=4, graphs="off"), FakeGpu(3)
+    )
+    position = {op.op_id: i for i, op in enumerate(schedule.ops)}
+    device = [op.stream.queue != "host" for op in schedule.ops]
+    all_spans = [times.spans for times in found.passes.times]
+    for number, spans in enumerate(all_spans):
+        assert spans is not None
+        free: dict[str, int] = {}
+        for i, op in enumerate(schedule.ops):
+            begun_after = [free.get(str(op.stream), 0)]
+            begun_after += [spans.end_ns[position[w]] for w in op.waits if device[position[w]]]
+            if number:
+                before = all_spans[number - 1]
+                assert before is not None
+                waits = [position[w] for w in op.waits_previous]
+                begun_after += [before.end_ns[w] for w in waits if device[w]]
+            if device[i]:
+                assert spans.start_ns[i] >= max(begun_after)
+                free[str(op.stream)] = spans.end_ns[i]
+        last = max(i for i, op in enumerate(schedule.ops) if op.kind == "compute")
+        assert found.passes.times[number].end_ns >= spans.end_ns[last]
+
+
+def test_a_kernel_that_cannot_be_captured_runs_op_by_op_and_splits_the_graphs():
+    schedule = schedule_of("streaming")
+    refused = frozenset(
+        op.call for op in schedule.ops if op.kind == "compute" and op.label.kind == "block_backward"
+    )
+    gpu = FakeGpu(2, refused=refused)
+    found = on_fake_gpu(schedule, RunOptions(num_passes=NUM_STEPS, graphs="on"), gpu)
+    assert_same_bits(found.bits, expected_bits("streaming", "packed", "tiny"))
+    assert found.graphs.endswith(f"{len(refused)} refused")
+    assert any(graph.num_launches for graph in gpu.graphs)
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_no_more_than_two_passes_are_ever_under_way(graphs: Graphs):
+    schedule = schedule_of("resident")
+    first, seen = schedule.ops[0].op_id, []
+
+    def noting(host_work: HostWork) -> HostWork:
+        def feed(op: Feed, pass_index: int) -> torch.Tensor:
+            if op.op_id == first_feed:
+                seen.append((pass_index, len(losses)))
+            return host_work.feed(op, pass_index)
+
+        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+            losses.append(pass_index)
+            host_work.fetch(op, pass_index, taken)
+
+        return HostWork(feed, fetch)
+
+    losses: list[int] = []
+    first_feed = next(op.op_id for op in schedule.ops if op.kind == "feed")
+    assert first
+    on_fake_gpu(schedule, RunOptions(num_passes=5, graphs=graphs), FakeGpu(eager=0.0), noting)
+    assert [number for number, _ in seen] == list(range(5))
+    assert all(number - done <= 2 for number, done in seen)
+
+
+# --- errors
+
+
+class BrokenError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_an_error_of_the_data_surfaces_and_leaves_nothing_running(graphs: Graphs):
+    def ending(host_work: HostWork) -> HostWork:
+        def feed(op: Feed, pass_index: int) -> torch.Tensor:
+            if pass_index == 2:
+                raise BrokenError("the text has ended")
+            return host_work.feed(op, pass_index)
+
+        return HostWork(feed, host_work.fetch)
+
+    before, gpu = threading.active_count(), FakeGpu()
+    with pytest.raises(BrokenError):
+        on_fake_gpu(schedule_of("streaming"), RunOptions(num_passes=5, graphs=graphs), gpu, ending)
+    assert threading.active_count() == before
+    assert not any(stream.items for stream in gpu.streams)
+    assert not any(graph.alive for graph in gpu.graphs)
+
+
+@pytest.mark.parametrize("stage", ["warm-up", "capture", "pass"])
+def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
+    class Interrupted(FakeGpu):
+        def capture(self, stream: FakeStream, body: Callable[[], None]) -> FakeGraph:
+            if stage == "capture" and len(self.graphs) == 20:
+                raise KeyboardInterrupt
+            return super().capture(stream, body)
+
+    calls = []
+    kernel = registered_kernel("block_backward/eager")
+
+    def interrupted(operands, attributes):
+        calls.append(1)
+        if len(calls) == {"warm-up": 2, "pass": 6}.get(stage):
+            raise KeyboardInterrupt
+        kernel.function(operands, attributes)
+
+    monkeypatch.setattr(
+        "twinstream.executor.work.registered_kernel",
+        lambda key: (
+            replace(kernel, function=interrupted)
+            if key == "block_backward/eager"
+            else registered_kernel(key)
+        ),
+    )
+    before, gpu = threading.active_count(), Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        on_fake_gpu(schedule_of("streaming"), RunOptions(num_passes=4, graphs="on"), gpu)
+    assert threading.active_count() == before
+    assert not any(stream.items for stream in gpu.streams)
+    assert not any(graph.alive and graph.num_launches for graph in gpu.graphs)
+
+
+# --- device memory
+
+
+def over_from(reading: int) -> DeviceMeter:
+    """The driver's figure is over the cap from its so manyeth reading on."""
+    count = iter(range(100))
+    caps = Caps(device_bytes=100, device_reserve_bytes=10)
+    return DeviceMeter(caps, 90, lambda: MemoryReading(101 if next(count) >= reading else 100, 90))
+
+
+def test_more_than_the_cap_once_warm_is_refused_before_the_state_is_filled():
+    def untouched(host_work: HostWork) -> HostWork:
+        def feed(op: Feed, pass_index: int) -> torch.Tensor:
+            raise AssertionError("training began")
+
+        return HostWork(feed, host_work.fetch)
+
+    before, gpu = threading.active_count(), FakeGpu()
+    with pytest.raises(DeviceMemoryError):
+        on_fake_gpu(schedule_of("resident"), RunOptions(), gpu, untouched, over_from(1))
+    assert threading.active_count() == before
+    assert gpu.graphs == []
+
+
+def test_graphs_whose_memory_does_not_fit_are_given_back_and_the_bits_stay():
+    gpu = FakeGpu()
+    options = RunOptions(num_passes=NUM_STEPS, graphs="on")
+    # readings: at the start, two once warm, then with graphs
+    found = on_fake_gpu(schedule_of("streaming"), options, gpu, meter=over_from(3))
+    assert found.graphs == "no graphs (their memory would exceed the cap)"
+    assert gpu.num_releases == 1
+    assert not any(graph.num_launches for graph in gpu.graphs)
+    assert_same_bits(found.bits, expected_bits("streaming", "packed", "tiny"))

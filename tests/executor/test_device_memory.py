@@ -1,0 +1,91 @@
+"""The driver's figure against the caps: what is reported, what is refused, and in which words."""
+
+import pytest
+
+from twinstream.executor import device_memory
+from twinstream.executor.device_memory import (
+    DeviceMemoryError,
+    DeviceMeter,
+    MemoryReading,
+    fix_library_workspaces,
+)
+from twinstream.schedule.document import Caps
+
+GIB = 2**30
+CAPS = Caps(device_bytes=24 * GIB, device_reserve_bytes=GIB)
+
+
+def meter_of(caps: Caps, *used_gib: float, libraries_gib: float = 0.25) -> DeviceMeter:
+    """Of an arena of 22 GiB; the driver's figures come one after the other."""
+    figures = iter(used_gib)
+
+    def read() -> MemoryReading:
+        return MemoryReading(round(next(figures) * GIB), round((22 + libraries_gib) * GIB))
+
+    return DeviceMeter(caps, 22 * GIB, read)
+
+
+def test_what_is_in_use_is_reported_by_its_moments_and_its_largest():
+    meter = meter_of(CAPS, 22.5, 22.75, 22.75, 22.875)
+    meter.warm({})
+    found = meter.report()
+    assert found.arena_bytes == 22 * GIB
+    assert found.before_bytes == GIB // 2
+    assert found.warm_bytes == 22.75 * GIB
+    assert found.peak_bytes == 22.875 * GIB
+    assert found.libraries_bytes == GIB // 4
+    assert found.excess_bytes == 0
+
+
+def test_a_cap_that_would_be_exceeded_is_refused_with_numbers_and_what_to_do():
+    meter = meter_of(CAPS, 22.5, 24.5, 24.5, libraries_gib=1.5)
+    with pytest.raises(DeviceMemoryError) as raised:
+        meter.warm({})
+    told = str(raised.value)
+    assert "24.50 GiB in use on the device with every kernel warm" in told
+    assert "512.00 MiB more than the cap of 24.00 GiB" in told
+    assert "22.00 GiB are the arena and 2.50 GiB context and libraries" in told
+    assert "512.00 MiB before the first kernel" in told
+    assert "1.50 GiB workspaces" in told
+    assert "the plan reserves 1.00 GiB" in told
+    assert f"device_reserve_bytes in the machine's profile to {round(2.5 * GIB)}" in told
+
+
+def test_a_reserve_exceeded_within_the_cap_is_not_refused():
+    meter = meter_of(Caps(device_bytes=24 * GIB, device_reserve_bytes=GIB), 22.5, 23.9, 23.9)
+    meter.warm({})
+
+
+@pytest.mark.parametrize(
+    "caps", [Caps(), Caps(device_bytes=23 * GIB), Caps(device_reserve_bytes=GIB)]
+)
+def test_without_a_cap_or_with_one_of_the_arena_alone_nothing_is_refused(caps):
+    meter = meter_of(caps, 22.5, 60.0, 60.0, 60.0)
+    meter.warm({})
+    assert meter.report().excess_bytes == 0
+
+
+def test_growth_after_the_warm_up_shows_in_the_report():
+    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 25.0)
+    meter.warm({})
+    assert meter.report().excess_bytes == GIB
+
+
+def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
+    environ: dict[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1"}
+    monkeypatch.setattr(device_memory.os, "environ", environ)
+    fix_library_workspaces()
+    assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+
+
+def test_what_each_kernel_call_allocates_is_reported():
+    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 23.0)
+    meter.warm({"block_forward": 5, "head_loss": 7})
+    assert meter.report().libraries_bytes_by_call == {"block_forward": 5, "head_loss": 7}
+
+
+def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():
+    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 30.0, 23.0)
+    meter.warm({})
+    assert meter.is_over()
+    assert meter.report().peak_bytes == 23 * GIB

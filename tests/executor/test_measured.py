@@ -1,0 +1,102 @@
+"""The timeline of a run from when its passes ended and what was timed of them."""
+
+from statistics import pstdev
+
+import pytest
+
+from tests.helpers.sketches import op, sketch
+from twinstream.executor.backends.protocol import PassTimes
+from twinstream.executor.dispatch import Passes
+from twinstream.executor.host_cost import CostMeter
+from twinstream.executor.measured import measured_timeline
+from twinstream.executor.options import choose_graphs
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import PassSpans, Provenance
+
+SCHEDULE = sketch([op("a", "compute")])
+HERE = Provenance(kind="measured", where="here")
+
+
+def passes(*ends: tuple[int, bool]) -> Passes:
+    """(end of the pass, whether it was timed); its only op took 5 ns."""
+    return Passes(
+        tuple(
+            PassTimes(end, PassSpans(start_ns=(end - 5,), end_ns=(end,)) if timed else None)
+            for end, timed in ends
+        ),
+        host_cost=None,
+    )
+
+
+def test_passes_that_are_not_timed_alone_give_the_step_time():
+    found = passes((100, True), (150, False), (210, False), (300, True))
+    timeline = measured_timeline(SCHEDULE, found, HERE)
+    assert timeline.step_ns == 55
+    assert timeline.spread_ns == pstdev([50, 60])
+    assert [spans.end_ns for spans in timeline.passes] == [(300,)]
+    assert timeline.cold.end_ns == (100,)
+    assert timeline.provenance.timed_passes == 2
+
+
+def test_where_all_are_timed_all_after_the_first_count():
+    timeline = measured_timeline(SCHEDULE, passes((100, True), (150, True), (210, True)), HERE)
+    assert timeline.step_ns == 55
+    assert len(timeline.passes) == 2
+
+
+def test_of_many_passes_the_last_sixteen_count():
+    ends = [0]
+    for step in [1000] * 5 + [10] * 16:
+        ends.append(ends[-1] + step)
+    found = passes(*((end + 5, i == 0) for i, end in enumerate(ends)))
+    assert measured_timeline(SCHEDULE, found, HERE).step_ns == 10
+
+
+# --- host cost
+
+
+def test_the_hosts_cost_is_a_mean_over_the_passes_after_the_first():
+    meter = CostMeter()
+    meter.add("compute", 10**9)
+    meter.end_pass(waited_ns=10**9)
+    meter.begin_steady()
+    for spent in (100, 300):
+        meter.add("compute", spent)
+        meter.add("compute", spent)
+        meter.add("copy", 50)
+        meter.end_pass(waited_ns=40)
+    cost = meter.result(num_ops=3)
+    assert cost is not None
+    assert cost.num_passes == 2
+    assert cost.ns_per_op == (100 + 100 + 50 + 300 + 300 + 50) / 2 / 3
+    assert cost.ns_per_call == {"compute": 200, "copy": 50}
+    assert cost.calls_per_pass == {"compute": 2, "copy": 1}
+    assert cost.waited_ns_per_pass == 40
+
+
+def test_of_a_first_pass_alone_no_cost_is_told():
+    meter = CostMeter()
+    meter.add("compute", 5)
+    meter.end_pass(waited_ns=0)
+    assert meter.result(num_ops=1) is None
+
+
+# --- the choice of graphs
+
+
+@pytest.mark.parametrize("name", ["auto", "on", "off"])
+def test_graphs_are_as_asked_for_on_cuda(name):
+    assert choose_graphs(name, "cuda") == name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("on", "CUDA graphs need CUDA"),
+        ("yes", "unknown choice of graphs 'yes'; known: auto, on, off"),
+    ],
+)
+def test_graphs_without_cuda_and_unknown_choices_are_refused(name, message):
+    with pytest.raises(TwinstreamError, match=message):
+        choose_graphs(name, "cpu")
+    assert choose_graphs("auto", "cpu") == "auto"

@@ -1,0 +1,134 @@
+"""Where the pinned arena is cut: never inside what is used in one go, and in few pieces."""
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.sketches import op, sketch
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.pinned_pieces import (
+    ALIGNMENT_BYTES,
+    MAX_PIECE_BYTES,
+    HostRange,
+    NoBoundaryError,
+    host_ranges,
+    piece_ends,
+)
+from twinstream.schedule.document import Caps
+from twinstream.schedule.tensors import HOST
+
+GIB = 2**30
+UNIT = ALIGNMENT_BYTES
+
+
+@st.composite
+def used(draw) -> tuple[int, list[HostRange]]:
+    """(arena size, ranges in it), in steps that are not all multiples of the alignment."""
+    size = draw(st.integers(1, 40)) * UNIT
+    bounds = st.tuples(st.integers(0, size - 1), st.integers(1, 6 * UNIT))
+    ranges = [
+        HostRange(start, min(start + length, size), f"slot{i}")
+        for i, (start, length) in enumerate(draw(st.lists(bounds, max_size=8)))
+    ]
+    return size, ranges
+
+
+def admissible(size: int, ranges: list[HostRange]) -> list[int]:
+    return [
+        cut
+        for cut in range(0, size, UNIT)
+        if not any(r.start < cut < r.end for r in ranges) and cut > 0
+    ]
+
+
+def fewest(size: int, ranges: list[HostRange], most: int) -> int | None:
+    """By trying all sets of cuts."""
+    cuts = admissible(size, ranges)
+    for count in range(min(len(cuts), 6) + 1):
+        for chosen in combinations(cuts, count):
+            if all(b - a <= most for a, b in pairwise((0, *chosen, size))):
+                return count + 1
+    return None
+
+
+@given(used(), st.integers(2, 16))
+@settings(max_examples=300)
+def test_pieces_cover_the_arena_and_no_range_lies_in_two(arena, units):
+    size, ranges = arena
+    try:
+        ends = piece_ends(size, ranges, units * UNIT)
+    except NoBoundaryError:
+        cuts = [0, *admissible(size, ranges), size]
+        assert any(b - a > units * UNIT for a, b in pairwise(cuts))
+        return
+    assert ends[-1] == size
+    for start, end in pairwise([0, *ends]):
+        assert 0 < end - start <= units * UNIT
+        assert start % UNIT == 0
+    for cut in ends[:-1]:
+        assert not any(r.start < cut < r.end for r in ranges)
+
+
+@given(used(), st.integers(6, 16))
+@settings(max_examples=60)
+def test_there_are_as_few_pieces_as_can_be(arena, units):
+    size, ranges = arena
+    try:
+        found = len(piece_ends(size, ranges, units * UNIT))
+    except NoBoundaryError:
+        return
+    assert found == fewest(size, ranges, units * UNIT)
+
+
+def test_an_arena_that_fits_is_one_piece():
+    whole = HostRange(0, 60 * GIB, "state")
+    assert piece_ends(64 * GIB, [whole]) == [64 * GIB]
+
+
+def test_a_large_arena_is_cut_where_slots_end():
+    slots = [HostRange(i * 15 * GIB, (i + 1) * 15 * GIB, f"s{i}") for i in range(10)]
+    assert piece_ends(150 * GIB, slots) == [60 * GIB, 120 * GIB, 150 * GIB]
+    assert MAX_PIECE_BYTES == 64 * GIB
+
+
+def test_a_slot_that_is_too_large_is_named_with_its_size():
+    ranges = [HostRange(0, GIB, "small"), HostRange(GIB, 71 * GIB, "host.kv.0")]
+    with pytest.raises(
+        NoBoundaryError, match=r"slot 'host.kv.0' alone is used 70\.00 GiB"
+    ) as raised:
+        piece_ends(100 * GIB, ranges)
+    assert "pieces of at most 64.00 GiB" in str(raised.value)
+
+
+def test_slots_that_overlap_without_end_are_named_with_their_extent():
+    ranges = [HostRange(i * 10 * GIB, (i * 10 + 11) * GIB, f"s{i}") for i in range(8)]
+    with pytest.raises(NoBoundaryError, match=r"8 host slots that overlap, 's0' to 's7'") as raised:
+        piece_ends(81 * GIB, ranges)
+    assert "take 81.00 GiB" in str(raised.value)
+
+
+# --- of schedules
+
+
+def test_a_copy_of_the_first_parts_uses_only_those():
+    schedule = sketch([op("x", "h2d")])
+    assert host_ranges(schedule) == [HostRange(0, 1024, "host.x")]
+
+
+@pytest.mark.parametrize("policy", ["streaming", "optimal"])
+def test_planned_host_arenas_can_be_cut_small(policy):
+    chain = tiny_chain("sliced")
+    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    schedule = planned(chain, MACHINE, caps, policy)
+    ranges = host_ranges(schedule)
+    size = Arenas.sizes(schedule)[HOST]
+    largest = max(r.end - r.start for r in ranges)
+    ends = piece_ends(size, ranges, largest + 2 * ALIGNMENT_BYTES)
+    assert len(ends) > 2
+    cuts = ends[:-1]
+    for found in ranges:
+        assert not any(found.start < cut < found.end for cut in cuts)

@@ -1,0 +1,90 @@
+"""`--attention`: what is planned with, and what is told where that cannot be."""
+
+import json
+
+import pytest
+
+from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream.hardware_profiles.loader import load_machine, override, save_machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.kernel_choice import UnsuitableAttentionError, attention_for
+from twinstream.models.attention_scratch import UnknownAttentionError
+from twinstream.models.presets import load_preset
+
+SPEC = load_preset("8b")
+
+
+def naming(attention: str) -> Machine:
+    choice = AttentionChoice(name=attention, kind="measured", source="a test")
+    return load_machine("h200").model_copy(update={"attention": choice})
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "chosen"),
+    [
+        (load_machine("cpu"), {}, "eager"),
+        (load_machine("h200"), {}, "sdpa_flash"),
+        (naming("flash4"), {}, "flash4"),
+        (naming("flash4"), {"head_dim": 256}, "sdpa_flash"),
+        (naming("flash4"), {"dtype": "float32"}, "eager"),
+        (load_machine("h200"), {"head_dim": 20}, "eager"),
+    ],
+)
+def test_auto_is_the_first_that_computes_the_model(machine, changes, chosen):
+    assert attention_for(machine, SPEC.model_copy(update=changes)) == chosen
+
+
+def test_a_hypothetical_machine_keeps_the_choice_of_its_base():
+    faster = override(naming("flash4"), {"pcie_h2d_bytes_per_s": 128e9})
+    assert attention_for(faster, SPEC) == "flash4"
+
+
+def test_one_that_does_not_do_is_refused_with_those_that_do():
+    told = r"--attention sdpa_cpu does not do for '8b' on 'h200': it runs on cpu, not on cuda"
+    with pytest.raises(UnsuitableAttentionError, match=told + r".*these do: eager, sdpa_flash"):
+        attention_for(load_machine("h200"), SPEC, "sdpa_cpu")
+    with pytest.raises(UnknownAttentionError, match="'fast' is unknown"):
+        attention_for(load_machine("h200"), SPEC, "fast")
+
+
+def test_the_schedule_names_the_attention_it_was_planned_with(tmp_path):
+    plan = tmp_path / "plan.json"
+    asked = ("plan", *TINY_STEP, "--machine", "cpu", "--policy", "resident", "--json")
+    described = call(*asked, "--attention", "sdpa_cpu", "-o", plan).json()
+    assert described["kernels"]["attention"] == "sdpa_cpu"
+    calls = json.loads(plan.read_text())["calls"].values()
+    named = {c["attributes"]["attention"] for c in calls if "attention" in c["attributes"]}
+    assert named == {"sdpa_cpu"}
+    assert described["caps"]["library_bytes"] > 0
+    assert call(*asked).json()["kernels"]["attention"] == "eager"
+    assert call("run", plan, "--steps", 2, "--backend", "cpu").code == 0
+    assert "eager, attention sdpa_cpu" in call(*asked[:-1], "--attention", "sdpa_cpu").out
+
+
+def test_a_profile_that_names_an_unknown_attention_is_told_so(tmp_path):
+    save_machine(naming("flash9"), tmp_path / "mine.toml")
+    step = ("--model", "8b", "--seq-len", 1024, "--machine", tmp_path / "mine.toml")
+    assert "'flash9' is unknown" in error_of("plan", *step)
+
+
+def test_the_seed_policy_does_not_take_another_attention():
+    step = ("--model", "8b", "--seq-len", 1024, "--machine", "h100", "--policy", "ml_dataflow")
+    assert "leave out --attention" in error_of("plan", *step, "--attention", "flash4")
+
+
+def test_a_run_whose_attention_cannot_run_says_what_to_install(tmp_path):
+    plan = tmp_path / "plan.json"
+    step = ("--model", "8b", "--seq-len", 64, "--tokens-per-step", 64, "--machine", "h100")
+    kernels = ("--kernels", "eager", "--attention", "flash4")
+    made = call("plan", *step, "--policy", "resident", *kernels, "-o", plan)
+    assert made.code == 0, made.err
+    told = " ".join(error_of("run", plan, "--backend", "cpu").split())
+    assert "'flash4' cannot run here" in told
+    assert "it runs on cuda, not on cpu. On this machine's cpu can: eager, sdpa_cpu" in told
+
+
+def test_a_table_of_attention_with_an_unknown_field_is_told_the_known_ones(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h100"\n[attention]\nname = "flash4"\nkind = "measured"\nsauce = "x"\n')
+    told = error_of("plan", *TINY_STEP, "--machine", path)
+    assert "unknown field 'attention.sauce': did you mean 'source'?" in " ".join(told.split())

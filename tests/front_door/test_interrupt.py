@@ -1,0 +1,83 @@
+"""Ctrl-C in the middle of a run: a real SIGINT to a real process, on the CPU backend."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Says `step` once two steps are done, so that the signal comes in the middle of training.
+COMMAND_LINE = """
+import contextlib, sys
+from twinstream import cli
+from twinstream.commands import output, running
+
+@contextlib.contextmanager
+def said(what, num_steps, *, quiet=False):
+    seen = []
+    def advance():
+        seen.append(1)
+        if len(seen) == 2:
+            print("step", flush=True)
+    yield output.RunBars(advance, lambda done, total: None)
+
+running.run_progress = said
+cli.main(sys.argv[1:])
+"""
+LIBRARY = """
+import sys, threading
+import twinstream as ts
+from twinstream import api
+
+schedule = ts.plan("tiny", "cpu", step=ts.TrainingStep(seq_len=128, tokens_per_step=512))
+losses = []
+def on_loss(loss):
+    losses.append(loss)
+    if len(losses) == 2:
+        print("step", flush=True)
+try:
+    api.execute(schedule, api.RunSettings("cpu", num_steps=100_000, on_loss=on_loss))
+except KeyboardInterrupt:
+    print("interrupted with", threading.active_count(), "thread", flush=True)
+    done = len(losses)
+    assert done < 100_000
+"""
+
+
+def interrupted(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process that gets SIGINT after its second step."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", *arguments],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "step\n", process.communicate()[1]
+        process.send_signal(signal.SIGINT)
+        printed, complained = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, printed, complained
+
+
+@pytest.fixture
+def arguments(tmp_path) -> list[str]:
+    return [
+        *("run", "--model", "tiny", "--seq-len", "128", "--tokens-per-step", "512"),
+        *("--steps", "100000", "--backend", "cpu", "-o", str(tmp_path / "measured.json")),
+    ]
+
+
+def test_ctrl_c_ends_a_run_with_130_and_leaves_no_file_and_no_traceback(tmp_path, arguments):
+    code, printed, complained = interrupted(COMMAND_LINE, *arguments, cwd=tmp_path)
+    assert code == 130
+    assert printed == ""
+    assert complained == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_in_the_library_returns_when_nothing_runs_any_more(tmp_path):
+    code, printed, complained = interrupted(LIBRARY, cwd=tmp_path)
+    assert (code, printed, complained) == (0, "interrupted with 1 thread\n", "")

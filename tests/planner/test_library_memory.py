@@ -1,0 +1,58 @@
+"""Device memory that attention's library takes by itself is kept free for it."""
+
+import pytest
+
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.models.library_memory import library_bytes
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.planner import library_memory
+from twinstream.planner.bound import lower_bound
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.verify_layout import arena_bytes
+
+
+def chain_with(attention: str) -> Chain:
+    return tiny_chain("packed", recipe=Recipe(kernels=KernelChoice(attention=attention)))
+
+
+def largest_library_bytes(chain: Chain) -> int:
+    return max(library_bytes(call) for call in chain.calls.values())
+
+
+@pytest.mark.parametrize("policy", ["streaming", "resident", "optimal"])
+def test_the_arena_leaves_what_the_largest_call_takes(policy):
+    chain = chain_with("sdpa_cpu")
+    library = largest_library_bytes(chain)
+    assert library > 0
+    smallest = smallest_device_bytes(chain, policy)
+    schedule = planned(chain, MACHINE, Caps(device_bytes=smallest), policy)
+    assert schedule.caps == Caps(device_bytes=smallest, library_bytes=library)
+    assert arena_bytes(schedule, DEVICE) + library <= smallest
+
+
+def least_bounded_bytes(chain: Chain) -> int:
+    """The smallest device cap with which the bound does not rule every schedule out."""
+
+    def bounded(device_bytes: int) -> bool:
+        return lower_bound(chain, MACHINE, Caps(device_bytes=device_bytes)) is not None
+
+    ruled_out, enough = 0, 2**24
+    while enough - ruled_out > 1:
+        middle = (ruled_out + enough) // 2
+        ruled_out, enough = (ruled_out, middle) if bounded(middle) else (middle, enough)
+    return enough
+
+
+def test_the_bound_is_of_an_arena_smaller_by_it(monkeypatch):
+    chain = chain_with("sdpa_cpu")
+    least = least_bounded_bytes(chain)
+    monkeypatch.setattr(library_memory, "library_bytes", lambda call: 0)
+    assert least == least_bounded_bytes(chain) + largest_library_bytes(chain)
+
+
+def test_eager_attention_leaves_the_arena_all_of_the_cap():
+    schedule = planned(chain_with("eager"), MACHINE, Caps(device_bytes=2**40), "resident")
+    assert schedule.caps.library_bytes == 0
