@@ -66,6 +66,16 @@ class Choices:
         """Whether homes and levels are all the planner's."""
         return not self.homes and self.recompute is None
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What of homes and levels is fixed, for people."""
+        found = [f"{kind} at home on the {home}" for kind, home in self.homes.items()]
+        if self.recompute == NO_RECOMPUTE:
+            found.append("nothing recomputed")
+        elif self.recompute is not None:
+            found.append(f"every block recomputed from {self.recompute}")
+        return tuple(found)
+
     def home(self, role: Role) -> Home | None:
         """Where tensors of a role must be; None where that is open."""
         return self.homes.get(_KINDS.get(role, ""))

@@ -71,6 +71,12 @@ def test_what_is_at_home_on_the_device_is_never_copied(kind):
     assert verify(schedule) == []
 
 
+def test_the_bound_of_an_open_plan_names_nothing_fixed():
+    bound = open_plan().bound
+    assert bound is not None
+    assert bound.fixed == ()
+
+
 def test_the_open_plan_copies_all_kinds():
     assert {role for roles in KINDS.values() for role in roles} <= copied_roles(open_plan())
 
@@ -121,6 +127,7 @@ def test_the_bound_of_what_is_fixed_is_no_lower_than_the_open_one_and_below_its_
     assert bound_s(OPEN) <= bound_s(choices)
     assert schedule.bound is not None
     assert schedule.bound.step_s == pytest.approx(bound_s(choices))
+    assert len(schedule.bound.fixed) == 1
     assert schedule.bound.step_s <= simulate(schedule, FAST).step_ns / 1e9
 
 
