@@ -204,7 +204,7 @@ class _Search:
         if not (at_home and self.choices.open):
             found, shares = self._turns_of(self.choices, shares, beat_ns)
             near = _fastest_ns(found) <= bound_ns * _FAR_ENOUGH
-            if near or not self.choices.open or self.choices.effort == "quick":
+            if near or not self.choices.open:
                 return found
         fastest_ns = min(beat_ns, _fastest_ns(found))
         at_home_only = replace(self.choices, homes=_STATE_AT_HOME)

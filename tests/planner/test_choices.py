@@ -174,14 +174,14 @@ def test_the_caps_named_for_fixed_homes_do_and_less_does_not():
         planned(choices, caps=Caps(device_bytes=smallest - 256))
 
 
-def test_a_quick_plan_asks_the_judge_once():
+def test_a_quick_plan_asks_the_judge_twice_at_most():
     asked: list[Schedule] = []
 
     def judge(schedule: Schedule) -> Timeline:
         asked.append(schedule)
         return simulate(schedule, MACHINE)
 
-    for effort, least, most in (("quick", 1, 1), ("normal", 2, 100)):
+    for effort, least, most in (("quick", 1, 2), ("normal", 3, 100)):
         asked.clear()
         choices = Choices(effort=effort)  # type: ignore[arg-type]
         assert plan_step(SPEC, STEP, MACHINE, CAPS, "optimal", judge, choices)
