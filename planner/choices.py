@@ -10,6 +10,7 @@ from twinstream.schedule.tensors import Role
 
 Home = Literal["device", "host"]
 Effort = Literal["quick", "normal", "thorough"]
+EFFORTS: tuple[Effort, ...] = ("quick", "normal", "thorough")
 NO_RECOMPUTE = "none"
 
 _KINDS: Mapping[Role, str] = {
@@ -58,8 +59,8 @@ class Choices:
             raise ChoiceError(
                 f"a load cannot be issued {self.prefetch_blocks:g} blocks ahead; name 0 or more"
             )
-        if self.effort not in ("quick", "normal", "thorough"):
-            raise ChoiceError(f"effort '{self.effort}' is unknown; known: quick, normal, thorough")
+        if self.effort not in EFFORTS:
+            raise ChoiceError(f"effort '{self.effort}' is unknown; known: {', '.join(EFFORTS)}")
 
     @property
     def open(self) -> bool:
@@ -90,6 +91,16 @@ class Choices:
         if self.recompute not in (None, NO_RECOMPUTE, *levels):
             known = ", ".join((NO_RECOMPUTE, *levels))
             raise ChoiceError(f"no block can be recomputed from '{self.recompute}'; known: {known}")
+
+    @staticmethod
+    def of_effort(policy: str, effort: str | None) -> "Choices":
+        """Nothing fixed but the effort, which only `optimal` takes; other policies have one.
+
+        Raises:
+            ChoiceError: there is no such effort.
+        """
+        found = Choices(effort=effort or "normal")  # type: ignore[arg-type]
+        return found if policy == "optimal" else OPEN
 
 
 OPEN = Choices()
