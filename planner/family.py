@@ -85,6 +85,7 @@ class Family:
         self.choices = choices
         self.recipe = recipe_of("optimal", step.recipe)
         self._impossible: set[Workload] = set()
+        self._undecided: set[Workload] = set()  # tried, and the program's decisions do not fit
 
     def best(self) -> Schedule:
         """The fastest schedule found; its bound has the least of all admissible workloads.
@@ -224,7 +225,10 @@ class Family:
                 num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
                 beat_ns=min((plan.step_ns for plan, _ in found), default=inf), thorough=thorough,
                 at_home=bool(found) and min(found, key=_step_ns)[0].at_home,
+                decide=cut.workload not in self._undecided,
             )  # fmt: skip
+            if not plans:
+                self._undecided.add(cut.workload)
             found += [(plan, cut) for plan in plans]
         return found
 

@@ -114,6 +114,7 @@ def optimal_plans(  # noqa: PLR0913
     beat_ns: float = inf,
     thorough: bool = True,
     at_home: bool = False,
+    decide: bool = True,
 ) -> list[Plan]:
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
@@ -121,10 +122,10 @@ def optimal_plans(  # noqa: PLR0913
     after two turns that are not near the step time to beat. State is tried at home on the host
     where it is open and plans are far from the bound, or at once with `at_home`. The plan of
     `streaming` is judged where the others are far from the bound; of chains of very many tasks
-    only if `thorough` and there is no other.
+    only if `thorough` and there is no other. Without `decide` other policies' plans are all.
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
-    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home)
+    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home, decide=decide)
 
 
 class _Search:
@@ -143,13 +144,13 @@ class _Search:
         self.small, self.judged = self.decider.small, self.decider.judged
 
     def plans(
-        self, bound_ns: float, beat_ns: float, *, thorough: bool, at_home: bool
+        self, bound_ns: float, beat_ns: float, *, thorough: bool, at_home: bool, decide: bool
     ) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
         if self.choices.open and self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
-        if _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
+        if decide and _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns, bound_ns, at_home=at_home)
         if self._may_stream(min(_fastest_ns(found), beat_ns), bound_ns, thorough=thorough):
             found += self._of(plan_streaming)
@@ -200,15 +201,18 @@ class _Search:
         on the host it all takes turns on the device, which at times packs better than it bounds.
         """
         shares = full_shares(len(self.small.tasks))
+        all_at_home = replace(self.choices, homes=_STATE_AT_HOME)
         found: list[Plan] = []
-        if not (at_home and self.choices.open):
-            found, shares = self._turns_of(self.choices, shares, beat_ns)
-            near = _fastest_ns(found) <= bound_ns * _FAR_ENOUGH
-            if near or not self.choices.open:
-                return found
+        if at_home and self.choices.open:
+            found, _ = self._turns_of(all_at_home, shares, beat_ns)
+        if found:
+            return found
+        found, shares = self._turns_of(self.choices, shares, beat_ns)
+        near = _fastest_ns(found) <= bound_ns * _FAR_ENOUGH
+        if at_home or near or not self.choices.open:
+            return found
         fastest_ns = min(beat_ns, _fastest_ns(found))
-        at_home_only = replace(self.choices, homes=_STATE_AT_HOME)
-        return found + self._turns_of(at_home_only, shares, fastest_ns)[0]
+        return found + self._turns_of(all_at_home, shares, fastest_ns)[0]
 
     def _turns_of(
         self, choices: Choices, shares: Shares, beat_ns: float
