@@ -125,7 +125,7 @@ def test_the_command_prints_the_named_figures_as_json(tmp_path):
     assert len(lines) == 4 and lines[0].startswith("machine,model,seq_len")
     assert lines[1].split(",")[8] == "972.320618"
     page = html.read_text(encoding="utf-8")
-    assert "predicted and measured tokens" in page
+    assert "predicted and measured tokens/s are equal" in page
     assert "972" in page and "RTX3090 8B" in page
 
 

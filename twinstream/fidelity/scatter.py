@@ -1,0 +1,127 @@
+"""A validation as one HTML page: measured against predicted speed, errors by length, tables."""
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from twinstream.fidelity.validation import Errors, ValidatedRow, Validation
+from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.palette import OTHER_COLOUR
+
+# Okabe and Ito's colours, which colour-blind people can tell apart (jfly.uni-koeln.de/color).
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
+_SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
+_HEIGHT = 520
+
+
+def scatter_html(validation: Validation) -> str:
+    """The page; it works offline."""
+    overall, stalled = validation.overall, validation.stalled
+    groups: dict[str, list[ValidatedRow]] = {}
+    for each in validation.rows:
+        if each.error is not None:
+            groups.setdefault(f"{each.row.machine} {each.row.model}", []).append(each)
+    return html_of(
+        Page(
+            "Predicted and measured",
+            f"{validation.cells:,} measured cells, {overall.schedules:,} distinct schedules. An "
+            "error is predicted / measured - 1 of tokens/s.",
+            [
+                Card("mean error", _percent(overall.mean_error), "absolute, over schedules"),
+                Card("median", _percent(overall.median_error)),
+                Card("90 %", _percent(overall.p90_error), "of schedules are within"),
+                Card("worst", _percent(overall.max_error)),
+                Card("stalled, mean", _percent(stalled.mean_error),
+                     f"{stalled.schedules} schedules, over 10 % slower than with infinite links"),
+            ],
+            [
+                Section("Speed", "On the line, predicted and measured tokens/s are equal.",
+                        _speeds(groups), half=True),
+                Section("Error by length", "Above zero, the prediction is too fast.",
+                        _errors_by_length(groups), half=True),
+                Section("By model", "", _table("machine, model", validation.by_model), half=True),
+                Section("By length", "", _table("tokens of a sequence", validation.by_seq_len),
+                        half=True),
+            ],
+            "Made by twinstream validate.",
+        )
+    )  # fmt: skip
+
+
+def _speeds(groups: Mapping[str, Sequence[ValidatedRow]]) -> go.Figure:
+    figure = go.Figure()
+    speeds = [each.row.tokens_per_s or 0.0 for group in groups.values() for each in group]
+    ends = [min(speeds), max(speeds)]
+    figure.add_trace(
+        go.Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": OTHER_COLOUR})
+    )
+    for number, (name, group) in enumerate(groups.items()):
+        measured = [each.row.tokens_per_s for each in group]
+        predicted = [each.predicted_tokens_per_s for each in group]
+        figure.add_trace(_dots(name, number, group, measured, predicted))
+    log = {"type": "log", "dtick": 1, "minor": {"ticks": "outside", "dtick": "D1"}}
+    figure.update_layout(
+        height=_HEIGHT, legend=_LEGEND, margin=_MARGIN,
+        xaxis={**log, "title": {"text": "measured tokens/s"}},
+        yaxis={**log, "title": {"text": "predicted tokens/s"}},
+    )  # fmt: skip
+    return figure
+
+
+def _errors_by_length(groups: Mapping[str, Sequence[ValidatedRow]]) -> go.Figure:
+    figure = go.Figure()
+    for number, (name, group) in enumerate(groups.items()):
+        lengths = [each.row.seq_len for each in group]
+        errors = [100 * (each.error or 0.0) for each in group]
+        figure.add_trace(_dots(name, number, group, lengths, errors))
+    all_lengths = sorted({each.row.seq_len for group in groups.values() for each in group})
+    figure.update_layout(
+        height=_HEIGHT, legend=_LEGEND, margin=_MARGIN,
+        xaxis={"type": "log", "title": {"text": "tokens of a sequence"}, "tickvals": all_lengths,
+               "ticktext": [f"{length:,}" for length in all_lengths], "tickangle": -45},
+        yaxis={"title": {"text": "predicted / measured - 1, %"}, "zeroline": True,
+               "zerolinecolor": OTHER_COLOUR},
+    )  # fmt: skip
+    return figure
+
+
+_LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom"}
+_MARGIN = {"l": 75, "r": 20, "t": 40, "b": 90}
+
+
+def _dots(
+    name: str, number: int, group: Sequence[ValidatedRow], x: Sequence[object], y: Sequence[object]
+) -> go.Scatter:
+    return go.Scatter(
+        x=x, y=y, mode="markers", name=name, text=[_told(each) for each in group],
+        hovertemplate="%{text}<extra></extra>",
+        marker={
+            "color": _COLOURS[number % len(_COLOURS)], "size": 6, "opacity": 0.65,
+            "symbol": _SYMBOLS[number % len(_SYMBOLS)],
+        },
+    )  # fmt: skip
+
+
+def _told(each: ValidatedRow) -> str:
+    row = each.row
+    return (
+        f"{row.machine} {row.model}, {row.seq_len:,} tokens, {row.host_mem_gib:g} GiB host, "
+        f"{row.dev_mem_gib:g} GiB device<br>measured {row.tokens_per_s:,.0f}, predicted "
+        f"{each.predicted_tokens_per_s:,.0f} tokens/s ({each.error:+.1%})<br>stall {each.stall:.1%}"
+    )
+
+
+def _table(what: str, found: Mapping[str, Errors]) -> Table:
+    columns = [what, "schedules", "mean", "median", "90 %", "worst"]
+    rows = []
+    for name, errors in found.items():
+        figures = (errors.mean_error, errors.median_error, errors.p90_error, errors.max_error)
+        shown = f"{int(name):,}" if name.isdecimal() else name
+        rows.append([shown, f"{errors.schedules:,}", *map(_percent, figures)])
+    if found and all(name.isdecimal() for name in found):
+        rows.sort(key=lambda row: int(row[0].replace(",", "")))
+    return Table(columns, rows)
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{error:.2%}"
