@@ -73,7 +73,7 @@ class Engine:
             self._attempt(TESTS, 20.0, _TESTS_LIMIT_S[self.settings.size], self._tests)
         if "probe" in stages and self._probed() is None:
             expected = _PROBE_S[self.settings.size]
-            self._attempt(PROBE, expected, 2.0 * expected, self._probe, again=True)
+            self._attempt(PROBE, expected, _limit_s(expected), self._probe, again=True)
         cells = [c for c in self.plan.cells if "cells" in stages and self._wanted(c.key)]
         if cells:
             self._cells(cells)
@@ -126,7 +126,7 @@ class Engine:
             self.store.add_timelines({cell.key: timelines})
             return found
 
-        self._attempt(cell.key, expected, 2.0 * expected + 30.0, run)
+        self._attempt(cell.key, expected, _limit_s(expected), run)
 
     def _peer(self, peer: Peer) -> None:
         def run(limit_s: float) -> Found:
@@ -141,7 +141,7 @@ class Engine:
                 device_used_bytes=ran.device_used_bytes,
             )
 
-        self._attempt(peer.key, peer.expected_s, 2.0 * peer.expected_s + 30.0, run)
+        self._attempt(peer.key, peer.expected_s, _limit_s(peer.expected_s), run)
 
     def _tests(self, limit_s: float) -> SuiteFound:
         done = run_gpu_tests(self.settings.tests, self.store.tests_report, limit_s)
@@ -274,3 +274,8 @@ class Engine:
     def _skip(self, key: str, reason: str) -> None:
         self.store.put(key, Outcome(status="skipped", reason=reason))
         self.tell(f"{key}: skipped: {reason}")
+
+
+def _limit_s(expected_s: float) -> float:
+    """When a job is taken for hung: far beyond what it should take, even on a busy machine."""
+    return 2.0 * expected_s + 60.0
