@@ -34,7 +34,8 @@ def warm_up(
 ) -> dict[str, KernelTime]:
     """Every call of the schedule once, and if `timed` once more with a clock; by call.
 
-    A call with operands of several sizes is run with each. The arenas hold garbage afterwards.
+    A call with operands of several sizes or modes is run with each: Triton compiles a kernel for
+    every such variant. The arenas hold garbage afterwards.
     Zeros are a valid input of every kernel: token 0, label 0. Times on zeros are short of those
     on data, since they draw less power; those of a first run hold what is done only once.
     """
@@ -44,10 +45,10 @@ def warm_up(
         if not isinstance(launch.op, Compute):
             continue
         operands = arenas.operands(launch.op).values()
-        shape = (launch.op.call, *(operand.bytes.numel() for operand in operands))
-        if shape in seen:
+        variant = (launch.op.call, *((o.mode, o.bytes.numel()) for o in operands))
+        if variant in seen:
             continue
-        seen.add(shape)
+        seen.add(variant)
         backend.gpu.begin_allocation_count()
         time = _run_on_zeros(launch, arenas, works, backend)
         allocated_bytes = backend.gpu.allocated_bytes()

@@ -99,7 +99,8 @@ class TorchGpu:
         graph = torch.cuda.CUDAGraph()
         # Only this thread must keep to what may be captured: others may be at work meanwhile.
         mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool.id, stream=stream, capture_error_mode=mode):
+        pool: Any = self._pool.id
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
             body()
         return graph
 

@@ -143,11 +143,10 @@ def test_a_pass_that_is_not_timed_records_no_times(graphs: Graphs):
     found = on_fake_gpu(schedule, RunOptions(num_passes=5, graphs=graphs), FakeGpu())
     assert [times.spans is not None for times in found.passes.times] == [True, *[False] * 3, True]
     timing = sum(event.timing for event in found.gpu.events)
-    sizes = {o.tensor: 0 for op in schedule.ops if op.kind == "compute" for o in op.operands}
-    sizes = {t.tensor_id: t.size_bytes for t in schedule.tensors if t.tensor_id in sizes}
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
     kernels = len(
         {
-            (op.call, *(sizes[o.tensor] for o in op.operands))
+            (op.call, *((o.mode, sizes[o.tensor]) for o in op.operands))
             for op in schedule.ops
             if op.kind == "compute"
         }
