@@ -23,6 +23,16 @@ class DeviceMemoryError(TwinstreamError):
     """Context and libraries take more device memory than the schedule's caps leave them."""
 
 
+def check_device_memory(arena_bytes: int, free_bytes: int, total_bytes: int) -> None:
+    """Raise DeviceMemoryError when the device arena cannot be had; nothing has been touched yet."""
+    if arena_bytes > free_bytes:
+        raise DeviceMemoryError(
+            f"the device arena needs {gib(arena_bytes)}, but the driver has {gib(free_bytes)} of "
+            f"{gib(total_bytes)} free: end what else runs on the device, or plan with a smaller "
+            "--device-mem."
+        )
+
+
 def fix_library_workspaces() -> None:
     """Fix the size of the matmul libraries' workspaces, unless the user has done so.
 
