@@ -9,6 +9,7 @@ from twinstream.executor.arenas import Arenas
 from twinstream.executor.backends.cuda import CudaBackend
 from twinstream.executor.backends.gpu import Gpu, TorchGpu
 from twinstream.executor.device_memory import (
+    DeviceMemoryError,
     DeviceMeter,
     fix_library_workspaces,
     read_device_memory,
@@ -20,8 +21,9 @@ from twinstream.executor.options import RunOptions
 from twinstream.executor.program import Program, Work
 from twinstream.executor.warm_up import KernelTime, warm_up
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.timeline import Provenance
+from twinstream.schedule.timeline import DeviceMemory, Provenance
 from twinstream.schedule.verify_layout import arena_bytes
 
 DEFAULT_TIMED_PASSES = 1
@@ -56,7 +58,10 @@ def run_on_cuda(
     gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
     job = Job(schedule, program, arenas, works, fill)
     with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
-        passes, graphs = run_on_gpu(gpu, job, options, meter)
+        try:
+            passes, graphs = run_on_gpu(gpu, job, options, meter)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(_no_room(error, meter.report())) from error
     provenance = Provenance(
         kind="measured",
         where=torch.cuda.get_device_name(),
@@ -64,6 +69,14 @@ def run_on_cuda(
         device_memory=meter.report(),
     )
     return CudaRun(passes, provenance)
+
+
+def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
+    return (
+        f"beside the arena of {gib(memory.arena_bytes)} the device has no room for what kernels' "
+        f"libraries allocate (the driver counts {gib(memory.peak_bytes)} in use): "
+        f"{str(error).splitlines()[0]} Plan with a smaller --device-mem."
+    )
 
 
 @dataclass(frozen=True)
