@@ -32,7 +32,6 @@ from twinstream.executor.random_weights import RandomWeights
 from twinstream.executor.training import Training
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.timeline import Timeline
 
