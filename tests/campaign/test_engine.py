@@ -14,7 +14,7 @@ from twinstream.campaign.worker import JobFailed, JobRefused, JobTimeout
 from twinstream.hardware_profiles.schema import Number
 from twinstream.schedule.files import read_document
 
-KEYS = ["probe", "tiny S64 offloading", "tiny S64 resident", "tiny S64 1 MiB",
+KEYS = ["kernels", "probe", "tiny S64 offloading", "tiny S64 resident", "tiny S64 1 MiB",
         "plain tiny S64", "compiled tiny S64", "fsdp_offload tiny S64"]  # fmt: skip
 
 
@@ -84,15 +84,17 @@ def test_a_second_call_does_only_what_is_left(store):
     assert list(second.store.results.outcomes) == KEYS
     assert "ProbeDevice" not in device.names()
     runs = [r for r in (*device.asked,) if isinstance(r, requests.RunSchedules)]
-    assert len(runs) == 2 - sum(key in statuses(store) for key in KEYS[1:3])
+    assert len(runs) == 2 - sum(key in statuses(store) for key in KEYS[2:4])
 
 
 def test_no_job_is_begun_that_would_not_end_in_time(store):
     device = FakeDevice(Clock())
-    late = engine(store, device, total_s=7.0)
+    late = engine(store, device, total_s=4.0)
     late.run()
     assert device.asked == []
-    assert "probe" in late.waiting and "plain tiny S64" in late.waiting
+    assert (
+        "kernels" in late.waiting and "probe" in late.waiting and "plain tiny S64" in late.waiting
+    )
     assert statuses(store) == {}
 
 
@@ -167,7 +169,7 @@ def test_cells_over_the_devices_memory_are_skipped_with_the_reason(store):
 def test_cells_wait_where_there_is_no_profile(store):
     waiting = engine(store, FakeDevice(Clock()), stages=("cells",))
     waiting.run()
-    assert waiting.waiting == KEYS[1:4]
+    assert waiting.waiting == KEYS[2:5]
     assert statuses(store) == {}
 
 
