@@ -10,6 +10,7 @@ from twinstream.schedule.tensors import Role
 
 Home = Literal["device", "host"]
 Effort = Literal["quick", "normal", "thorough"]
+EFFORTS: tuple[Effort, ...] = ("quick", "normal", "thorough")
 NO_RECOMPUTE = "none"
 
 _KINDS: Mapping[Role, str] = {
@@ -35,8 +36,8 @@ class Choices:
         recompute: the level that every block is recomputed from, or "none"; None is left open.
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
-        effort: `quick` plans one way to cut the step and judges it once; `thorough` also looks at
-            every smaller cap of a lattice, so that more memory is never slower.
+        effort: `quick` plans one way to cut the step and judges it once or twice; `thorough` also
+            looks at every smaller cap of a lattice, so that more memory is never slower.
 
     Raises:
         ChoiceError: a kind, a home or a number is not one of those.
@@ -58,13 +59,23 @@ class Choices:
             raise ChoiceError(
                 f"a load cannot be issued {self.prefetch_blocks:g} blocks ahead; name 0 or more"
             )
-        if self.effort not in ("quick", "normal", "thorough"):
-            raise ChoiceError(f"effort '{self.effort}' is unknown; known: quick, normal, thorough")
+        if self.effort not in EFFORTS:
+            raise ChoiceError(f"effort '{self.effort}' is unknown; known: {', '.join(EFFORTS)}")
 
     @property
     def open(self) -> bool:
         """Whether homes and levels are all the planner's."""
         return not self.homes and self.recompute is None
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What of homes and levels is fixed, for people."""
+        found = [f"{kind} at home on the {home}" for kind, home in self.homes.items()]
+        if self.recompute == NO_RECOMPUTE:
+            found.append("nothing recomputed")
+        elif self.recompute is not None:
+            found.append(f"every block recomputed from {self.recompute}")
+        return tuple(found)
 
     def home(self, role: Role) -> Home | None:
         """Where tensors of a role must be; None where that is open."""
@@ -80,6 +91,16 @@ class Choices:
         if self.recompute not in (None, NO_RECOMPUTE, *levels):
             known = ", ".join((NO_RECOMPUTE, *levels))
             raise ChoiceError(f"no block can be recomputed from '{self.recompute}'; known: {known}")
+
+    @staticmethod
+    def of_effort(policy: str, effort: str | None) -> "Choices":
+        """Nothing fixed but the effort, which only `optimal` takes; other policies have one.
+
+        Raises:
+            ChoiceError: there is no such effort.
+        """
+        found = Choices(effort=effort or "normal")  # type: ignore[arg-type]
+        return found if policy == "optimal" else OPEN
 
 
 OPEN = Choices()

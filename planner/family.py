@@ -13,13 +13,12 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import LowerBound, lower_bound
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.plan import as_step_bound, finished, recipe_of, step_bound
 from twinstream.planner.policies.optimal import (
-    JUDGED_ROUNDS,
     MANY_TASKS,
-    DoesNotFit,
     Plan,
     has_plan,
     optimal_plans,
@@ -110,7 +109,7 @@ class Family:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
             except (InfeasiblePlan, DoesNotFit):
                 continue
-            return Found(plan.step_ns, schedule, chain, as_step_bound(cut.bound, least_s))
+            return Found(plan.step_ns, schedule, chain, self._step_bound(cut, least_s))
         return None
 
     def least_s(self) -> float:
@@ -121,7 +120,11 @@ class Family:
         """The bound of one workload, of which there is a plan, and the least of all."""
         cut = self._cut(self._lowered(workload, PROGRAM_ROUNDS), workload)
         assert cut is not None, "what has a plan has a bound"
-        return as_step_bound(cut.bound, min(cut.bound.step_s, self.least_s()))
+        return self._step_bound(cut, min(cut.bound.step_s, self.least_s()))
+
+    def _step_bound(self, cut: Cut, least_s: float) -> StepBound:
+        bound = as_step_bound(cut.bound, least_s)
+        return bound.model_copy(update={"fixed": self.choices.told})
 
     @cached_property
     def _usual(self) -> list[Cut]:

@@ -56,6 +56,8 @@ def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -
         if bound.family_step_s is not None and summary.gap_family is not None:
             family = f"{seconds(bound.family_step_s)} for any; {summary.gap_family:.1%}"
             shown += f"\n{family} above it"
+        if bound.fixed:
+            shown += f"\nof plans with {', '.join(bound.fixed)}"
         table.add_row("lower bound", shown)
         limits = (_QUEUES.get(limit, limit) for limit in explanation.limits)
         table.add_row("limited by", ", ".join(limits) or "-")

@@ -1,48 +1,31 @@
 """`optimal`: decisions from the lower bound's program, made whole, filled, judged, and again."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-import numpy as np
-
-from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound import fewest_copies, lower_bound
-from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.bound import lower_bound
+from twinstream.planner.choices import OPEN, Choices, Home
 from twinstream.planner.congestion import Shares, full_shares, lowered
-from twinstream.planner.emission import Placement, emit, host_bytes
-from twinstream.planner.filling import Pressure, filled
-from twinstream.planner.folded_packing import pack_folded
+from twinstream.planner.deciding import JUDGED_ROUNDS, Candidate, Decider, DoesNotFit
+from twinstream.planner.emission import emit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.library_memory import with_library_memory
-from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused
-from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import Timeline
 
-JUDGED_ROUNDS = 4
-_LONGEST_IN_BLOCKS = 4.0
-_IN_FLIGHT_BLOCKS = 0.5
-_IN_FLIGHT_SHARE = 0.25
-_MOST_UNITS_IN_FLIGHT = 3
 _LESS_IN_FLIGHT = 3
 _TURNS = 3
-_REPAIRS = 8
-_HOST_REPAIRS = 3
-_HOST_SHARE = 0.99
 _NEAR_ENOUGH = 1.005
 _FAR_ENOUGH = 1.01
 _FAR_FROM_BOUND = 1.05
@@ -51,14 +34,12 @@ _GAIN = 0.998
 _TURNS_OF_MANY = 3
 MANY_TASKS = 1500
 
-_STATE_AT_HOME = Choices(homes={"parameter": "host", "gradient": "host", "optimizer_state": "host"})
+_STATE_AT_HOME: Mapping[str, Home] = {
+    "parameter": "host", "gradient": "host", "optimizer_state": "host",
+}  # fmt: skip
 
 Maker = Callable[[Chain], Schedule]
 Policy = Callable[[Chain, Machine, Caps], Schedule]
-
-
-class DoesNotFit(TwinstreamError):
-    """A plan that fits few rounds does not fit all of them."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +127,6 @@ def optimal_plans(  # noqa: PLR0913
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home)
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    decisions: Decisions
-    allowances: Allowances
-
-
 class _Search:
     def __init__(
         self,
@@ -162,13 +137,10 @@ class _Search:
         choices: Choices,
         num_rounds: int,
     ) -> None:
+        self.decider = Decider(chain, machine, caps, num_rounds)
         self.machine, self.judge, self.num_rounds = machine, judge, num_rounds
-        self.choices = choices
-        self.caps = with_library_memory(caps, chain)
-        self.small = with_rounds(chain, PROGRAM_ROUNDS)
-        self.judged = with_rounds(chain, JUDGED_ROUNDS)
-        self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
-        self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
+        self.caps, self.choices = self.decider.caps, choices
+        self.small, self.judged = self.decider.small, self.decider.judged
 
     def plans(
         self, bound_ns: float, beat_ns: float, *, thorough: bool, at_home: bool
@@ -198,7 +170,7 @@ class _Search:
         may_reside = self.choices.open and self._holds_all_state()
         if may_reside and self._made(plan_resident) is not None:
             return True
-        return self._fitting(self.choices, 0, full_shares(len(self.small.tasks))) is not None
+        return self.decider.fitting(self.choices, 0, full_shares(len(self.small.tasks))) is not None
 
     def _holds_all_state(self) -> bool:
         """Whether the device has room for what persists at the least."""
@@ -232,10 +204,11 @@ class _Search:
         if not (at_home and self.choices.open):
             found, shares = self._turns_of(self.choices, shares, beat_ns)
             near = _fastest_ns(found) <= bound_ns * _FAR_ENOUGH
-            if near or not self.choices.open or self.choices.effort == "quick":
+            if near or not self.choices.open:
                 return found
         fastest_ns = min(beat_ns, _fastest_ns(found))
-        return found + self._turns_of(_STATE_AT_HOME, shares, fastest_ns)[0]
+        at_home_only = replace(self.choices, homes=_STATE_AT_HOME)
+        return found + self._turns_of(at_home_only, shares, fastest_ns)[0]
 
     def _turns_of(
         self, choices: Choices, shares: Shares, beat_ns: float
@@ -244,13 +217,13 @@ class _Search:
 
         What is returned are the plans, and the shares that the fastest of them was decided with.
         """
-        in_flight = self._in_flight()
+        in_flight = self.decider.in_flight()
         best_shares = shares
         found: list[Plan] = []
-        before: _Candidate | None = None
+        before: Candidate | None = None
         less_in_flight = iter((in_flight // _LESS_IN_FLIGHT, 0) if in_flight else ())
         while len(found) < self._most_turns():
-            fitting = self._fitting(choices, in_flight, shares)
+            fitting = self.decider.fitting(choices, in_flight, shares)
             if fitting is None:
                 in_flight = next(less_in_flight, -1)
                 if found or in_flight < 0:
@@ -263,8 +236,9 @@ class _Search:
             schedule = emit(placement, self.machine, self.caps, "optimal")
             timeline = self.judge(schedule)
             step_ns = self._step_ns(schedule, timeline)
-            plan = Plan(step_ns, partial(self.schedule, candidate), choices is _STATE_AT_HOME)
-            tried = len(found) > (1 if choices is self.choices else 0)
+            at_home = choices is not self.choices
+            plan = Plan(step_ns, partial(self.decider.schedule, candidate), at_home)
+            tried = len(found) > (0 if at_home else 1)
             worse = tried and plan.step_ns > _GAIN * _fastest_ns(found)
             hopeless = bool(found) and plan.step_ns > _WITHIN_REACH * beat_ns
             if plan.step_ns < _fastest_ns(found):
@@ -277,103 +251,10 @@ class _Search:
             shares = less
         return found, best_shares
 
-    def schedule(self, candidate: _Candidate, chain: Chain) -> Schedule:
-        """The decisions as a schedule of a chain of any number of rounds."""
-        sequence = TaskSequence.of(chain, candidate.decisions, self.call_ns)
-        placement, over = self._place(sequence, candidate)
-        if over:
-            raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
-        return emit(placement, self.machine, self.caps, "optimal")
-
     def _most_turns(self) -> int:
         if self.choices.effort == "quick":
             return 1
         return _TURNS_OF_MANY if len(self.small.tasks) > MANY_TASKS else _TURNS
-
-    def _in_flight(self) -> int:
-        """Bytes to leave for copies: what both directions copy beside a block, within reason.
-
-        That is a share of the device, and a few of the largest activations, if there are any.
-        """
-        rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
-        beside = self.block_ns / 1e9 * sum(rate for rate in rates if rate < inf)
-        units = UnitMap(self.small).units.values()
-        saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
-        wanted = round(_IN_FLIGHT_BLOCKS * beside)
-        if saved:
-            wanted = min(wanted, _MOST_UNITS_IN_FLIGHT * max(saved))
-        device = self.caps.arena_bytes("device")
-        return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
-
-    def _longest_ahead_ns(self) -> float:
-        blocks = self.choices.prefetch_blocks
-        return self.block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
-
-    def _fitting(
-        self, choices: Choices, in_flight: int, shares: Shares
-    ) -> tuple[_Candidate, Placement] | None:
-        """Decisions that fit both caps, with so many bytes left for copies in flight."""
-        device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
-        units = UnitMap(self.small)
-        host_room = None if host is None else round(host * _HOST_SHARE)
-        for _ in range(_HOST_REPAIRS):
-            caps = _caps_of_arenas(
-                self.caps, None if device is None else device - in_flight, host_room
-            )
-            solved = fewest_copies(
-                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares,
-                choices=choices,
-            )  # fmt: skip
-            if solved is None:
-                return None
-            decisions = Decisions.of(solved, self.small, units, choices)
-            found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
-            if found is None:
-                return None
-            over = _over(host_bytes(found[1]), host)
-            if not over:
-                return found
-            host_room = None if host_room is None else host_room - over
-        return None
-
-    def _packed(
-        self, decisions: Decisions, pressure: Pressure, in_flight: int
-    ) -> tuple[_Candidate, Placement] | None:
-        """What fits the device; where bytes cannot be packed, less is kept."""
-        device = self.caps.arena_bytes("device")
-        sequence = TaskSequence.of(self.small, decisions, self.call_ns)
-        judged = TaskSequence.of(self.judged, decisions, self.call_ns)
-        queues = QueueModel(self.machine, self._longest_ahead_ns())
-        room = np.full(len(sequence.tasks), 0 if device is None else device, dtype=np.int64)
-        shortage = 0
-        for _ in range(_REPAIRS):
-            if device is not None:
-                fitting = filled(sequence, decisions, room - in_flight, pressure)
-                fitting = fitting or filled(sequence, decisions, room, pressure)
-                if fitting is None:
-                    return None
-                decisions = fitting
-            allowances = queues.allowances(sequence, sequence.stays(decisions), device)
-            candidate = _Candidate(decisions, allowances)
-            placement, over = self._place(judged, candidate)
-            if device is None or not over:
-                return candidate, placement
-            shortage = max(2 * shortage, max(over.values()))
-            for task in over:
-                room[task] = min(room[task], device - shortage)
-        return None
-
-    def _place(
-        self, sequence: TaskSequence, candidate: _Candidate
-    ) -> tuple[Placement, dict[int, int]]:
-        """The candidate with offsets, and what sticks out of the device's arena at which task."""
-        stays = candidate.allowances.widened(sequence, sequence.stays(candidate.decisions))
-        cap = self.caps.arena_bytes("device")
-        packed = pack_folded(stays, sequence.units, sequence.folding, cap)
-        placement = Placement(
-            sequence.chain, sequence.tasks, sequence.units, packed.stays, packed.offsets
-        )
-        return placement, packed.over_bytes
 
     def _step_ns(self, schedule: Schedule, timeline: Timeline) -> float:
         """Step time on a few rounds, and what each further middle round adds."""
@@ -394,19 +275,3 @@ def _fastest_ns(plans: list[Plan]) -> float:
 
 def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedule:
     return policy(chain, machine, caps)
-
-
-def _over(needed_bytes: int, cap_bytes: int | None) -> int:
-    """By how much a cap is to be lowered: what is missing, and a quarter more."""
-    return 0 if cap_bytes is None else max(0, needed_bytes - cap_bytes) * 5 // 4
-
-
-def _caps_of_arenas(caps: Caps, device_arena: int | None, host_arena: int | None) -> Caps:
-    """Caps whose arenas have these sizes."""
-    reserve = caps.outside_arena_bytes
-    return caps.model_copy(
-        update={
-            "device_bytes": None if device_arena is None else max(0, device_arena) + reserve,
-            "host_bytes": None if host_arena is None else max(0, host_arena),
-        }
-    )

@@ -47,15 +47,16 @@ def cpu_s(pid: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("machines", "policy", "caps"),
+    ("machines", "policy", "effort"),
     [
-        ("h100", "streaming", CAPS),
-        ("h100,rtx5090", "streaming", CAPS),
-        ("h100", "optimal", CAPS[:2]),
+        ("h100", "optimal", "quick"),
+        ("h100,rtx5090", "optimal", "quick"),
+        ("h100", "optimal", "normal"),
+        ("h100", "streaming", "normal"),
     ],
 )
-def test_seconds_to_load_and_to_update(server, machines, policy, caps):
-    state = State(machines=machines, policy=policy)
+def test_seconds_to_load_and_to_update(server, machines, policy, effort):
+    state = State(machines=machines, policy=policy, effort=effort)
     last = machines.split(",")[-1]
     with browser_page() as opened:
         page = opened.page
@@ -64,7 +65,7 @@ def test_seconds_to_load_and_to_update(server, machines, policy, caps):
         page.wait_for_selector(f"#timeline-{last} .main-svg", timeout=300_000)
         load = time.perf_counter() - start_s, cpu_s(server) - start_cpu_s
         updates = []
-        for cap in caps:
+        for cap in CAPS:
             start_s, start_cpu_s = time.perf_counter(), cpu_s(server)
             page.fill("#device_mem", cap)
             page.press("#device_mem", "Enter")
@@ -75,6 +76,6 @@ def test_seconds_to_load_and_to_update(server, machines, policy, caps):
         assert opened.complaints == []
     elapsed, cpu = (median(one[i] for one in updates) for i in (0, 1))
     print(
-        f"\n| {machines}, {policy} | {load[0]:.1f} s ({load[1]:.1f} s) | "
+        f"\n| {machines}, {policy}, {effort} | {load[0]:.1f} s ({load[1]:.1f} s) | "
         f"{elapsed:.1f} s ({cpu:.1f} s) | load of the machine {os.getloadavg()[0]:.1f}"
     )

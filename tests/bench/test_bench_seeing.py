@@ -44,15 +44,21 @@ def test_a_report_and_a_trace_of_an_8b_step(seq_len, tokens, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("policy", "num_cells"),
-    [("streaming", 24), ("resident", 8), ("layer_offload", 8), ("optimal", 4)],
+    ("policy", "effort", "num_cells"),
+    [
+        ("streaming", "normal", 24),
+        ("resident", "normal", 8),
+        ("layer_offload", "normal", 8),
+        ("optimal", "quick", 16),
+        ("optimal", "normal", 4),
+    ],
 )
-def test_cells_a_minute_of_an_8b_sweep(policy, num_cells, tmp_path):
+def test_cells_a_minute_of_an_8b_sweep(policy, effort, num_cells, tmp_path):
     sizes = [f"{20 + 60 * i // num_cells}GiB" for i in range(num_cells)]
     document = {
         "fixed": {
             "model": "8b", "machine": MACHINE, "seq_len": 8192, "tokens_per_step": 32768,
-            "host_mem": "160GiB", "policy": policy,
+            "host_mem": "160GiB", "policy": policy, "effort": effort,
         },
         "axes": {"device_mem": sizes},
     }  # fmt: skip

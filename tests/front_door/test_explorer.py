@@ -20,7 +20,7 @@ from werkzeug.serving import make_server
 
 from tests.front_door.command_line import call, error_of
 from tests.helpers.browser import browser_page
-from twinstream.explorer.answers import Answers
+from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.app import explorer
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.schedule.errors import TwinstreamError
@@ -112,6 +112,16 @@ def test_a_state_survives_the_url():
     assert State.of_url(state.url) == state
 
 
+def test_a_quick_plan_of_the_page_is_that_of_the_command_shown():
+    state = State("tiny", "cpu", "64", "256", "4MiB", "", "optimal", "quick")
+    found = Answers({}, {}).answer(state, "cpu")
+    assert isinstance(found, Answer)
+    assert "--effort quick" in state.command("cpu")
+    shown = cli(state.command("cpu"))
+    assert shown["tokens_per_s"] == found.summary.tokens_per_s
+    assert "--effort" not in TINY.command("cpu")
+
+
 def test_a_url_may_not_open_files(tmp_path):
     secret = tmp_path / "secret.json"
     secret.write_text('{"password": "1234"}')
@@ -133,6 +143,7 @@ def test_a_url_may_not_open_files(tmp_path):
         ({"tokens_per_step": "100"}, "whole sequences"),
         ({"device_mem": "24XiB"}, "24GiB"),
         ({"policy": "greedy"}, "'greedy'"),
+        ({"policy": "optimal", "effort": "most"}, "effort 'most' is unknown"),
         ({"model": "9b"}, "unknown model '9b'"),
     ],
 )

@@ -239,6 +239,7 @@ def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):
         ("[axes]\nseq_len = [64, 64]", "twice"),
         ("[fixed]\nseq_len = 64\n[axes]\nseq_len = [64]", "leave one out"),
         ("[fixed]\npolicy = 'greedy'", "known: optimal"),
+        ("[fixed]\neffort = 'most'", "known: quick, normal, thorough"),
         ("[fixed]\ndevice_mem = 1.5", "needs a size"),
         ("[fixed]\nmachine.hbm_bytes_per_s = 'fast'", "needs a number"),
         ("[axis]\nseq_len = [64]", "unknown 'axis'"),
@@ -264,6 +265,7 @@ def test_a_key_changes_with_whatever_the_result_depends_on():
     changes = [
         {"model": "tiny-qwen3"}, {"seq_len": 128}, {"tokens_per_step": 256}, {"chunk_tokens": 32},
         {"device_mem": "8MiB"}, {"host_mem": "80MiB"}, {"policy": "streaming"},
+        {"effort": "quick"},
         {"machine.hbm_bytes_per_s": 2e10}, {"machine.efficiency.matmul": 0.5},
     ]  # fmt: skip
     keys = {key(), *(key(**change) for change in changes)}

@@ -71,6 +71,12 @@ def test_what_is_at_home_on_the_device_is_never_copied(kind):
     assert verify(schedule) == []
 
 
+def test_the_bound_of_an_open_plan_names_nothing_fixed():
+    bound = open_plan().bound
+    assert bound is not None
+    assert bound.fixed == ()
+
+
 def test_the_open_plan_copies_all_kinds():
     assert {role for roles in KINDS.values() for role in roles} <= copied_roles(open_plan())
 
@@ -121,6 +127,7 @@ def test_the_bound_of_what_is_fixed_is_no_lower_than_the_open_one_and_below_its_
     assert bound_s(OPEN) <= bound_s(choices)
     assert schedule.bound is not None
     assert schedule.bound.step_s == pytest.approx(bound_s(choices))
+    assert len(schedule.bound.fixed) == 1
     assert schedule.bound.step_s <= simulate(schedule, FAST).step_ns / 1e9
 
 
@@ -167,14 +174,14 @@ def test_the_caps_named_for_fixed_homes_do_and_less_does_not():
         planned(choices, caps=Caps(device_bytes=smallest - 256))
 
 
-def test_a_quick_plan_asks_the_judge_once():
+def test_a_quick_plan_asks_the_judge_twice_at_most():
     asked: list[Schedule] = []
 
     def judge(schedule: Schedule) -> Timeline:
         asked.append(schedule)
         return simulate(schedule, MACHINE)
 
-    for effort, least, most in (("quick", 1, 1), ("normal", 2, 100)):
+    for effort, least, most in (("quick", 1, 2), ("normal", 3, 100)):
         asked.clear()
         choices = Choices(effort=effort)  # type: ignore[arg-type]
         assert plan_step(SPEC, STEP, MACHINE, CAPS, "optimal", judge, choices)

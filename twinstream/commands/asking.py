@@ -12,6 +12,7 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.planning import step_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
+from twinstream.planner.choices import Choices
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.whatif.question import Question, question_of
@@ -36,6 +37,7 @@ def whatif(  # noqa: PLR0913
     policy: options.Policy = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    effort: options.EffortOfPlan = None,
     changes: Annotated[
         str, typer.Option(metavar="LIST", help="How much each property changes.")
     ] = "-50%,-10%,+10%,+100%",
@@ -68,7 +70,7 @@ def whatif(  # noqa: PLR0913
     num_jobs = jobs or os.cpu_count() or 1
     factors = changes_of(changes)
     with progress(f"planning {model} for {machine}", quiet=as_json):
-        question = _question(wanted)
+        question = _question(wanted, effort)
     if target is not None:
         _search(question, target, num_jobs, as_json=as_json)
     else:
@@ -100,13 +102,13 @@ def changes_of(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _question(wanted: options.PlanOptions) -> Question:
+def _question(wanted: options.PlanOptions, effort: str | None) -> Question:
     assert wanted.model is not None and wanted.machine is not None
-    profile = load_machine(wanted.machine)
+    profile, policy = load_machine(wanted.machine), wanted.policy or api.DEFAULT_POLICY
     return question_of(
         load_model(wanted.model), profile, step_of(wanted),
         api.caps_of(profile, wanted.device_mem, wanted.host_mem),
-        wanted.policy or api.DEFAULT_POLICY,
+        policy, Choices.of_effort(policy, effort),
     )  # fmt: skip
 
 

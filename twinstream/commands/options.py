@@ -258,6 +258,55 @@ Tokenizer = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 
 
+_FIXED = "What to fix of a plan by optimal"
+Homes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--home",
+        metavar="KIND=WHERE",
+        help="Where a kind of tensor is at home, again for each: parameter, gradient, "
+        "optimizer_state or activation = device or host.",
+        rich_help_panel=_FIXED,
+    ),
+]
+RecomputeLevel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LEVEL",
+        help="Recompute every block from INPUT or ATTENTION, or none.",
+        rich_help_panel=_FIXED,
+    ),
+]
+Prefetch = Annotated[
+    float | None,
+    typer.Option(
+        metavar="BLOCKS",
+        help="Load at most so long before the first use, in times of the longest task.",
+        rich_help_panel=_FIXED,
+    ),
+]
+OptimizerOrder = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        metavar="WHEN",
+        help="device (each group as soon as its gradients are there, the default) or "
+        "device_after_backward.",
+        rich_help_panel=_FIXED,
+    ),
+]
+EffortOfPlan = Annotated[
+    str | None,
+    typer.Option(
+        "--effort",
+        metavar="NAME",
+        help="quick, normal (the default), or thorough: then more memory is never slower; it "
+        "takes minutes.",
+        rich_help_panel=_FIXED,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class PlanOptions:
     """The options that say what to plan; None where one is not given."""
@@ -274,6 +323,7 @@ class PlanOptions:
     policy: str | None
     kernels: str | None = None
     attention: str | None = None
+    optimizer: str | None = None
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""

@@ -13,14 +13,17 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.plan_screen import plan_screen, policies_screen
+from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import policies
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+
+_ORDERS = ("device", "device_after_backward")
 
 
 def plan(  # noqa: PLR0913
@@ -36,18 +39,26 @@ def plan(  # noqa: PLR0913
     policy: options.PolicyOrAll = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    home: options.Homes = None,
+    recompute: options.RecomputeLevel = None,
+    prefetch: options.Prefetch = None,
+    optimizer: options.OptimizerOrder = None,
+    effort: options.EffortOfPlan = None,
     output: Annotated[Path | None, options.output("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Plan a training step within memory caps and predict its speed."""
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention, optimizer,
     )  # fmt: skip
+    choices = choices_of(home, recompute, prefetch, effort)
     if policy == ALL:
+        if choices != OPEN:
+            raise ChoiceError(f"--policy {ALL} compares policies as they are; fix one of them")
         _plan_all(wanted, output, as_json=as_json)
         return
-    schedule, plan_seconds = planned(wanted, quiet=as_json)
+    schedule, plan_seconds = planned(wanted, choices, quiet=as_json)
     profile = load_machine(machine)
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, profile)
@@ -89,7 +100,32 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
         print_report(f"Wrote the schedule of {best.policy} to {output}.")
 
 
-def planned(wanted: options.PlanOptions, *, quiet: bool) -> tuple[Schedule, float]:
+def choices_of(
+    home: list[str] | None, recompute: str | None, prefetch: float | None, effort: str | None
+) -> Choices:
+    """What is fixed of a plan.
+
+    >>> choices_of(["parameter=host"], "INPUT", None, None).homes
+    {'parameter': 'host'}
+
+    Raises:
+        ChoiceError: a home or a number cannot be read.
+    """
+    homes: dict[str, str] = {}
+    for text in home or []:
+        kind, found, where = text.partition("=")
+        if not found or kind in homes:
+            wrong = "twice" if found else "without a place"
+            raise ChoiceError(
+                f"--home '{text}' names '{kind}' {wrong}; write each kind once, as parameter=host"
+            )
+        homes[kind] = where
+    return Choices(homes, recompute, prefetch, effort or "normal")  # type: ignore[arg-type]
+
+
+def planned(
+    wanted: options.PlanOptions, choices: Choices = OPEN, *, quiet: bool
+) -> tuple[Schedule, float]:
     """The schedule asked for, and the seconds it took to plan."""
     assert wanted.model is not None and wanted.machine is not None
     step = step_of(wanted)
@@ -102,6 +138,7 @@ def planned(wanted: options.PlanOptions, *, quiet: bool) -> tuple[Schedule, floa
             device_mem=wanted.device_mem,
             host_mem=wanted.host_mem,
             policy=wanted.policy or api.DEFAULT_POLICY,
+            choices=choices,
         )
     return schedule, time.perf_counter() - start_s
 
@@ -131,11 +168,20 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
     kernels = kernels_for(machine, wanted.kernels or "auto", attention)
     step = TrainingStep(
         wanted.seq_len, wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=Recipe(kernels=kernels),
+        recipe=_recipe(kernels, wanted.optimizer),
     )  # fmt: skip
     if overhead is None:
         return step
     return replace(step, optimizer_overhead=options.share_of(overhead))
+
+
+def _recipe(kernels: KernelChoice, optimizer: str | None) -> Recipe:
+    if optimizer not in (None, *_ORDERS):
+        raise ChoiceError(
+            f"--optimizer '{optimizer}' is unknown; known: {', '.join(_ORDERS)} (on the host CPU "
+            "by --policy optimizer_offload or layer_offload)"
+        )
+    return Recipe(kernels=kernels, optimizer=optimizer or _ORDERS[0])  # type: ignore[arg-type]
 
 
 def describe(schedule: Schedule) -> dict[str, object]:

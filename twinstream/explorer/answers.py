@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
+from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -66,6 +67,7 @@ class Answers:
         seq_len = count_of(state.seq_len, "sequence length")
         if seq_len is None:
             raise StateError("sequence length is missing; give tokens, such as 8192")
+        policy = state.policy or api.DEFAULT_POLICY
         machine = load_machine(_offered("machine", machine_name, self._machines))
         schedule = api.plan(
             load_model(_offered("model", state.model, self._models)),
@@ -73,7 +75,8 @@ class Answers:
             step=TrainingStep(seq_len, count_of(state.tokens_per_step, "tokens a step")),
             device_mem=state.device_mem.strip() or None,
             host_mem=state.host_mem.strip() or None,
-            policy=state.policy or api.DEFAULT_POLICY,
+            policy=policy,
+            choices=Choices.of_effort(policy, state.effort),
         )
         timeline = api.simulate(schedule, machine)
         summary = summarize(schedule, timeline, machine)

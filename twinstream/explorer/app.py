@@ -9,6 +9,7 @@ from flask import Response, request
 from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.show import column, more_of, timeline_of
 from twinstream.explorer.state import State
+from twinstream.planner.choices import EFFORTS
 from twinstream.planner.step_plan import policy_names
 from twinstream.report.report import report_html
 from twinstream.schedule.errors import TwinstreamError
@@ -19,7 +20,7 @@ _TEXTS = {
     "device_mem": "device memory",
     "host_mem": "host memory",
 }
-_CONTROLS = ("model", "machines", *_TEXTS, "policy")
+_CONTROLS = ("model", "machines", *_TEXTS, "policy", "effort")
 
 
 def explorer(answers: Answers) -> Dash:
@@ -84,6 +85,7 @@ def _layout(answers: Answers) -> html.Div:
             for name, label in _TEXTS.items()
         ),
         _control("policy", dcc.Dropdown(list(policy_names()), id="policy", clearable=False)),
+        _control("effort", dcc.Dropdown(list(EFFORTS), id="effort", clearable=False)),
     ]
     return html.Div(
         [

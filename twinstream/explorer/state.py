@@ -22,7 +22,8 @@ class State:
     tokens_per_step: str = "32768"
     device_mem: str = "24GiB"
     host_mem: str = "100GiB"
-    policy: str = "streaming"
+    policy: str = api.DEFAULT_POLICY
+    effort: str = "quick"
 
     @staticmethod
     def of_url(search: str | None) -> "State":
@@ -49,6 +50,7 @@ class State:
             "device-mem": self.device_mem,
             "host-mem": self.host_mem,
             "policy": self.policy or api.DEFAULT_POLICY,
+            "effort": self.effort if self.policy in ("", api.DEFAULT_POLICY) else "",
         }
         given = (f"--{name} {value}" for name, value in options.items() if value)
         return f"twinstream plan {' '.join(given)}"

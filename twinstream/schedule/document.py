@@ -41,6 +41,7 @@ class StepBound(Node):
     Prices are the seconds per step that one more unit saves: a GiB of a memory, a GB/s of a rate.
     `limits` name the resources without which the bound would be lower. `family_step_s` is the least
     bound over all admissible ways to cut the step into rounds and chunks, where that was asked.
+    `fixed` is what was not left to the planner: schedules that have it otherwise may be faster.
     """
 
     step_s: float
@@ -49,6 +50,7 @@ class StepBound(Node):
     link_s_per_gb_per_s: dict[str, float]
     limits: tuple[str, ...]
     family_step_s: float | None = None
+    fixed: tuple[str, ...] = ()
 
 
 class Schedule(Node):

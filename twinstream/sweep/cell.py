@@ -32,6 +32,7 @@ def run_cell(cell: Cell) -> Row:
         schedule = api.plan(
             cell.spec, cell.machine, step=cell.step, device_mem=cell.caps.device_bytes,
             host_mem=cell.caps.host_bytes, policy=cell.policy,
+            choices=cell.choices,
         )  # fmt: skip
         row = {"status": OK, **_figures(cell, schedule, api.simulate(schedule, cell.machine))}
     except InfeasiblePlan as error:

@@ -17,6 +17,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import model_ref
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import EFFORTS, OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import UnknownPolicyError
 from twinstream.planner.step_plan import policy_names
@@ -26,9 +27,9 @@ from twinstream.schedule.errors import TwinstreamError
 Value = str | int | float
 MACHINE_NUMBER = "machine."
 _COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
-_TEXTS = ("model", "machine", "policy")
+_TEXTS = ("model", "machine", "policy", "effort")
 _SIZES = ("device_mem", "host_mem")
-NAMES = ("model", "machine", *_COUNTS, *_SIZES, "policy")
+NAMES = ("model", "machine", *_COUNTS, *_SIZES, "policy", "effort")
 _REQUIRED = ("model", "machine", "seq_len")
 
 
@@ -49,6 +50,7 @@ class Cell:
     caps: Caps
     step: TrainingStep
     policy: str
+    choices: Choices = OPEN
 
     @property
     def key(self) -> str:
@@ -60,6 +62,7 @@ class Cell:
             "step": [getattr(self.step, name) for name in _COUNTS],
             "recipe": self.step.recipe.model_dump(mode="json"),
             "policy": self.policy,
+            "effort": self.choices.effort,
         }
         canonical = json.dumps(about, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -171,6 +174,8 @@ def _check(name: str, value: object, where: str) -> None:
     if name == "policy" and value not in policy_names():
         there = ", ".join(policy_names())
         raise UnknownPolicyError(f"{where}: unknown policy '{value}'; known: {there}")
+    if name == "effort" and value not in EFFORTS:
+        raise SweepError(f"{where}: effort '{value}' is unknown; known: {', '.join(EFFORTS)}")
 
 
 class _Loader:
@@ -193,7 +198,9 @@ class _Loader:
         assert seq_len is not None
         step = TrainingStep(seq_len, tokens, chunk_tokens, chunks)
         policy = str(values.get("policy", api.DEFAULT_POLICY))
-        return Cell(values, self._specs[model], machine, caps, step, policy)
+        effort = values.get("effort")
+        choices = Choices.of_effort(policy, None if effort is None else str(effort))
+        return Cell(values, self._specs[model], machine, caps, step, policy, choices)
 
     def _machine(self, values: Mapping[str, Value]) -> Machine:
         changes = {

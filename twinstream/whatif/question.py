@@ -9,6 +9,7 @@ from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary, summarize
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import optimizer_place
 from twinstream.planner.step_plan import with_tokens
@@ -27,6 +28,7 @@ class Question:
     step: TrainingStep
     caps: Caps
     policy: str
+    choices: Choices = OPEN
 
     def planned(self) -> tuple[Schedule, Summary]:
         """The schedule, and what it yields on the machine.
@@ -37,6 +39,7 @@ class Question:
         schedule = api.plan(
             self.spec, self.machine, step=self.step, device_mem=self.caps.device_bytes,
             host_mem=self.caps.host_bytes, policy=self.policy,
+            choices=self.choices,
         )  # fmt: skip
         timeline = api.simulate(schedule, self.machine)
         return schedule, summarize(schedule, timeline, self.machine)
@@ -59,13 +62,18 @@ class Property:
 
 
 def question_of(
-    spec: ModelSpec, machine: Machine, step: TrainingStep, caps: Caps, policy: str
+    spec: ModelSpec,
+    machine: Machine,
+    step: TrainingStep,
+    caps: Caps,
+    policy: str,
+    choices: Choices = OPEN,
 ) -> Question:
     """A question whose step has the tokens that the planner proposes for these caps, if open.
 
     They stay the same whatever is changed, so that answers compare.
     """
-    return Question(spec, machine, with_tokens(spec, step, machine, caps), caps, policy)
+    return Question(spec, machine, with_tokens(spec, step, machine, caps), caps, policy, choices)
 
 
 def properties_of(question: Question) -> list[Property]:

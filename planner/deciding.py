@@ -1,0 +1,166 @@
+"""From the program's fractions to a placement that fits both memories."""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound import fewest_copies
+from twinstream.planner.choices import Choices
+from twinstream.planner.congestion import Shares
+from twinstream.planner.emission import Placement, emit, host_bytes
+from twinstream.planner.filling import Pressure, filled
+from twinstream.planner.folded_packing import pack_folded
+from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.margins import Allowances, QueueModel
+from twinstream.planner.rounding import Decisions
+from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.task_sequence import TaskSequence
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
+
+JUDGED_ROUNDS = 4
+_LONGEST_IN_BLOCKS = 4.0
+_IN_FLIGHT_BLOCKS = 0.5
+_IN_FLIGHT_SHARE = 0.25
+_MOST_UNITS_IN_FLIGHT = 3
+_REPAIRS = 8
+_HOST_REPAIRS = 3
+_HOST_SHARE = 0.99
+
+
+class DoesNotFit(TwinstreamError):
+    """A plan that fits few rounds does not fit all of them."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Decisions, and how much time their copies get."""
+
+    decisions: Decisions
+    allowances: Allowances
+
+
+class Decider:
+    """Decides on a chain of a few rounds, for a step of so many."""
+
+    def __init__(self, chain: Chain, machine: Machine, caps: Caps, num_rounds: int) -> None:
+        self.machine, self.num_rounds = machine, num_rounds
+        self.caps = with_library_memory(caps, chain)
+        self.small = with_rounds(chain, PROGRAM_ROUNDS)
+        self.judged = with_rounds(chain, JUDGED_ROUNDS)
+        self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
+        self._block_ns = max(self._call_ns[task.call] for task in self.small.tasks)
+
+    def schedule(self, candidate: Candidate, chain: Chain) -> Schedule:
+        """The decisions as a schedule of a chain of any number of rounds."""
+        sequence = TaskSequence.of(chain, candidate.decisions, self._call_ns)
+        placement, over = self._place(sequence, candidate)
+        if over:
+            raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
+        return emit(placement, self.machine, self.caps, "optimal")
+
+    def in_flight(self) -> int:
+        """Bytes to leave for copies: what both directions copy beside a block, within reason.
+
+        That is a share of the device, and a few of the largest activations, if there are any.
+        """
+        rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
+        beside = self._block_ns / 1e9 * sum(rate for rate in rates if rate < inf)
+        units = UnitMap(self.small).units.values()
+        saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
+        wanted = round(_IN_FLIGHT_BLOCKS * beside)
+        if saved:
+            wanted = min(wanted, _MOST_UNITS_IN_FLIGHT * max(saved))
+        device = self.caps.arena_bytes("device")
+        return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
+
+    def _longest_ahead_ns(self, choices: Choices) -> float:
+        blocks = choices.prefetch_blocks
+        return self._block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
+
+    def fitting(
+        self, choices: Choices, in_flight: int, shares: Shares
+    ) -> tuple[Candidate, Placement] | None:
+        """Decisions that fit both caps, with so many bytes left for copies in flight."""
+        device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
+        units = UnitMap(self.small)
+        host_room = None if host is None else round(host * _HOST_SHARE)
+        for _ in range(_HOST_REPAIRS):
+            caps = _caps_of_arenas(
+                self.caps, None if device is None else device - in_flight, host_room
+            )
+            solved = fewest_copies(
+                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares,
+                choices=choices,
+            )  # fmt: skip
+            if solved is None:
+                return None
+            decisions = Decisions.of(solved, self.small, units, choices)
+            found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
+            if found is None:
+                return None
+            over = _over(host_bytes(found[1]), host)
+            if not over:
+                return found
+            host_room = None if host_room is None else host_room - over
+        return None
+
+    def _packed(
+        self, decisions: Decisions, pressure: Pressure, in_flight: int
+    ) -> tuple[Candidate, Placement] | None:
+        """What fits the device; where bytes cannot be packed, less is kept."""
+        device = self.caps.arena_bytes("device")
+        sequence = TaskSequence.of(self.small, decisions, self._call_ns)
+        judged = TaskSequence.of(self.judged, decisions, self._call_ns)
+        queues = QueueModel(self.machine, self._longest_ahead_ns(decisions.choices))
+        room = np.full(len(sequence.tasks), 0 if device is None else device, dtype=np.int64)
+        shortage = 0
+        for _ in range(_REPAIRS):
+            if device is not None:
+                fitting = filled(sequence, decisions, room - in_flight, pressure)
+                fitting = fitting or filled(sequence, decisions, room, pressure)
+                if fitting is None:
+                    return None
+                decisions = fitting
+            allowances = queues.allowances(sequence, sequence.stays(decisions), device)
+            candidate = Candidate(decisions, allowances)
+            placement, over = self._place(judged, candidate)
+            if device is None or not over:
+                return candidate, placement
+            shortage = max(2 * shortage, max(over.values()))
+            for task in over:
+                room[task] = min(room[task], device - shortage)
+        return None
+
+    def _place(
+        self, sequence: TaskSequence, candidate: Candidate
+    ) -> tuple[Placement, dict[int, int]]:
+        """The candidate with offsets, and what sticks out of the device's arena at which task."""
+        stays = candidate.allowances.widened(sequence, sequence.stays(candidate.decisions))
+        cap = self.caps.arena_bytes("device")
+        packed = pack_folded(stays, sequence.units, sequence.folding, cap)
+        placement = Placement(
+            sequence.chain, sequence.tasks, sequence.units, packed.stays, packed.offsets
+        )
+        return placement, packed.over_bytes
+
+
+def _over(needed_bytes: int, cap_bytes: int | None) -> int:
+    """By how much a cap is to be lowered: what is missing, and a quarter more."""
+    return 0 if cap_bytes is None else max(0, needed_bytes - cap_bytes) * 5 // 4
+
+
+def _caps_of_arenas(caps: Caps, device_arena: int | None, host_arena: int | None) -> Caps:
+    """Caps whose arenas have these sizes."""
+    reserve = caps.outside_arena_bytes
+    return caps.model_copy(
+        update={
+            "device_bytes": None if device_arena is None else max(0, device_arena) + reserve,
+            "host_bytes": None if host_arena is None else max(0, host_arena),
+        }
+    )

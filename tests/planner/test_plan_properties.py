@@ -1,0 +1,97 @@
+"""What holds of every plan of `optimal`, whatever the chain, the machine and the caps."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.executor.arenas import Arenas
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering import lower
+from twinstream.planner.choices import Choices
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.step_plan import plan_step
+from twinstream.schedule.conforms import conforms
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.occupancy import memory_over_time
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.verify import verify
+from twinstream.schedule.verify_layout import arena_bytes
+from twinstream.simulator.replay import simulate
+
+KIB = 1024
+MACHINES = [MACHINE, fast_link_machine(), slow_link_machine()]
+STEPS = st.sampled_from(
+    [
+        TrainingStep(seq_len=64, tokens_per_step=256),
+        TrainingStep(seq_len=64, tokens_per_step=128, chunk_tokens=32, chunks_per_round=2),
+        TrainingStep(seq_len=32, tokens_per_step=192, chunk_tokens=64),
+        TrainingStep(seq_len=48, tokens_per_step=96, chunk_tokens=16, chunks_per_round=3),
+    ]
+)
+SPECS = st.builds(
+    lambda preset, layers, width: small(preset, num_layers=layers, d_ff=width),
+    st.sampled_from(["tiny", "tiny-qwen3"]),
+    st.integers(1, 3),
+    st.sampled_from([32, 48, 80]),
+)
+CHOICES = st.sampled_from(
+    [
+        Choices(),
+        Choices(effort="quick"),
+        Choices(homes={"optimizer_state": "host"}),
+        Choices(recompute="INPUT", prefetch_blocks=1.0),
+    ]
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    spec=SPECS,
+    step=STEPS,
+    machine=st.sampled_from(MACHINES),
+    device_kib=st.integers(350, 1200),
+    host_kib=st.integers(300, 1500),
+    choices=CHOICES,
+)
+def test_a_plan_is_safe_conforms_keeps_the_caps_and_is_no_faster_than_its_bound(
+    spec, step, machine: Machine, device_kib, host_kib, choices
+):
+    def judge(schedule: Schedule) -> Timeline:
+        return simulate(schedule, machine)
+
+    caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
+    try:
+        schedule = plan_step(spec, step, machine, caps, "optimal", judge, choices)
+    except InfeasiblePlan:
+        return
+    assert verify(schedule) == []
+    assert conforms(schedule, lower(spec, schedule.workload, step.recipe)) == []
+    timeline = judge(schedule)
+    assert schedule.bound is not None
+    assert schedule.bound.family_step_s is not None
+    assert schedule.bound.family_step_s <= schedule.bound.step_s <= timeline.step_ns / 1e9
+    executed = Arenas.sizes(schedule)
+    for tier, cap in ((DEVICE, caps.device_bytes), (HOST, caps.host_bytes)):
+        extent = arena_bytes(schedule, tier)
+        assert extent == executed.get(tier, 0)
+        assert cap is not None and extent <= cap
+        alive = memory_over_time(schedule, timeline.passes[-1], tier)
+        assert max((sample.total_bytes for sample in alive), default=0) <= extent
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=["cpu", "fast link", "slow link"])
+def test_a_plan_is_the_same_when_it_is_made_again(machine):
+    step = TrainingStep(seq_len=64, tokens_per_step=192, chunk_tokens=64)
+
+    def planned() -> Schedule:
+        caps = Caps(device_bytes=420 * KIB, host_bytes=900 * KIB)
+        return plan_step(
+            small("tiny"), step, machine, caps, "optimal", lambda plan: simulate(plan, machine)
+        )
+
+    assert planned() == planned()
