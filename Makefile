@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed.stamp
 
-.PHONY: demo test bench lint browser clean
+.PHONY: demo test bench lint sanitize browser wheels clean
 
 demo: $(INSTALLED)
 	$(BIN)/twinstream demo
@@ -16,6 +16,10 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench
+
+# The small GPU tests under compute-sanitizer; says so where there is none, or no GPU.
+sanitize: $(INSTALLED)
+	$(BIN)/python -m tests.executor.sanitize
 
 # A browser for the tests that look at pages; without one they are skipped.
 browser:
@@ -29,8 +33,17 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest tests/contract/test_types.py
 
+# What a lent GPU machine lacks, for its Python 3.12; docs/campaign.md says how they travel.
+WHEELS := annotated-types pydantic pydantic-core simpy typing-inspection
+
+wheels:
+	rm -rf .whl
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
+		--python-version 3.12 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--dest .whl $$(for name in $(WHEELS); do grep "^$$name==" constraints.txt; done)
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes in first, by its exact pin, so that no other package asks for another torch.

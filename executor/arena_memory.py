@@ -9,7 +9,7 @@ from twinstream.executor.arenas import ArenaMemory, Arenas
 from twinstream.executor.device_memory import check_device_memory
 from twinstream.executor.host_limits import check_host_memory, host_limits
 from twinstream.executor.numa import cpus_near
-from twinstream.executor.options import RunOptions
+from twinstream.executor.options import Progress, RunOptions
 from twinstream.executor.pinned import Pinning, pinned_arena
 from twinstream.executor.pinned_pieces import host_ranges
 from twinstream.schedule.document import Schedule
@@ -31,13 +31,23 @@ def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier,
         yield {tier: torch.empty(size, dtype=torch.uint8) for tier, size in sizes.items()}
         return
     check_device_memory(sizes[DEVICE], *torch.cuda.mem_get_info())
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    pinning = Pinning(cudart, cpus_near(_pci_address()), on_progress=options.on_pinned)
+    pinning = arena_pinning(options.on_pinned)
     with pinned_arena(sizes.get(HOST, 0), host_ranges(schedule), pinning) as pinned:
         try:
             yield {DEVICE: device_slab(sizes[DEVICE]), HOST: pinned}
         finally:
             torch.cuda.synchronize()
+
+
+def arena_pinning(on_progress: Progress | None = None, *, heeds_available: bool = True) -> Pinning:
+    """How to pin for this process's GPU: memory near it."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return Pinning(
+        cudart,
+        cpus_near(_pci_address()),
+        on_progress=on_progress,
+        heeds_available=heeds_available,
+    )
 
 
 def device_slab(size_bytes: int) -> torch.Tensor:

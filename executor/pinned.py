@@ -36,12 +36,17 @@ class Cudart(Protocol):
 
 @dataclass(frozen=True)
 class Pinning:
-    """How to pin: the driver, CPUs near the GPU (empty: any), pieces, and who is told."""
+    """How to pin: the driver, CPUs near the GPU (empty: any), pieces, and who is told.
+
+    A virtual machine whose memory grows as it is used has less available than it will give; only
+    without `heeds_available` does it.
+    """
 
     cudart: Cudart
     cpus: Set[int] = frozenset()
     max_piece_bytes: int = MAX_PIECE_BYTES
     on_progress: Progress | None = None
+    heeds_available: bool = True
 
 
 @contextlib.contextmanager
@@ -61,6 +66,8 @@ def pinned_arena(
     heeded = limits.memlock_bytes
     if heeded is not None and size_bytes > heeded and not _driver_heeds(heeded, pinning.cudart):
         limits = replace(limits, memlock_bytes=None)
+    if not pinning.heeds_available:
+        limits = replace(limits, available_bytes=None)
     check_host_memory(size_bytes, limits, pinned=True)
     ends = piece_ends(size_bytes, ranges, pinning.max_piece_bytes) if size_bytes else []
     locks = _Locks(pinning.cudart)

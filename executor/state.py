@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import torch
 
 from twinstream.executor.arenas import Arenas
+from twinstream.models.declarations import optimizer_parts, state_layout
 from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -16,8 +18,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _INIT_STD = 0.02
 
 
-def initial_state(spec: ModelSpec, seed: int) -> State:
-    """Fresh parameters (normal, std 0.02; norms one; biases zero) and zero optimizer state.
+def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> State:
+    """Fresh parameters (normal, std 0.02; norms one; biases zero) and fresh optimizer state.
 
     Keys are `param.GROUP` and `opt.GROUP`, with GROUP `embedding`, a layer number or `head`;
     values 1-D uint8. The same seed gives the same bits on every machine.
@@ -28,15 +30,48 @@ def initial_state(spec: ModelSpec, seed: int) -> State:
     layouts["head"] = head_layout(spec)
     state: State = {}
     for group, layout in layouts.items():
-        state[f"param.{group}"] = _fresh(layout, _DTYPES[spec.dtype], generator)
-        state[f"opt.{group}"] = torch.zeros(2 * layout.size_bytes, dtype=torch.uint8)
+        flat = _fresh(layout, _DTYPES[spec.dtype], generator)
+        state[f"param.{group}"] = flat
+        state[f"opt.{group}"] = optimizer_state(spec, group, flat, recipe or Recipe())
     return state
 
 
-def with_parameters(state: State, parameters: Mapping[str, torch.Tensor]) -> State:
-    """The state with its `param.GROUP` bytes replaced by those given by group."""
-    replaced = {f"param.{group}": flat for group, flat in parameters.items()}
-    return {name: replaced.get(name, flat).clone() for name, flat in state.items()}
+def optimizer_state(
+    spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
+) -> torch.Tensor:
+    """Zero m and v of each part of a group and, where the recipe has it, its float32 master.
+
+    Args:
+        parameters: the group's flat parameters, uint8.
+    """
+    dtype, num_values = state_layout(spec, recipe)
+    num_elements = parameters.numel() // spec.itemsize
+    state = torch.zeros(num_values * num_elements, dtype=_DTYPES[dtype]).view(torch.uint8)
+    if recipe.has_master(spec.dtype):
+        _fill_master(spec, group, parameters, state)
+    return state
+
+
+def with_parameters(
+    state: State, parameters: Mapping[str, torch.Tensor], spec: ModelSpec, recipe: Recipe
+) -> State:
+    """The state with parameters, and their master, replaced by those given by group."""
+    found = {name: flat.clone() for name, flat in state.items()}
+    for group, flat in parameters.items():
+        found[f"param.{group}"] = flat.clone()
+        if recipe.has_master(spec.dtype):
+            _fill_master(spec, group, flat, found[f"opt.{group}"])
+    return found
+
+
+def _fill_master(
+    spec: ModelSpec, group: str, parameters: torch.Tensor, state: torch.Tensor
+) -> None:
+    """Each part's state is m, v, master, as many float32 values each as it has parameters."""
+    values, floats = parameters.view(_DTYPES[spec.dtype]), state.view(torch.float32)
+    for part in optimizer_parts(spec, group):
+        start, count = part.element_offset, part.num_elements
+        floats[3 * start + 2 * count : 3 * (start + count)].copy_(values[start : start + count])
 
 
 def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:

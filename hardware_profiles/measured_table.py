@@ -13,8 +13,9 @@ configuration that was run, or failed:
 | `status` | no | `ok` or `failed`; without it, a row with a throughput is `ok` |
 | `status_detail` | no | why it failed |
 | `step_time_s` | no | seconds of a step |
-| `rounds_per_step` | no | rounds of gradient accumulation |
-| `rounds_rule` | no | rule that gave them: `v1`, `v2` |
+| `rounds_per_step` | no | rounds of gradient accumulation; without them, those that step time and
+throughput imply |
+| `rounds_rule` | no | rule that gave them: `v1`, `v2` (taken where nothing tells the rounds) |
 
 Further columns are kept as text.
 """
@@ -78,7 +79,9 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
     lines = list(_lines(path))
     if not lines:
         raise MeasuredTableError(f"{path} is empty; it needs the columns {', '.join(NEEDED)}")
-    names = next(csv.reader([lines[0][1]]))
+    names = _names(lines[0][1])
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise MeasuredTableError(f"{path} has the column {twice[0]} twice; leave one out")
     if missing := [name for name in NEEDED if name not in names]:
         raise MeasuredTableError(
             f"{path} has no column {', '.join(missing)}; a table of measured speeds needs "
@@ -88,12 +91,13 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
     faults: list[str] = []
     for number, text in lines[1:]:
         values = next(csv.reader([text]))
+        if len(values) != len(names) and any(value.strip() for value in values[len(names) :]):
+            faults.append(f"line {number} has {len(values)} values for {len(names)} columns")
+            continue
         try:
             found.append(_row(number, dict(zip(names, values, strict=False))))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            column = ".".join(str(place) for place in first["loc"])
-            faults.append(f"line {number}, {column}: {first['msg']}, got {first['input']!r}")
+            faults.append(f"line {number}, {_told(error)}")
     if faults:
         more = len(faults) - _MOST_FAULTS
         shown = "; ".join(faults[:_MOST_FAULTS]) + (f" (and {more} more)" if more > 0 else "")
@@ -103,9 +107,23 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
     return tuple(found)
 
 
+def _names(header: str) -> list[str]:
+    """Columns as documented, however they are spaced or capitalised; others as they are."""
+    names = [name.strip() for name in next(csv.reader([header]))]
+    return [name.lower() if name.lower() in MeasuredRow.model_fields else name for name in names]
+
+
+def _told(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    column = ".".join(str(place) for place in first["loc"])
+    if first["type"] == "missing":
+        return f"{column}: there is no value"
+    return f"{column}: {first['msg']}, got {first['input']!r}"
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise MeasuredTableError(f"cannot read {path}: {why or error}") from None
@@ -116,7 +134,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _row(number: int, cells: dict[str, str]) -> MeasuredRow:
     fields = {name: _value(name, text.strip()) for name, text in cells.items() if text.strip()}
-    known = {name: fields.pop(name) for name in MeasuredRow.model_fields if name in fields}
+    given = (name for name in MeasuredRow.model_fields if name not in ("line", "columns"))
+    known = {name: fields.pop(name) for name in given if name in fields}
     known.setdefault("status", "ok" if "tokens_per_s" in known else "failed")
     if known["status"] == "ok":
         known.setdefault("tokens_per_s", "")  # an ok row without a throughput is a fault

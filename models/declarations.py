@@ -1,12 +1,13 @@
 """Names, sizes and parts of a training step's tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
 from twinstream.models.chain_builder import ChainBuilder
-from twinstream.models.layout import block_layout, embedding_layout, head_layout
-from twinstream.models.spec import ModelSpec
+from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
 
@@ -23,12 +24,36 @@ class OptimizerPart:
     num_elements: int
 
 
+def optimizer_parts(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
+    """Embedding and head are updated in parts no larger than a layer; a layer is one."""
+    total = _layout(spec, group).size_bytes
+    num_parts = -(-total // block_layout(spec).size_bytes)
+    if num_parts == 1:
+        return (OptimizerPart(group, 0, total // spec.itemsize),)
+    unit = PART_ALIGNMENT_BYTES
+    bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]
+    return tuple(
+        OptimizerPart(
+            suffix=f"{group}.part{i}",
+            element_offset=low // spec.itemsize,
+            num_elements=(high - low) // spec.itemsize,
+        )
+        for i, (low, high) in enumerate(pairwise(bounds))
+    )
+
+
+def state_layout(spec: ModelSpec, recipe: Recipe) -> tuple[str, int]:
+    """Dtype of optimizer state, and its values of each parameter: m, v, and a master if any."""
+    return ("float32", 3) if recipe.has_master(spec.dtype) else (spec.dtype, 2)
+
+
 @dataclass(frozen=True)
 class Shapes:
     """How the tensors of (model, workload) are named, sized and cut into parts."""
 
     spec: ModelSpec
     workload: Workload
+    recipe: Recipe = field(default_factory=Recipe)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -39,28 +64,17 @@ class Shapes:
         return tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
 
     def group_bytes(self, group: str) -> int:
-        if group == "embedding":
-            return embedding_layout(self.spec).size_bytes
-        if group == "head":
-            return head_layout(self.spec).size_bytes
-        return block_layout(self.spec).size_bytes
+        return _layout(self.spec, group).size_bytes
+
+    @property
+    def gradient_dtype(self) -> str:
+        return self.recipe.gradient_dtype(self.spec.dtype)
+
+    def gradient_bytes(self, group: str) -> int:
+        return self.group_bytes(group) // self.spec.itemsize * ITEMSIZE_BYTES[self.gradient_dtype]
 
     def optimizer_parts(self, group: str) -> tuple[OptimizerPart, ...]:
-        """Embedding and head are updated in parts no larger than a layer; a layer is one."""
-        total = self.group_bytes(group)
-        num_parts = -(-total // block_layout(self.spec).size_bytes)
-        if num_parts == 1:
-            return (OptimizerPart(group, 0, total // self.spec.itemsize),)
-        unit = PART_ALIGNMENT_BYTES
-        bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]
-        return tuple(
-            OptimizerPart(
-                suffix=f"{group}.part{i}",
-                element_offset=low // self.spec.itemsize,
-                num_elements=(high - low) // self.spec.itemsize,
-            )
-            for i, (low, high) in enumerate(pairwise(bounds))
-        )
+        return optimizer_parts(self.spec, group)
 
     def hidden(self, layer: int, chunk: int) -> str:
         return f"hidden.{layer}.{chunk}"
@@ -98,28 +112,36 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
 
 
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
-    """Parameters, gradients, and optimizer state (m then v of each part)."""
-    dtype, itemsize = shapes.spec.dtype, shapes.spec.itemsize
-    size = shapes.group_bytes(group)
+    """Parameters, gradients, and optimizer state (m, v and perhaps the master of each part)."""
+    spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
     parts = shapes.optimizer_parts(group)
-    roles: tuple[tuple[str, Role, int], ...] = (
-        ("param", "parameter", 1), ("grad", "gradient", 1), ("opt", "optimizer_state", 2)
-    )  # fmt: skip
-    for kind, role, copies in roles:
-        builder.declare_flat(f"{kind}.{group}", copies * size, role, dtype)
+    state_dtype, num_values = state_layout(spec, shapes.recipe)
+    kinds: tuple[tuple[str, Role, str, int], ...] = (
+        ("param", "parameter", spec.dtype, 1),
+        ("grad", "gradient", shapes.gradient_dtype, 1),
+        ("opt", "optimizer_state", state_dtype, num_values),
+    )
+    for kind, role, dtype, values in kinds:
+        width = values * ITEMSIZE_BYTES[dtype]
+        builder.declare_flat(f"{kind}.{group}", num_elements * width, role, dtype)
         for part in parts if len(parts) > 1 else ():
-            bytes_ = copies * part.num_elements * itemsize
             builder.declare(
                 Tensor(
                     tensor_id=f"{kind}.{part.suffix}",
-                    size_bytes=bytes_,
+                    size_bytes=part.num_elements * width,
                     role=role,
                     dtype=dtype,
-                    shape=(bytes_,),
+                    shape=(part.num_elements * width,),
                     parent=f"{kind}.{group}",
-                    offset_bytes=copies * part.element_offset * itemsize,
+                    offset_bytes=part.element_offset * width,
                 )
             )
+
+
+def _layout(spec: ModelSpec, group: str) -> Layout:
+    if group == "embedding":
+        return embedding_layout(spec)
+    return head_layout(spec) if group == "head" else block_layout(spec)
 
 
 def _declare_saved(builder: ChainBuilder, shapes: Shapes, layer: int, chunk: int) -> None:

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from twinstream.models.chain_builder import ChainBuilder
 from twinstream.models.declarations import Shapes, declare_tensors
 from twinstream.models.flops import model_flops_per_sequence
-from twinstream.models.optimizer_tasks import OptimizerTasks
+from twinstream.models.optimizer_tasks import OptimizerTasks, gradient_attribute
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.triton_work import TritonChunkWork
 from twinstream.models.work import ChunkWork
 from twinstream.schedule.chain import Chain, Input, Output
 from twinstream.schedule.document import Schedule
@@ -73,7 +74,7 @@ class _Lowering:
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe) -> None:
         self.spec, self.workload, self.recipe = spec, workload, recipe
         self.builder = ChainBuilder()
-        self.shapes = Shapes(spec, workload)
+        self.shapes = Shapes(spec, workload, recipe)
         self.round_starts: list[int] = []
 
     def run(self) -> None:
@@ -147,6 +148,7 @@ class _Lowering:
             tied=tied,
             loss_scale=1.0 / self.workload.tokens_per_step,
             row_slice=row_slice,
+            **gradient_attribute(self.recipe, self.spec.dtype),
         )
         for chunk in self._chunks_reversed():
             operands = [
@@ -217,7 +219,8 @@ class _Lowering:
 
     def _embed_backward(self, round_: int) -> None:
         builder = self.builder
-        call = self._call("embed_backward", self._work(0).embed_backward())
+        gradient = gradient_attribute(self.recipe, self.spec.dtype)
+        call = self._call("embed_backward", self._work(0).embed_backward(), **gradient)
         for chunk in self._chunks_reversed():
             operands = [
                 builder.read("tokens", f"tokens.{chunk}"),
@@ -228,7 +231,8 @@ class _Lowering:
         self.optimizer.after_group("embedding", round_)
 
     def _work(self, start: int) -> ChunkWork:
-        return ChunkWork(self.spec, self.workload, start)
+        kind = TritonChunkWork if self.recipe.kernels.vector == "triton" else ChunkWork
+        return kind(self.spec, self.workload, start, self.recipe)
 
     def _start(self, chunk: int) -> int:
         return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
@@ -261,6 +265,8 @@ class _Lowering:
             "chunk_start": start,
             "attention": self.recipe.kernels.attention,
         }
+        if kernel == "block_backward":
+            attributes |= gradient_attribute(self.recipe, spec.dtype)
         return self.builder.call(call_id, self._key(kernel), attributes, cost)
 
     def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]

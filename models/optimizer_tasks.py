@@ -5,7 +5,8 @@ import zlib
 from twinstream.models.chain_builder import ChainBuilder
 from twinstream.models.declarations import OptimizerPart, Shapes
 from twinstream.models.recipe import Recipe
-from twinstream.models.work import adamw_work, host_accumulate_work, host_adamw_work
+from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.work import adamw_work, host_accumulate_work, host_work
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 
@@ -26,7 +27,7 @@ class OptimizerTasks:
         self._begun: set[str] = set()
         if self._host_adds and shapes.workload.rounds_per_step > 1:
             for group in shapes.groups:
-                size, dtype = shapes.group_bytes(group), shapes.spec.dtype
+                size, dtype = shapes.gradient_bytes(group), shapes.gradient_dtype
                 builder.declare_flat(f"round_grad.{group}", size, "gradient", dtype)
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
@@ -63,8 +64,9 @@ class OptimizerTasks:
         self._begun.discard(group)
         spec = self.shapes.spec
         num_elements = self.shapes.group_bytes(group) // spec.itemsize
-        attributes: dict[str, Attribute] = {"dtype": spec.dtype, "num_elements": num_elements}
-        cost = host_accumulate_work(num_elements, spec.dtype, spec.itemsize)
+        dtype = self.shapes.gradient_dtype
+        attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": num_elements}
+        cost = host_accumulate_work(num_elements, dtype, ITEMSIZE_BYTES[dtype])
         call = self.builder.call(f"accumulate.{group}", "accumulate/host", attributes, cost, "host")
         operands = [
             self.builder.update("sum", f"grad.{group}"),
@@ -99,11 +101,24 @@ class OptimizerTasks:
             "beta2": recipe.beta2,
             "eps": recipe.eps,
             "weight_decay": recipe.weight_decay,
-            "stochastic_rounding": recipe.stochastic_rounding and spec.dtype == "bfloat16",
+            "stochastic_rounding": recipe.stochastic_rounding
+            and spec.dtype == "bfloat16"
+            and not recipe.float32_master,
+            **gradient_attribute(recipe, spec.dtype),
         }
-        name, sizes = f"adamw.{part.suffix}", (part.num_elements, spec.dtype, spec.itemsize)
+        if master := recipe.has_master(spec.dtype):
+            attributes["master"] = True
+        name, cost = (
+            f"adamw.{part.suffix}",
+            adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, master=master),
+        )
         if recipe.optimizer in ("device", "device_after_backward"):
             key = f"adamw_step/{recipe.kernels.vector}"
-            return self.builder.call(name, key, attributes, adamw_work(*sizes))
-        cost = host_adamw_work(*sizes)
-        return self.builder.call(name, "adamw_step/host", attributes, cost, "host")
+            return self.builder.call(name, key, attributes, cost)
+        return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
+
+
+def gradient_attribute(recipe: Recipe, dtype: str) -> dict[str, Attribute]:
+    """What a call that uses gradients is told of their dtype: nothing where it is the model's."""
+    gradient_dtype = recipe.gradient_dtype(dtype)
+    return {} if gradient_dtype == dtype else {"gradient_dtype": gradient_dtype}

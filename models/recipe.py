@@ -27,6 +27,10 @@ class Recipe(Node):
     `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 only. The head works
     on at most `max_row_slice` rows of logits at a time.
 
+    `gradients` are added up in the model's dtype, rounded at every contribution, or in float32.
+    With `float32_master` the optimizer's state holds float32 parameters, and m and v in float32;
+    a bf16 model's parameters are the master's, rounded to nearest.
+
     `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
     as its last gradient is there; on the device after the whole backward pass, embedding and head
     first, then the layers from the first on; or on the host CPU after the whole backward pass, the
@@ -40,7 +44,17 @@ class Recipe(Node):
     stochastic_rounding: bool = True
     max_row_slice: PositiveInt = 1024
     optimizer: OptimizerPlace = "device"
+    gradients: Literal["model", "float32"] = "model"
+    float32_master: bool = False
     kernels: KernelChoice = KernelChoice()
+
+    def gradient_dtype(self, dtype: str) -> str:
+        """Of a model of `dtype`."""
+        return "float32" if self.gradients == "float32" else dtype
+
+    def has_master(self, dtype: str) -> bool:
+        """A float32 model is its own master."""
+        return self.float32_master and dtype != "float32"
 
     def row_slice(self, num_tokens: int) -> int:
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""

@@ -4,14 +4,21 @@ FLOPs are those executed. They exceed model FLOPs (`models.flops`) only by the r
 by the scores that attention's backward computes again (5 matmuls instead of 4), and by the K
 projection that a QK-norm backward redoes.
 
+These are the eager implementation's; `triton_work` has what differs with Triton's kernels. Eager
+elementwise work is counted as if every operation were one pass, although it is several torch ops
+with float32 blocks between them, which stay in a cache.
+
 Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V), f FFN width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
+
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,13 @@ class ChunkWork:
     spec: ModelSpec
     workload: Workload
     start: int
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def gradient_matmul(self, m: int, n: int, k: int) -> Work:
+        """[m, k] x [k, n], added to weight gradients in place."""
+        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
+        moved = (m * k + k * n) * self.spec.itemsize + 2 * m * n * gradient
+        return self._work("matmul", (m, n, k), 2 * m * n * k, moved)
 
     def matmul(self, m: int, n: int, k: int, *, accumulate: bool = False) -> Work:
         """[m, k] x [k, n]; with `accumulate` the result is read as well as written."""
@@ -74,17 +88,17 @@ class ChunkWork:
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
         works = (
             self.matmul(t, f, d),  # gradient of the SwiGLU product
-            self.matmul(d, f, t, accumulate=True),
+            self.gradient_matmul(d, f, t),
             self.vector("swiglu", 6 * t * f, launches=2),
             self.matmul(t, d, 2 * f),
-            self.matmul(2 * f, d, t, accumulate=True),
+            self.gradient_matmul(2 * f, d, t),
             self.vector("rms_norm", 8 * t * d, launches=2),
             self.matmul(t, q, d),
-            self.matmul(d, q, t, accumulate=True),
+            self.gradient_matmul(d, q, t),
             self.attention_backward(),
             self.vector("rope", 3 * t * (q + k)),
             self.matmul(t, d, q + 2 * k),
-            self.matmul(q + 2 * k, d, t, accumulate=True),
+            self.gradient_matmul(q + 2 * k, d, t),
             self.vector("rms_norm", 4 * t * d, launches=2),
         )
         return (*works, self.matmul(t, k, d)) if s.qk_norm else works
@@ -95,7 +109,7 @@ class ChunkWork:
         slices = -(-t // row_slice)
         logits = self.matmul(row_slice, v, d)
         d_norm = self.matmul(row_slice, d, v)
-        d_head = self.matmul(v, d, row_slice, accumulate=True)
+        d_head = self.gradient_matmul(v, d, row_slice)
         return (
             self.vector("rms_norm", 6 * t * d, launches=3),
             *(self._times(work, slices) for work in (logits, d_norm, d_head)),
@@ -147,23 +161,30 @@ class ChunkWork:
         )
 
 
-def adamw_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
-    """One fused pass: reads parameter, gradient, m and v; writes parameter, m and v."""
+def adamw_work(
+    num_elements: int, dtype: str, gradient_dtype: str | None = None, *, master: bool = False
+) -> tuple[Work, ...]:
+    """One pass: reads parameter, gradient, m and v; writes parameter, m and v.
+
+    With a float32 `master` the parameter is only written, and m, v and master are float32.
+    """
+    itemsize, gradient = ITEMSIZE_BYTES[dtype], ITEMSIZE_BYTES[gradient_dtype or dtype]
+    moved = itemsize + gradient + 6 * _FLOAT32_BYTES if master else 6 * itemsize + gradient
     return (
         Work(
             unit="adamw",
             shape=(num_elements,),
             flops=14 * num_elements,
-            hbm_bytes=7 * num_elements * itemsize,
+            hbm_bytes=moved * num_elements,
             launches=1,
             dtype=dtype,
         ),
     )
 
 
-def host_adamw_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
-    """The same pass by the host CPU, through host DRAM."""
-    return tuple(_on_host(work) for work in adamw_work(num_elements, dtype, itemsize))
+def host_work(cost: tuple[Work, ...]) -> tuple[Work, ...]:
+    """The same work by the host CPU, through host DRAM."""
+    return tuple(_on_host(work) for work in cost)
 
 
 def host_accumulate_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:

@@ -171,18 +171,23 @@ def _block_recompute_input(attributes: Attributes) -> int:
 
 
 def _block_backward(attributes: Attributes) -> int:
-    return _backward_with(_block(attributes), lambda width: 0)
+    block = _block(attributes)
+    return _backward_with(block, _normed(block), lambda width: 0)
 
 
 def _block_backward_triton(attributes: Attributes) -> int:
+    """Beside the gradients of gate and up: SwiGLU's product, then normed rows and sums."""
     block = _block(attributes)
-    return _backward_with(block, lambda width: _partial_sums(block.tokens, width))
+    product = _aligned(block.tokens * block.f * block.itemsize)
+    normed = _normed(block) + _partial_sums(block.tokens, block.d)
+    beside_ffn = max(product, normed)
+    return _backward_with(block, beside_ffn, lambda width: _partial_sums(block.tokens, width))
 
 
-def _backward_with(block: _Block, sums_of: Callable[[int], int]) -> int:
+def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]) -> int:
     """`sums_of` is what the gradient of a vector of so many weights takes to be summed up."""
     tokens, itemsize = block.tokens, block.itemsize
-    ffn = _aligned(tokens * 2 * block.f * itemsize) + _normed(block) + sums_of(block.d)
+    ffn = _aligned(tokens * 2 * block.f * itemsize) + beside_ffn
     d_qkv = _aligned(tokens * (block.q + 2 * block.k) * itemsize)
     d_attention_and_rotated_q = 2 * _aligned(tokens * block.q * itemsize)
     normed, widths = _normed(block), [block.d]

@@ -14,6 +14,7 @@ from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
 from twinstream.planner.bound_program import Program, Solution
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.bound_slots import LinkShares, Resource, SlotProgram
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.gaps import Element, Gap
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.segments import Segments
@@ -67,6 +68,7 @@ def lower_bound(
     *,
     num_rounds: int | None = None,
     most_segments: int | None = None,
+    choices: Choices = OPEN,
 ) -> LowerBound | None:
     """Solve the program for a chain; None when no schedule can satisfy the caps.
 
@@ -78,6 +80,7 @@ def lower_bound(
         num_rounds: rounds of the step; by default those of the chain.
         most_segments: of longer chains, chunks are taken together: that relaxes the program and
             makes it smaller. By default 900.
+        choices: what is fixed: the bound is of schedules that have it so.
 
     Raises:
         MissingNumberError: the profile lacks a rate.
@@ -85,7 +88,8 @@ def lower_bound(
     if _persistent_bytes(chain) > _bytes_of_both(with_library_memory(caps, chain)):
         return None
     segments = Segments.of(chain, most_segments)
-    return _Bound(chain, machine, caps, num_rounds, segments, tied=False).solve(copy_cost=0.0)
+    bound = _Bound(chain, machine, caps, num_rounds, segments, choices, tied=False)
+    return bound.solve(copy_cost=0.0)
 
 
 def _persistent_bytes(chain: Chain) -> int:
@@ -106,24 +110,26 @@ def fewest_copies(
     *,
     num_rounds: int | None = None,
     shares: LinkShares | None = None,
+    choices: Choices = OPEN,
 ) -> LowerBound | None:
     """Decisions near the optimum that move little: copies cost a little, too.
 
     What comes back is a guide for a plan; its `step_s` is not a bound. `shares`: how much of the
     links may be used beside each task.
     """
-    guide = _Bound(chain, machine, caps, num_rounds, Segments.of(chain), tied=True)
+    guide = _Bound(chain, machine, caps, num_rounds, Segments.of(chain), choices, tied=True)
     return guide.solve(copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
 
 
 class _Bound:
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         chain: Chain,
         machine: Machine,
         caps: Caps,
         num_rounds: int | None,
         segments: Segments,
+        choices: Choices,
         *,
         tied: bool,
     ) -> None:
@@ -131,7 +137,7 @@ class _Bound:
         self.caps = with_library_memory(caps, chain)
         rounds = RoundClasses.of(chain, self.segments, num_rounds)
         self.program = Program()
-        self.gaps = GapProgram(self.program, chain, self.segments, rounds, tied=tied)
+        self.gaps = GapProgram(self.program, chain, self.segments, rounds, choices, tied=tied)
         self.slots = SlotProgram(self.program, chain, self.segments, machine, rounds)
 
     def solve(self, copy_cost: float, shares: LinkShares | None = None) -> LowerBound | None:

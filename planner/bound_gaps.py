@@ -6,6 +6,7 @@ from typing import Literal
 
 from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
+from twinstream.planner.choices import Choices, Home
 from twinstream.planner.gaps import Element, Gap, elements
 from twinstream.planner.segments import Segments
 from twinstream.planner.uses import UnitMap
@@ -50,14 +51,15 @@ class GapProgram:
         chain: Chain,
         segments: Segments,
         rounds: RoundClasses,
+        choices: Choices,
         *,
         tied: bool,
     ) -> None:
         """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
-        self.elements = elements(chain, segments)
-        self.recompute = {r.task.task_id: program.column() for r in chain.recomputes}
+        self.elements = elements(chain, segments, choices)
+        self.recompute = _recompute_columns(program, chain, choices)
         self._sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []
@@ -134,22 +136,25 @@ class GapProgram:
             if self.tied and self.rounds.crosses(gap):
                 self._tie(number, index, gap, alone)
                 continue
-            self.columns[number, index, False] = self._new(alone, self.rounds.weight_of_gap(gap))
+            weight = self.rounds.weight_of_gap(gap)
+            self.columns[number, index, False] = self._new(alone, weight, element.home)
             if self.rounds.crosses(gap) and self.rounds.of_position(gap.begin) == 0:
                 between = float(self.rounds.num_middles - 1)
-                self.columns[number, index, True] = self._new(alone, between)
+                self.columns[number, index, True] = self._new(alone, between, element.home)
 
     def _tie(self, number: int, index: int, gap: Gap, alone: bool) -> None:
         """One set of columns for a crossing from the first round and all that follow it."""
         first = self._partner(number, gap)
         if first is None:
-            self.columns[number, index, False] = self._new(alone, self.rounds.num_rounds - 1.0)
+            weight, home = self.rounds.num_rounds - 1.0, self.elements[number].home
+            self.columns[number, index, False] = self._new(alone, weight, home)
         else:
             like = self.columns[number, first, False]
             self.columns[number, index, False] = replace(like, weight=0.0)
 
-    def _new(self, alone: bool, weight: float) -> GapColumns:
-        kept, loaded = self.program.column(), self.program.column()
+    def _new(self, alone: bool, weight: float, home: Home | None) -> GapColumns:
+        kept = self.program.column(upper=0.0 if home == "host" else 1.0)
+        loaded = self.program.column(upper=0.0 if home == "device" else 1.0)
         if alone:
             return GapColumns(kept, loaded, loaded, None, weight)
         return GapColumns(kept, loaded, self.program.column(), self.program.column(), weight)
@@ -340,6 +345,18 @@ def occupancy(
             terms.append((columns[-2], -1.0))
         program.equal(terms, 0.0)
     return columns
+
+
+def _recompute_columns(program: Program, chain: Chain, choices: Choices) -> dict[str, int]:
+    """A column per recompute; where the level is fixed, all or nothing."""
+    fixed = choices.recompute
+    found: dict[str, int] = {}
+    for recompute in chain.recomputes:
+        chosen = fixed is not None and recompute.task.label.level == fixed
+        found[recompute.task.task_id] = program.column(
+            upper=1.0 if fixed is None or chosen else 0.0, lower=1.0 if chosen else 0.0
+        )
+    return found
 
 
 def _remaking_columns(

@@ -50,12 +50,14 @@ class Program:
     """Minimise a sum of columns subject to linear rows; every column is bounded on both sides."""
 
     def __init__(self) -> None:
+        self._lower: list[float] = []
         self._upper: list[float] = []
         self._at_most = _Rows()
         self._equal = _Rows()
 
-    def column(self, upper: float = 1.0) -> int:
-        """A new column in [0, upper]."""
+    def column(self, upper: float = 1.0, lower: float = 0.0) -> int:
+        """A new column in [lower, upper]."""
+        self._lower.append(lower)
         self._upper.append(upper)
         return len(self._upper) - 1
 
@@ -72,7 +74,7 @@ class Program:
         for column, value in costs.items():
             cost[column] = value
         rows, equal = self._at_most.matrix(num_columns), self._equal.matrix(num_columns)
-        upper = np.asarray(self._upper)
+        lower, upper = np.asarray(self._lower), np.asarray(self._upper)
         # scipy takes sparse rows; its stubs do not say so.
         found = linprog(  # type: ignore[call-overload]
             cost,
@@ -80,7 +82,7 @@ class Program:
             b_ub=self._at_most.right,
             A_eq=equal if self._equal.right else None,
             b_eq=self._equal.right or None,
-            bounds=np.stack([np.zeros(num_columns), upper], axis=1),
+            bounds=np.stack([lower, upper], axis=1),
             method="highs-ds",
         )
         if found.status == 2:
@@ -95,5 +97,5 @@ class Program:
             objective += float(equal_prices @ np.asarray(self._equal.right))
         # Weak duality: any prices of the right sign bound the optimum from below, with each
         # column at the end of its range where its reduced cost is least.
-        objective += float(np.minimum(reduced, 0.0) @ upper)
+        objective += float(np.minimum(reduced, 0.0) @ upper + np.maximum(reduced, 0.0) @ lower)
         return Solution(found.x, objective, prices, np.asarray(found.upper.marginals))

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import inf
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import LowerBound, lower_bound
+from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
@@ -25,16 +26,17 @@ from twinstream.planner.policies.optimal import (
     required,
 )
 from twinstream.planner.policies.streaming import plan_streaming
-from twinstream.planner.refusal import refused
+from twinstream.planner.refusal import refused, refused_as_fixed
 from twinstream.planner.rounds import PROGRAM_ROUNDS
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, Schedule, StepBound
 from twinstream.schedule.workload import Workload
 
 _PLANNED = 2
 _PLANNED_IF_FAR = 4
 _FAR = 1.025
 _NEAR = 1.01
+_SLOW = 1.2
 _WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.08
@@ -55,6 +57,19 @@ class Cut:
     rough: bool
 
 
+@dataclass(frozen=True)
+class Found:
+    """A schedule with its step time as judged, its chain and its bound; not yet verified."""
+
+    step_ns: float
+    schedule: Schedule
+    chain: Chain
+    bound: StepBound
+
+    def finished(self) -> Schedule:
+        return finished(self.schedule, self.chain, self.bound)
+
+
 class Family:
     """All admissible ways to cut a step, and the search for the best."""
 
@@ -63,10 +78,12 @@ class Family:
         spec: ModelSpec,
         step: TrainingStep,
         machine: Machine,
-        caps: Caps,
         judge: Judge | None,
+        choices: Choices,
+        caps: Caps,
     ) -> None:
         self.spec, self.step, self.machine, self.caps, self.judge = spec, step, machine, caps, judge
+        self.choices = choices
         self.recipe = recipe_of("optimal", step.recipe)
         self._impossible: set[Workload] = set()
 
@@ -76,22 +93,59 @@ class Family:
         Raises:
             InfeasiblePlan: none fits.
         """
-        usual = admissible(self.spec, self.step)
-        cuts = self.bounded(usual)
+        found = self.search()
+        return found.finished() if found is not None else self._last_resort()
+
+    def search(self) -> "Found | None":
+        """The fastest schedule found among those of the program; None if there is none."""
+        cuts = list(self._usual)
         found = self._plans(cuts)
         if not found:
-            more = dict.fromkeys([*usual, *chunkings(self.spec, self.step)])
-            cuts = self.bounded([w for w in more if w not in self._impossible], every=True)
+            cuts = list(self._all)
             found = self._plans(cuts, thorough=True)
         least_s = min((cut.bound.step_s for cut in cuts), default=inf)
-        for plan, cut in sorted(found, key=lambda pair: pair[0].step_ns):
+        for plan, cut in sorted(found, key=_step_ns):
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})
             except (InfeasiblePlan, DoesNotFit):
                 continue
-            return finished(schedule, chain, as_step_bound(cut.bound, family_step_s=least_s))
-        return self._last_resort()
+            return Found(plan.step_ns, schedule, chain, as_step_bound(cut.bound, least_s))
+        return None
+
+    def least_s(self) -> float:
+        """The least bound of all admissible workloads; infinite if there is none."""
+        return min((cut.bound.step_s for cut in self._usual or self._all), default=inf)
+
+    def step_bound_of(self, workload: Workload) -> StepBound:
+        """The bound of one workload, of which there is a plan, and the least of all."""
+        cut = self._cut(self._lowered(workload, PROGRAM_ROUNDS), workload)
+        assert cut is not None, "what has a plan has a bound"
+        return as_step_bound(cut.bound, min(cut.bound.step_s, self.least_s()))
+
+    @cached_property
+    def _usual(self) -> list[Cut]:
+        """The preferred ways to cut; all there are, where copies make even the best of them slow.
+
+        Smaller chunks are slower to compute, and take less memory.
+        """
+        usual = self.bounded(admissible(self.spec, self.step))
+        if usual and self.choices.effort != "thorough":
+            best = usual[0]
+            if best.bound.step_s <= _SLOW * self._alone_s(best.small, best.workload):
+                return usual
+        return self._with_all_others(usual)
+
+    @cached_property
+    def _all(self) -> list[Cut]:
+        return self._with_all_others(self._usual)
+
+    def _with_all_others(self, cuts: list[Cut]) -> list[Cut]:
+        """With smaller chunks, too, and whatever else is possible at all."""
+        workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+        known = self._impossible.union(cut.workload for cut in cuts)
+        others = [w for w in dict.fromkeys(workloads) if w not in known]
+        return _least_first([*cuts, *self.bounded(others, every=True)])
 
     def bounded(self, workloads: Sequence[Workload], *, every: bool = False) -> list[Cut]:
         """Those of the workloads that have a bound, the least first.
@@ -102,6 +156,7 @@ class Family:
         """
         if not workloads:
             return []
+        self.choices.check(self._lowered(workloads[0], 1))
         first = self._cut(self._lowered(workloads[0], PROGRAM_ROUNDS), workloads[0], _FEW_SEGMENTS)
         least_s = inf if first is None else first.bound.step_s
 
@@ -115,6 +170,8 @@ class Family:
             rough = _least_first([first, *pool.map(roughly, workloads[1:])])
             if not rough:
                 return []
+            if self.choices.effort == "quick":
+                return [replace(cut, rough=False) for cut in rough]
             best = self._refined(rough[0])
             least_s = inf if best is None else best.bound.step_s
             left = [cut for cut in rough[1:] if cut.bound.step_s >= least_s]
@@ -131,6 +188,7 @@ class Family:
         bound = lower_bound(
             small, self.machine, self.caps,
             num_rounds=workload.rounds_per_step, most_segments=most_segments,
+            choices=self.choices,
         )  # fmt: skip
         if bound is None:
             self._impossible.add(workload)
@@ -148,7 +206,7 @@ class Family:
         while True:
             left = (cut for cut in cuts if cut not in planned)
             worth_it = (
-                cut for cut in left if thorough or _is_worth_it(cut, cuts, found, len(planned))
+                cut for cut in left if thorough or self._is_worth_it(cut, cuts, found, len(planned))
             )
             if (cut := next(worth_it, None)) is None:
                 break
@@ -159,11 +217,30 @@ class Family:
             planned.append(cut)
             plans = optimal_plans(
                 self._lowered(cut.workload, JUDGED_ROUNDS), self.machine, self.caps, self.judge,
+                self.choices,
                 num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
                 beat_ns=min((plan.step_ns for plan, _ in found), default=inf), thorough=thorough,
+                at_home=bool(found) and min(found, key=_step_ns)[0].at_home,
             )  # fmt: skip
             found += [(plan, cut) for plan in plans]
         return found
+
+    def _is_worth_it(
+        self, cut: Cut, cuts: list[Cut], found: list[tuple[Plan, Cut]], tried: int
+    ) -> bool:
+        """Whether the best plan found is so far above a cut's bound that planning it may pay."""
+        if not found:
+            return True
+        if self.choices.effort == "quick":
+            return False
+        best_s = min(plan.step_ns for plan, _ in found) / 1e9
+        worth_it = _WORTH_IT_AT_FIRST if tried < _PLANNED else _WORTH_IT
+        if len(cut.small.tasks) > MANY_TASKS:
+            worth_it = _WORTH_IT_OF_MANY
+        if cut.bound.step_s * worth_it >= best_s:
+            return False
+        far = best_s > _FAR * min(cut.bound.step_s for cut in cuts)
+        return tried < (_PLANNED_IF_FAR if far else _PLANNED)
 
     def _lowered(self, workload: Workload, most_rounds: int) -> Chain:
         rounds = min(workload.rounds_per_step, most_rounds)
@@ -189,7 +266,10 @@ class Family:
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
         least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
         few = self._lowered(least, JUDGED_ROUNDS)
-        fits = partial(has_plan, few, self.machine, required(self.judge), least.rounds_per_step)
+        rounds = least.rounds_per_step
+        fits = partial(has_plan, few, self.machine, required(self.judge), self.choices, rounds)
+        if not self.choices.open:
+            raise refused_as_fixed(few, self.caps, fits)
         try:
             plan_streaming(few, self.machine, self.caps)
         except InfeasiblePlan as error:
@@ -200,18 +280,8 @@ class Family:
         return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
 
 
-def _is_worth_it(cut: Cut, cuts: list[Cut], found: list[tuple[Plan, Cut]], tried: int) -> bool:
-    """Whether the best plan found is so far above a cut's bound that planning it may pay."""
-    if not found:
-        return True
-    best_s = min(plan.step_ns for plan, _ in found) / 1e9
-    worth_it = _WORTH_IT_AT_FIRST if tried < _PLANNED else _WORTH_IT
-    if len(cut.small.tasks) > MANY_TASKS:
-        worth_it = _WORTH_IT_OF_MANY
-    if cut.bound.step_s * worth_it >= best_s:
-        return False
-    far = best_s > _FAR * min(cut.bound.step_s for cut in cuts)
-    return tried < (_PLANNED_IF_FAR if far else _PLANNED)
+def _step_ns(found: tuple[Plan, Cut]) -> float:
+    return found[0].step_ns
 
 
 def _least_first(cuts: Iterable[Cut | None]) -> list[Cut]:

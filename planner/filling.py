@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.packing import align_up
 from twinstream.planner.residency import content_gaps
-from twinstream.planner.rounding import Decisions, GapKey, is_fixed
+from twinstream.planner.rounding import Decisions, GapKey
 from twinstream.planner.task_sequence import TaskSequence
 
 _LEAST_PRESSURE = 0.05
@@ -49,7 +49,7 @@ def filled(
         room: most bytes that may be alive at each task.
         pressure: what copies cost.
     """
-    gaps = _Gaps.of(sequence, pressure)
+    gaps = _Gaps.of(sequence, decisions, pressure)
     kept = np.asarray([decisions.kept.get(key, True) for key in gaps.keys], dtype=np.bool_)
     alive = alive_bytes(sequence, sequence.stays(gaps.decided(decisions, kept)))
     left = room - alive
@@ -62,7 +62,7 @@ def filled(
 
 @dataclass(frozen=True)
 class _Gaps:
-    """All gaps by key: the tasks inside (several ranges), bytes, and what keeping is worth.
+    """All gaps that may change, by key: the tasks inside (several ranges), bytes, and their worth.
 
     `worth`: copies saved, by their pressure, for each ns that a byte takes memory.
     """
@@ -73,7 +73,7 @@ class _Gaps:
     worth: NDArray[np.float64]
 
     @staticmethod
-    def of(sequence: TaskSequence, pressure: Pressure) -> "_Gaps":
+    def of(sequence: TaskSequence, decisions: Decisions, pressure: Pressure) -> "_Gaps":
         ranges: dict[GapKey, list[tuple[int, int]]] = {}
         longest_ns: dict[GapKey, float] = {}
         saved: dict[GapKey, float] = {}
@@ -81,7 +81,7 @@ class _Gaps:
         made = _made_in_pass(sequence)
         total_ns = sequence.clock.start_ns[-1]
         for name, before, after in content_gaps(sequence.uses, sequence.units):
-            if is_fixed(units[name]):
+            if decisions.is_fixed(units[name]):
                 continue
             key = (name, sequence.gap_place(before, after))
             over = after <= before

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from twinstream.planner.choices import Choices, Home
 from twinstream.planner.segments import Segments
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -44,15 +45,19 @@ class Gap:
 
 @dataclass(frozen=True)
 class Element:
-    """Leaves with the same uses, taken together: their names, bytes, uses and gaps."""
+    """Leaves with the same uses, taken together: their names, bytes, uses and gaps.
+
+    `home`: where all of them must be, if that is fixed.
+    """
 
     leaves: tuple[str, ...]
     size_bytes: int
     touches: tuple[Touch, ...]
     gaps: tuple[Gap, ...]
+    home: Home | None
 
 
-def elements(chain: Chain, segments: Segments) -> list[Element]:
+def elements(chain: Chain, segments: Segments, choices: Choices) -> list[Element]:
     """All content of a chain that can be kept, moved or made again; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
@@ -71,7 +76,8 @@ def elements(chain: Chain, segments: Segments) -> list[Element]:
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
         if roles[leaf] not in _FREE_ROLES:
-            key = (tuple(found), leaf in persistent, remade.get(leaf))
+            home = choices.home(roles[leaf])
+            key = (tuple(found), leaf in persistent, remade.get(leaf), home)
             alike.setdefault(key, []).append(leaf)
     return [
         Element(
@@ -85,6 +91,7 @@ def elements(chain: Chain, segments: Segments) -> list[Element]:
                     shortest=shortest,
                 )
             ),
+            choices.home(roles[leaves[0]]),
         )
         for leaves in alike.values()
     ]

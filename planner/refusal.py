@@ -7,6 +7,7 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
 _UNIT = 2**20
+_MOST_DOUBLINGS = 8
 _SMALL_UNIT = 2**8  # for caps under 64 MiB
 
 
@@ -33,6 +34,32 @@ def refused(
     have = named.cap_bytes
     needed = device if device is not None else named.needed_bytes
     return InfeasiblePlan(Shortage("optimal", named.cap, have, needed, task, device, host))
+
+
+def refused_as_fixed(chain: Chain, caps: Caps, fits: Callable[[Caps], bool]) -> InfeasiblePlan:
+    """The error where homes or levels are fixed: only the program says what would do."""
+    enough = {field: _doubled(caps, field, fits) for field in ("device_bytes", "host_bytes")}
+    device = _smallest(caps, "device_bytes", enough["device_bytes"], fits)
+    host = _smallest(caps, "host_bytes", enough["host_bytes"], fits)
+    task = _largest_task(chain)
+    if device is None and host is not None:
+        return InfeasiblePlan(
+            Shortage("optimal", "host", caps.host_bytes or 0, host, task, None, host)
+        )
+    have = caps.device_bytes or 0
+    needed = have if device is None else device
+    return InfeasiblePlan(Shortage("optimal", "device", have, needed, task, device, host))
+
+
+def _doubled(caps: Caps, field: str, fits: Callable[[Caps], bool]) -> int | None:
+    """A cap that would do, the other as given: as often doubled as it takes."""
+    given = getattr(caps, field)
+    if given is None:
+        return None
+    for doubled in range(1, _MOST_DOUBLINGS + 1):
+        if fits(caps.model_copy(update={field: given << doubled})):
+            return int(given << doubled)
+    return None
 
 
 def _smallest(

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from twinstream.planner.bound import LowerBound
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.residency import content_gaps
 from twinstream.planner.rounds import Folding, Place
 from twinstream.planner.uses import Unit, UnitMap, uses_by_unit
@@ -21,15 +22,18 @@ class Decisions:
 
     A place is (class of the round, offset in it), the same for all middle rounds; a gap's key is
     its unit and the place where it begins (`Folding.gap_place`). What is not among `kept` stays,
-    too: its gap is too short for the program.
+    too: its gap is too short for the program. What has a fixed home in `choices` is not to change.
     """
 
     kept: Mapping[GapKey, bool]
     levels: Mapping[Place, str]
     slot_ns: Mapping[Place, float]
+    choices: Choices = OPEN
 
     @staticmethod
-    def of(solved: LowerBound, chain: Chain, units: UnitMap) -> "Decisions":
+    def of(
+        solved: LowerBound, chain: Chain, units: UnitMap, choices: Choices = OPEN
+    ) -> "Decisions":
         """From a solution for the same chain, of at most three rounds.
 
         Shares hold for every stretch of the chain: what is half offloaded is offloaded every other
@@ -44,10 +48,11 @@ class Decisions:
             unit = units.units[key[0]]
             threshold = dither.threshold((unit.tensor.role, unit.tensor.size_bytes), key[0])
             kept[key] = kept_bytes >= threshold * (kept_bytes + moved_bytes) - _NOTHING
-        return Decisions(kept, levels, slot_ns)
+        return Decisions(kept, levels, slot_ns, choices)
 
     def with_kept(self, kept: Mapping[GapKey, bool]) -> "Decisions":
-        return replace(self, kept=kept)
+        """With other decisions on some gaps."""
+        return replace(self, kept={**self.kept, **kept})
 
     def recomputes(self, chain: Chain) -> dict[str, str]:
         """The level of every group of a chain of any number of rounds."""
@@ -62,10 +67,14 @@ class Decisions:
 
     def keeps(self, unit: Unit, place: Place) -> bool:
         """Whether a unit stays on the device over the gap that begins at a place."""
-        return is_fixed(unit) or self.kept.get((unit.unit_id, place), True)
+        return is_kept(unit) or self.kept.get((unit.unit_id, place), True)
+
+    def is_fixed(self, unit: Unit) -> bool:
+        """Whether it is settled for good over which gaps a unit stays."""
+        return is_kept(unit) or self.choices.home(unit.tensor.role) is not None
 
 
-def is_fixed(unit: Unit) -> bool:
+def is_kept(unit: Unit) -> bool:
     """Whether a unit always stays: it is too small to be worth a copy, or nobody reads it later."""
     return unit.tensor.role in _ALWAYS_KEPT
 

@@ -4,16 +4,19 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import lower_bound
+from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep, chunkings
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.lattice import FamilyWithin, best_of_lattice
 from twinstream.planner.plan import UnknownPolicyError, plan_chain, policies, recipe_of
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
@@ -26,13 +29,14 @@ _MOST_CHUNKS_BOUNDED = 8
 _SPARE_ROUNDS = 8
 
 
-def plan_step(
+def plan_step(  # noqa: PLR0913
     spec: ModelSpec,
     step: TrainingStep,
     machine: Machine,
     caps: Caps,
     policy: str,
     judge: Judge | None = None,
+    choices: Choices = OPEN,
 ) -> Schedule:
     """A verified, conforming schedule of a training step, with its lower bounds.
 
@@ -43,16 +47,30 @@ def plan_step(
     Raises:
         ChunkingError: what is fixed of the step contradicts itself.
         UnknownPolicyError: the message lists the policies there are.
+        ChoiceError: something is fixed that the chain lacks, or that only `optimal` decides.
         InfeasiblePlan: the caps are too small for the policy; it says what would do.
     """
     with gc_paused():
+        if policy != "optimal" and choices != OPEN:
+            raise ChoiceError(
+                f"policy '{policy}' decides by its own rules; homes, levels, prefetch and effort "
+                "can be fixed of 'optimal' only"
+            )
         if policy == SEED_POLICY:
             return plan_seed_step(spec, step, machine, caps)
         if policy not in policies():
-            known = ", ".join((*policies(), SEED_POLICY))
-            raise UnknownPolicyError(f"unknown policy '{policy}'; known: {known}")
+            raise UnknownPolicyError(
+                f"unknown policy '{policy}'; known: {', '.join(policy_names())}"
+            )
         whole = with_tokens(spec, step, machine, caps)
-        return _plan_step(spec, whole, machine, caps, policy, judge)
+        if policy == "optimal":
+            return _optimal(partial(Family, spec, whole, machine, judge, choices), caps, choices)
+        return _first_that_fits(spec, whole, machine, caps, policy, judge)
+
+
+def policy_names() -> tuple[str, ...]:
+    """All that `plan_step` plans by, those that plan a given chain first."""
+    return (*policies(), SEED_POLICY)
 
 
 @contextmanager
@@ -67,7 +85,7 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _plan_step(
+def _first_that_fits(
     spec: ModelSpec,
     step: TrainingStep,
     machine: Machine,
@@ -75,8 +93,6 @@ def _plan_step(
     policy: str,
     judge: Judge | None,
 ) -> Schedule:
-    if policy == "optimal":
-        return Family(spec, step, machine, caps, judge).best()
     recipe = recipe_of(policy, step.recipe)
     failed: InfeasiblePlan | None = None
     for workload in chunkings(spec, step):
@@ -86,6 +102,14 @@ def _plan_step(
             failed = error
     assert failed is not None, "there is always at least one chunking"
     raise failed
+
+
+def _optimal(family_within: FamilyWithin, caps: Caps, choices: Choices) -> Schedule:
+    if choices.effort == "thorough":
+        found = best_of_lattice(family_within, caps)
+        if found is not None:
+            return found.finished()
+    return family_within(caps).best()
 
 
 def with_tokens(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: Caps) -> TrainingStep:

@@ -15,6 +15,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
@@ -44,7 +45,7 @@ class HostTooSmall(TwinstreamError):
     """This machine's memory does not hold what a run needs."""
 
 
-def plan(
+def plan(  # noqa: PLR0913
     model: str | Path | ModelSpec,
     machine: str | Path | Machine,
     *,
@@ -52,6 +53,7 @@ def plan(
     device_mem: str | int | None = None,
     host_mem: str | int | None = None,
     policy: str = DEFAULT_POLICY,
+    choices: Choices = OPEN,
 ) -> Schedule:
     """Plan a training step: where every tensor lives, when it moves, what is recomputed.
 
@@ -65,6 +67,8 @@ def plan(
         host_mem: cap of pinned host memory; by default all that the profile states.
         policy: by name; see `twinstream.planner.plan.policies`. It decides where the optimizer
             runs, whatever the recipe of `step` says.
+        choices: what is fixed of a plan of `optimal`: homes, recompute level, prefetch; and how
+            hard to look.
 
     Returns:
         A schedule that is verified and conforms to the model's task chain.
@@ -77,8 +81,9 @@ def plan(
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
     caps = caps_of(profile, device_mem, host_mem)
     return plan_step(
-        spec, step, profile, caps, policy, judge=lambda schedule: replay(schedule, profile)
-    )
+        spec, step, profile, caps, policy,
+        judge=lambda schedule: replay(schedule, profile), choices=choices,
+    )  # fmt: skip
 
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:

@@ -66,19 +66,37 @@ def block_backward(operands: Operands, attributes: Attributes, vector: VectorOps
 
 
 def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
-    """From the output to x_o. The SwiGLU product and its gradient share a buffer's two halves."""
-    d_ff, weights = block.call.spec.d_ff, block.weights
-    d_gate_up_T2F = block.take(2 * d_ff)
-    product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
-    block.vector.write_swiglu(block.gate_up, product_TF)
-    gradients.add_matmul("down_proj", gradients.d_hidden, product_TF)
-    torch.mm(gradients.d_hidden, weights["down_proj"], out=d_product_TF)
-    block.vector.swiglu_backward(block.gate_up, d_gate_up_T2F)
+    """From the output to x_o."""
+    d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
+    _swiglu_backward(block, gradients, d_gate_up_T2F)
     normed_TD = block.take(block.call.spec.d_model)
     block.vector.write_normed(block.norm("ffn_norm"), normed_TD)
     gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed_TD)
-    d_normed_TD = torch.mm(d_gate_up_T2F, weights["gate_up_proj"], out=normed_TD)
+    d_normed_TD = torch.mm(d_gate_up_T2F, block.weights["gate_up_proj"], out=normed_TD)
     _norm_backward(block, gradients, "ffn_norm", d_normed_TD)
+
+
+def _swiglu_backward(
+    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor
+) -> None:
+    """From the output to the gate and up projections.
+
+    The product's gradient is the right half of theirs; the product is the left half, before that
+    is overwritten, or has room of its own where it is made in the pass of the backward.
+    """
+    d_ff, vector, d_hidden = block.call.spec.d_ff, block.vector, gradients.d_hidden
+    product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
+    if vector.product_with_backward:
+        torch.mm(d_hidden, block.weights["down_proj"], out=d_product_TF)
+        with block.workspace.frame():
+            product_TF = block.take(d_ff)
+            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, product_TF)
+            gradients.add_matmul("down_proj", d_hidden, product_TF)
+        return
+    vector.write_swiglu(block.gate_up, product_TF)
+    gradients.add_matmul("down_proj", d_hidden, product_TF)
+    torch.mm(d_hidden, block.weights["down_proj"], out=d_product_TF)
+    vector.swiglu_backward(block.gate_up, d_gate_up_T2F, None)
 
 
 def _attention_backward(

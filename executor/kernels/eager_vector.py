@@ -36,6 +36,8 @@ from twinstream.executor.kernels.workspace import Workspace
 class EagerVector:
     """Implements `VectorOps`."""
 
+    product_with_backward = False
+
     def write_normed(
         self,
         norm: RmsNorm,
@@ -75,7 +77,11 @@ class EagerVector:
     def write_swiglu(self, gate_up_T2F: torch.Tensor, out_TF: torch.Tensor) -> None:
         write_swiglu(gate_up_T2F, out_TF)
 
-    def swiglu_backward(self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor) -> None:
+    def swiglu_backward(
+        self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor, product_TF: torch.Tensor | None
+    ) -> None:
+        if product_TF is not None:
+            write_swiglu(gate_up_T2F, product_TF)
         swiglu_backward(gate_up_T2F, d_T2F)
 
     def add_column_sums(

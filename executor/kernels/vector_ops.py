@@ -88,7 +88,13 @@ class AdamwConstants:
 
 
 class VectorOps(Protocol):
-    """One implementation. Temporaries come from the workspace that an operation is given."""
+    """One implementation. Temporaries come from the workspace that an operation is given.
+
+    `product_with_backward`: swiglu_backward makes the product too, in the same pass, and is given
+    room for it; otherwise it is made before.
+    """
+
+    product_with_backward: bool
 
     def write_normed(
         self,
@@ -126,8 +132,13 @@ class VectorOps(Protocol):
         """out = silu(gate) * up; the columns of gate_up are gate, then up."""
         ...
 
-    def swiglu_backward(self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor) -> None:
-        """Turn the product's gradient, the right half of d, into those of gate and up."""
+    def swiglu_backward(
+        self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor, product_TF: torch.Tensor | None
+    ) -> None:
+        """Turn the product's gradient, the right half of d, into those of gate and up.
+
+        With `product` also write silu(gate) * up there.
+        """
         ...
 
     def add_column_sums(

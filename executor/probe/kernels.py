@@ -160,7 +160,7 @@ class _Case:
             "state": _operand(self.random(2 * count).abs(), "update"),
             "step_state": _operand(torch.frombuffer(bytearray(state), dtype=torch.uint8), "read"),
         }
-        cost = adamw_work(count, self.spec.dtype, self.spec.itemsize)
+        cost = adamw_work(count, self.spec.dtype)
         return self._kernel("adamw_step", attributes, cost, operands)
 
     def _kernel(

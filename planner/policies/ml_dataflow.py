@@ -245,8 +245,9 @@ class _Emission:
     def _optimizer(self) -> None:
         """Every layer's update waits for the copies out of the one before."""
         sizing = self.sizing
-        for layer in range(min(sizing.num_optimizer_blocks, self.layers)):
-            self._load("opt", layer)
+        done = self.ops[-1].op_id
+        for layer in range(sizing.num_optimizer_blocks):
+            self._load_after("opt", layer, done)
         task = next(self._tasks)
         while task.label.layer is None:
             self._compute(task, None, None)
@@ -277,6 +278,9 @@ class _Emission:
         return self._copy(
             INBOUND, f"{kind}.{layer}", f"host.{kind}.{layer}", self.slots.block(kind, layer)
         )
+
+    def _load_after(self, kind: str, layer: int, op_id: str) -> None:
+        self.also_waits[self._load(kind, layer)] = op_id
 
     def _store(self, kind: str, layer: int) -> str:
         return self._copy(

@@ -3,6 +3,7 @@
 They are constants of the seed system's code, not of a profile: nothing fitted changes a plan of it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,17 +55,18 @@ def machine_classes() -> tuple[MachineClass, ...]:
 
 
 def machine_class(name: str) -> MachineClass:
-    """The class whose name begins a machine's name: `H100`, `h100_fitted`, `RTX 3090`.
+    """The class whose name is a word of a machine's name: `NVIDIA H100 80GB`, `fitted_h100`,
+    `RTX 3090 Ti`.
 
     Raises:
         UnknownMachineClass: there is none; the message lists what there is.
     """
-    plain = name.lower().replace(" ", "").replace("-", "")
+    plain = re.sub(r"rtx[ _-]*", " rtx", name.lower())
     for found in machine_classes():
-        if plain.startswith(found.name):
+        if re.search(rf"(?<![a-z0-9]){found.name}(?![0-9])", plain):
             return found
     known = ", ".join(found.name for found in machine_classes())
     raise UnknownMachineClass(
-        f"policy 'ml_dataflow' has no constants for machine '{name}'; it knows names that begin "
-        f"with {known}"
+        f"policy 'ml_dataflow' has no constants for machine '{name}'; it knows names that contain "
+        f"{known}"
     )

@@ -95,7 +95,13 @@ def size_step(
     Raises:
         SizingRefused: it would fail; the reason is the status in its tables.
         UnknownTarget: rule v1 has no target for this model.
+        UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
+    if spec.dtype != "bfloat16" or spec.tied_embeddings or spec.qk_norm or spec.qkv_bias:
+        raise UnsuitableModel(
+            "policy 'ml_dataflow' knows models in bf16 with an LM head of their own, without "
+            f"QK-norm and biases; '{spec.name}' is not one: take another policy or model"
+        )
     cut = cut_round(spec, seq_len, machine)
     device = _Device(spec, cut, machine, device_bytes)
     layers = spec.num_layers
@@ -120,11 +126,17 @@ def size_step(
         param_blocks=params,
         grad_blocks=grads,
         device_acts=slots,
-        num_optimizer_blocks=min(layers, (device_bytes - used) // (2 * cut.layer_bytes)),
+        num_optimizer_blocks=min(
+            layers, (device_bytes - used + device.released_bytes) // (2 * cut.layer_bytes)
+        ),
         levels=levels,
         used_host_bytes=used_host,
         used_device_bytes=used + slots * saved_bytes(spec, cut, SavedLevel.FULL),
     )
+
+
+class UnsuitableModel(TwinstreamError):
+    """The seed system does not train such a model."""
 
 
 class UnknownTarget(TwinstreamError):
@@ -257,10 +269,11 @@ class _Device:
         contexts = 2 * (2 * cut.longer_tokens * spec.d_kv * 2)
         ends = 8 * (v * d + d * (1 + v))
         transitions = 2 * n * c * d * 2
-        head = 2 * c * v + c * (2 * (d + v) + 4)
-        backward = 2 * c * d * 2 + cut.chunk_act_bytes + 2 * c * (d + spec.d_ff)
+        workspace = 2 * c * (d + spec.d_ff)
+        norms = 2 * c * d * 2
         fixed = _RESERVE_BYTES + self._workspace_bytes()
-        return fixed + contexts + ends + transitions + head + backward
+        kept = fixed + contexts + ends + transitions + workspace
+        return kept + norms + cut.chunk_act_bytes + self._head_bytes()
 
     @property
     def used_bytes(self) -> int:
@@ -269,6 +282,17 @@ class _Device:
         uncounted = saved_bytes(self.spec, cut, SavedLevel.FULL) - cut.chunk_act_bytes
         round_tokens = cut.chunk_tokens * cut.chunks_per_round
         return self.sticky_bytes + uncounted + _DEVICE_BYTES_PER_ROUND_TOKEN * round_tokens
+
+    @property
+    def released_bytes(self) -> int:
+        """Of the used bytes, those laid out after the activation slots' beginning: gradients of
+        an activation, recomputed norms, head and logits. Adam state takes their place."""
+        norms = 2 * self.cut.chunk_tokens * self.spec.d_model * 2
+        return saved_bytes(self.spec, self.cut, SavedLevel.FULL) + norms + self._head_bytes()
+
+    def _head_bytes(self) -> int:
+        d, v, c = self.spec.d_model, self.spec.vocab_size, self.cut.chunk_tokens
+        return 2 * c * v + c * (2 * (d + v) + 4)
 
     def partition(self) -> tuple[int, int, int]:
         """Blocks of parameters, blocks of gradients, activation slots."""

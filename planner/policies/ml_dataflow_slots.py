@@ -23,8 +23,8 @@ class SlotMap:
 
     Layer k's parameters are in block k mod n, its gradients in block k mod g, its Adam state in
     block k mod o, activation a (layer-major) in slot a mod s. The blocks of Adam state share the
-    activation slots' bytes. What the seed system takes beyond what the chain's tensors need is one
-    reserved slot of each memory, which no op uses.
+    bytes of activation slots and scratch. What the seed system takes beyond what the chain's
+    tensors need is one reserved slot of each memory, which no op uses.
     """
 
     def __init__(self, spec: ModelSpec, chain: Chain, sizing: Sizing) -> None:
@@ -89,15 +89,15 @@ class SlotMap:
         if self.sliced:
             self._add("device.context", DEVICE, self.tensors["kv.0.0"])
             self._add("device.d_context", DEVICE, self.tensors["d_context.0"])
-        scratch = [t for t in chain.tensors if t.role == "scratch"]
-        if scratch:
-            largest = max(scratch, key=lambda t: t.size_bytes)
-            self._add("device.scratch", DEVICE, largest)
         for kind, count in (("param", sizing.param_blocks), ("grad", sizing.grad_blocks)):
             for block in range(count):
                 self._add(f"device.{kind}.block{block}", DEVICE, self.tensors[f"{kind}.0"])
         shared = self._ends[DEVICE]
         self._place_acts()
+        scratch = [t for t in chain.tensors if t.role == "scratch"]
+        if scratch:
+            largest = max(scratch, key=lambda t: t.size_bytes)
+            self._add("device.scratch", DEVICE, largest)
         end, self._ends[DEVICE] = self._ends[DEVICE], shared
         for block in range(sizing.num_optimizer_blocks):
             self._add(f"device.opt.block{block}", DEVICE, self.tensors["opt.0"])

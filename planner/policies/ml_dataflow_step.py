@@ -28,13 +28,8 @@ def plan_seed_step(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: 
         UnknownMachineClass: it has no constants for the machine.
         OtherCutError: chunks, rounds or tokens are fixed otherwise than it cuts a step.
         SizingRefused: it would not run within the caps.
-        TwinstreamError: it trains models in bf16 with an LM head of their own, and no others.
+        UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
-    if spec.dtype != "bfloat16" or spec.tied_embeddings or spec.qk_norm or spec.qkv_bias:
-        raise TwinstreamError(
-            f"policy '{POLICY}' knows models in bf16 with an LM head of their own, without QK-norm "
-            f"and biases; '{spec.name}' is not one: give another --policy"
-        )
     constants = machine_class(machine.name)
     device_bytes = caps.arena_bytes("device")
     sizing = size_step(

@@ -10,6 +10,7 @@ import numpy as np
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound import fewest_copies, lower_bound
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.congestion import Shares, full_shares, lowered
 from twinstream.planner.emission import Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
@@ -38,17 +39,19 @@ _IN_FLIGHT_BLOCKS = 0.5
 _IN_FLIGHT_SHARE = 0.25
 _MOST_UNITS_IN_FLIGHT = 3
 _LESS_IN_FLIGHT = 3
-_TURNS = 4
+_TURNS = 3
 _REPAIRS = 8
 _HOST_REPAIRS = 3
 _HOST_SHARE = 0.99
 _NEAR_ENOUGH = 1.005
+_FAR_ENOUGH = 1.01
 _FAR_FROM_BOUND = 1.05
 _WITHIN_REACH = 1.02
 _GAIN = 0.998
 _TURNS_OF_MANY = 3
 MANY_TASKS = 1500
 
+_STATE_AT_HOME = Choices(homes={"parameter": "host", "gradient": "host", "optimizer_state": "host"})
 
 Maker = Callable[[Chain], Schedule]
 Policy = Callable[[Chain, Machine, Caps], Schedule]
@@ -60,10 +63,14 @@ class DoesNotFit(TwinstreamError):
 
 @dataclass(frozen=True)
 class Plan:
-    """How to make a schedule of a chain of any number of rounds, and its step time as judged."""
+    """How to make a schedule of a chain of any number of rounds, and its step time as judged.
+
+    `at_home`: it was decided with all state at home on the host.
+    """
 
     step_ns: float
     make: Maker
+    at_home: bool = False
 
 
 def plan_optimal(
@@ -93,7 +100,7 @@ def plan_optimal(
         except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)
-    fits = partial(has_plan, few, machine, judge, num_rounds)
+    fits = partial(has_plan, few, machine, judge, OPEN, num_rounds)
     try:
         return plan_streaming(chain, machine, caps).model_copy(update={"policy": "optimal"})
     except InfeasiblePlan as error:
@@ -107,9 +114,11 @@ def required(judge: Judge | None) -> Judge:
     return judge
 
 
-def has_plan(chain: Chain, machine: Machine, judge: Judge, num_rounds: int, caps: Caps) -> bool:
+def has_plan(
+    chain: Chain, machine: Machine, judge: Judge, choices: Choices, num_rounds: int, caps: Caps
+) -> bool:
     """Whether any plan fits the caps; none is judged."""
-    return _Search(chain, machine, caps, judge, num_rounds).fits()
+    return _Search(chain, machine, caps, judge, choices, num_rounds).fits()
 
 
 def optimal_plans(  # noqa: PLR0913
@@ -117,21 +126,24 @@ def optimal_plans(  # noqa: PLR0913
     machine: Machine,
     caps: Caps,
     judge: Judge | None,
+    choices: Choices = OPEN,
     *,
     num_rounds: int,
     bound_s: float,
     beat_ns: float = inf,
     thorough: bool = True,
+    at_home: bool = False,
 ) -> list[Plan]:
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
     Nothing more is tried once a plan is as good as the bound, to a fraction of a percent, or
-    after two turns that are not near the step time to beat. The plan of `streaming` is judged
-    where the others are far from the bound; of chains of very many tasks only if `thorough` and
-    there is no other.
+    after two turns that are not near the step time to beat. State is tried at home on the host
+    where it is open and plans are far from the bound, or at once with `at_home`. The plan of
+    `streaming` is judged where the others are far from the bound; of chains of very many tasks
+    only if `thorough` and there is no other.
     """
-    search = _Search(chain, machine, caps, required(judge), num_rounds)
-    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough)
+    search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
+    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home)
 
 
 @dataclass(frozen=True)
@@ -142,37 +154,51 @@ class _Candidate:
 
 class _Search:
     def __init__(
-        self, chain: Chain, machine: Machine, caps: Caps, judge: Judge, num_rounds: int
+        self,
+        chain: Chain,
+        machine: Machine,
+        caps: Caps,
+        judge: Judge,
+        choices: Choices,
+        num_rounds: int,
     ) -> None:
         self.machine, self.judge, self.num_rounds = machine, judge, num_rounds
+        self.choices = choices
         self.caps = with_library_memory(caps, chain)
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.block_ns = max(self.call_ns[task.call] for task in self.small.tasks)
 
-    def plans(self, bound_ns: float, beat_ns: float, *, thorough: bool) -> list[Plan]:
+    def plans(
+        self, bound_ns: float, beat_ns: float, *, thorough: bool, at_home: bool
+    ) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
-        if self._holds_all_state():
+        if self.choices.open and self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
-            found += self._turns(beat_ns)
+            found += self._turns(beat_ns, bound_ns, at_home=at_home)
         if self._may_stream(min(_fastest_ns(found), beat_ns), bound_ns, thorough=thorough):
             found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
 
     def _may_stream(self, best_ns: float, bound_ns: float, *, thorough: bool) -> bool:
         """Whether the plan of `streaming` may be wanted."""
+        if not self.choices.open:
+            return False
         if best_ns == inf:
             return thorough
+        if self.choices.effort == "quick":
+            return False
         return best_ns > bound_ns * _FAR_FROM_BOUND and len(self.small.tasks) <= MANY_TASKS
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program, with no bytes left for copies in flight."""
-        if self._holds_all_state() and self._made(plan_resident) is not None:
+        may_reside = self.choices.open and self._holds_all_state()
+        if may_reside and self._made(plan_resident) is not None:
             return True
-        return self._fitting(0, full_shares(len(self.small.tasks))) is not None
+        return self._fitting(self.choices, 0, full_shares(len(self.small.tasks))) is not None
 
     def _holds_all_state(self) -> bool:
         """Whether the device has room for what persists at the least."""
@@ -195,19 +221,40 @@ class _Search:
         except InfeasiblePlan:
             return None
 
-    def _turns(self, beat_ns: float) -> list[Plan]:
-        """Decide, judge, and leave room on the links where compute waited for copies."""
-        in_flight = self._in_flight()
+    def _turns(self, beat_ns: float, bound_ns: float, *, at_home: bool) -> list[Plan]:
+        """Plans by the program; of one that is far from the bound, with all state at home, too.
+
+        The program may split what persists over both memories wherever that saves a copy; at home
+        on the host it all takes turns on the device, which at times packs better than it bounds.
+        """
         shares = full_shares(len(self.small.tasks))
         found: list[Plan] = []
+        if not (at_home and self.choices.open):
+            found, shares = self._turns_of(self.choices, shares, beat_ns)
+            near = _fastest_ns(found) <= bound_ns * _FAR_ENOUGH
+            if near or not self.choices.open or self.choices.effort == "quick":
+                return found
+        fastest_ns = min(beat_ns, _fastest_ns(found))
+        return found + self._turns_of(_STATE_AT_HOME, shares, fastest_ns)[0]
+
+    def _turns_of(
+        self, choices: Choices, shares: Shares, beat_ns: float
+    ) -> tuple[list[Plan], Shares]:
+        """Decide, judge, and leave room on the links where compute waited for copies.
+
+        What is returned are the plans, and the shares that the fastest of them was decided with.
+        """
+        in_flight = self._in_flight()
+        best_shares = shares
+        found: list[Plan] = []
         before: _Candidate | None = None
-        many = len(self.small.tasks) > MANY_TASKS
-        for turn in range(_TURNS_OF_MANY if many else _TURNS):
-            fitting = self._fitting(in_flight, shares)
-            if fitting is None and (found or in_flight == 0):
-                break
+        less_in_flight = iter((in_flight // _LESS_IN_FLIGHT, 0) if in_flight else ())
+        while len(found) < self._most_turns():
+            fitting = self._fitting(choices, in_flight, shares)
             if fitting is None:
-                in_flight = in_flight // _LESS_IN_FLIGHT if turn == 0 else 0
+                in_flight = next(less_in_flight, -1)
+                if found or in_flight < 0:
+                    break
                 continue
             candidate, placement = fitting
             if candidate == before:
@@ -215,16 +262,20 @@ class _Search:
             before = candidate
             schedule = emit(placement, self.machine, self.caps, "optimal")
             timeline = self.judge(schedule)
-            plan = Plan(self._step_ns(schedule, timeline), partial(self.schedule, candidate))
-            worse = len(found) > 1 and plan.step_ns > _GAIN * _fastest_ns(found)
-            hopeless = turn > 0 and plan.step_ns > _WITHIN_REACH * beat_ns
+            step_ns = self._step_ns(schedule, timeline)
+            plan = Plan(step_ns, partial(self.schedule, candidate), choices is _STATE_AT_HOME)
+            tried = len(found) > (1 if choices is self.choices else 0)
+            worse = tried and plan.step_ns > _GAIN * _fastest_ns(found)
+            hopeless = bool(found) and plan.step_ns > _WITHIN_REACH * beat_ns
+            if plan.step_ns < _fastest_ns(found):
+                best_shares = shares
             found.append(plan)
             spans = timeline.passes[-1]
             less = lowered(shares, schedule, spans, self.judged, self.small)
             if worse or hopeless or less is None:
                 break
             shares = less
-        return found
+        return found, best_shares
 
     def schedule(self, candidate: _Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
@@ -233,6 +284,11 @@ class _Search:
         if over:
             raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
         return emit(placement, self.machine, self.caps, "optimal")
+
+    def _most_turns(self) -> int:
+        if self.choices.effort == "quick":
+            return 1
+        return _TURNS_OF_MANY if len(self.small.tasks) > MANY_TASKS else _TURNS
 
     def _in_flight(self) -> int:
         """Bytes to leave for copies: what both directions copy beside a block, within reason.
@@ -249,7 +305,13 @@ class _Search:
         device = self.caps.arena_bytes("device")
         return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
 
-    def _fitting(self, in_flight: int, shares: Shares) -> tuple[_Candidate, Placement] | None:
+    def _longest_ahead_ns(self) -> float:
+        blocks = self.choices.prefetch_blocks
+        return self.block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
+
+    def _fitting(
+        self, choices: Choices, in_flight: int, shares: Shares
+    ) -> tuple[_Candidate, Placement] | None:
         """Decisions that fit both caps, with so many bytes left for copies in flight."""
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
         units = UnitMap(self.small)
@@ -259,11 +321,12 @@ class _Search:
                 self.caps, None if device is None else device - in_flight, host_room
             )
             solved = fewest_copies(
-                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares
-            )
+                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares,
+                choices=choices,
+            )  # fmt: skip
             if solved is None:
                 return None
-            decisions = Decisions.of(solved, self.small, units)
+            decisions = Decisions.of(solved, self.small, units, choices)
             found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
             if found is None:
                 return None
@@ -280,7 +343,7 @@ class _Search:
         device = self.caps.arena_bytes("device")
         sequence = TaskSequence.of(self.small, decisions, self.call_ns)
         judged = TaskSequence.of(self.judged, decisions, self.call_ns)
-        queues = QueueModel(self.machine, _LONGEST_IN_BLOCKS * self.block_ns)
+        queues = QueueModel(self.machine, self._longest_ahead_ns())
         room = np.full(len(sequence.tasks), 0 if device is None else device, dtype=np.int64)
         shortage = 0
         for _ in range(_REPAIRS):

@@ -19,7 +19,7 @@ from statistics import fmean, median
 from tests.bench.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.predict import phases
-from twinstream.fidelity.row_choice import chosen_cells, rows_of
+from twinstream.fidelity.row_choice import chosen_cells, rows_that
 from twinstream.hardware_profiles.calibration.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -60,7 +60,7 @@ def schedules(predicted: Path, measured: Path, only: Sequence[str]) -> list[Sche
         lines = [line for line in csv.DictReader(file) if line["error"]]
     name = lines[0]["machine"]
     rows = [row for row in table if row.machine == name and row.status == "ok"]
-    cells = {key_of(row).plan for row in chosen_cells(rows_of(rows, name, only), None)}
+    cells = {key_of(row).plan for row in chosen_cells(rows_that(rows, only), None)}
     by_caps = {_caps(dict(vars(row))): row for row in rows}
     groups: dict[str, list[dict[str, str]]] = {}
     for line in lines:
@@ -120,8 +120,9 @@ def _line(name: str, found: Sequence[Schedule]) -> str:
     return f"| {name} | {len(found)} | {shown} | {fmean(one.error for one in found):+.2%} |"
 
 
-def profiled_cells(measured: Path) -> dict[str, Cell]:
-    """The schedules of the two profiled runs, found by their plans."""
+def profiled_cells(measured: Path) -> dict[str, tuple[Cell, float]]:
+    """The schedules of the two profiled runs, found by their plans, and the seconds of a step that
+    the table records for them, without a profiler."""
     found = {}
     rows = [r for r in read_measured(measured) if (r.machine, r.model) == ("H100", "8B")]
     for name, (wanted, _) in PROFILED.items():
@@ -131,21 +132,30 @@ def profiled_cells(measured: Path) -> dict[str, Cell]:
                 plan.seq_len, plan.param_blocks, plan.grad_blocks, plan.device_acts,
                 plan.full_acts, plan.attention_acts,
             )  # fmt: skip
-            if columns == wanted:
-                found[name] = cell_of(row)
+            if columns == wanted and row.step_time_s is not None:
+                found[name] = cell_of(row), row.step_time_s
                 break
     return found
 
 
 def phase_lines(machine: Path, measured: Path) -> list[str]:
-    """Phases of the profiled runs, predicted and measured, as a Markdown table."""
+    """Phases of the profiled runs, predicted and measured, as a Markdown table.
+
+    The last column takes the measured seconds at the pace of the same plan's recorded run.
+    """
     profile = load_machine(machine)
-    lines = ["| run | phase | predicted s | measured s | error |", "|---|---|---|---|---|"]
-    for name, cell in profiled_cells(measured).items():
-        found = phases(cell, profile)
-        for (phase, seconds), seen in zip(vars(found).items(), PROFILED[name][1], strict=True):
+    lines = ["| run | phase | predicted s | measured s | error | at the recorded run's pace |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, (cell, recorded_s) in profiled_cells(measured).items():
+        seconds_seen = PROFILED[name][1]
+        assert seconds_seen[-1] is not None
+        pace = seconds_seen[-1] / recorded_s
+        for (phase, seconds), seen in zip(
+            vars(phases(cell, profile)).items(), seconds_seen, strict=True
+        ):
             if seen is not None:
-                shown = f"{seconds:.4g} | {seen:g} | {seconds / seen - 1:+.1%}"
+                errors = f"{seconds / seen - 1:+.1%} | {seconds / seen * pace - 1:+.1%}"
+                shown = f"{seconds:.4g} | {seen:g} | {errors}"
                 lines.append(f"| {name} | {phase.removesuffix('_s')} | {shown} |")
     return lines
 

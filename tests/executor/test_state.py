@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_state_and_another_seed_another():
 def test_given_parameters_replace_those_of_their_group_only():
     state = initial_state(SPEC, 0)
     mine = torch.full_like(state["param.1"], 9)
-    replaced = with_parameters(state, {"1": mine})
+    replaced = with_parameters(state, {"1": mine}, SPEC, Recipe())
     assert torch.equal(replaced["param.1"], mine)
     assert replaced["param.1"] is not mine
     assert torch.equal(replaced["param.0"], state["param.0"])

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measur
 from twinstream.hardware_profiles.overrides import override
 from twinstream.models.presets import load_preset
 from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain, timed_ns
+from twinstream.planner.policies.ml_dataflow_kernels import with_its_kernels
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.verify import verify
 from twinstream.simulator.costs import MachineCosts
@@ -46,9 +47,8 @@ def test_further_rounds_take_as_long_as_the_middle_one(rows, cell, slower):
     )  # fmt: skip
     row = rows[0].model_copy(update={"rounds_per_step": 8})
     sizing, spec = sizing_of(row), load_preset(row.preset)
-    whole = emit_seed(
-        spec, seed_chain(spec, sizing.workload), sizing, cell.schedule.machine
-    )  # fmt: skip
+    emitted = emit_seed(spec, seed_chain(spec, sizing.workload), sizing, cell.schedule.machine)
+    whole = with_its_kernels(emitted, spec)
     (spans,) = replay_passes(whole, MachineCosts(whole, machine), 1)
     assert step_s(cell_of(row), machine) * 1e9 == pytest.approx(timed_ns(whole, spans), abs=8)
 
@@ -59,6 +59,15 @@ def test_rounds_are_the_recorded_ones(rows):
     bare = row.model_copy(update={"rounds_per_step": None})
     assert key_of(bare).plan.rounds_per_step == 24  # by rule v1
     assert cell_of(row).tokens_per_step == 5 * 16384
+
+
+def test_rounds_follow_from_step_time_where_nothing_else_tells_them(rows):
+    tokens = 7 * 16384
+    bare = {"rounds_per_step": None, "rounds_rule": "", "tokens_per_s": 1000.0}
+    row = rows[0].model_copy(update={**bare, "step_time_s": tokens / 1000.0 * 1.004})
+    assert key_of(row).plan.rounds_per_step == 7
+    untold = row.model_copy(update={"step_time_s": None})
+    assert key_of(untold) == key_of(untold.model_copy(update={"rounds_rule": "v2"}))
 
 
 def test_caps_that_change_nothing_give_the_same_schedule(rows):

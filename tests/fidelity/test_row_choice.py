@@ -4,7 +4,9 @@ import pytest
 
 from twinstream.fidelity.row_choice import chosen_cells, rows_of
 from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
+from twinstream.hardware_profiles.schema import Machine
 
 TABLE = """machine,model,seq_len,host_mem_gib,dev_mem_gib,tokens_per_s,status
 H100,1B,512,16,16,9000,ok
@@ -22,30 +24,41 @@ def rows(tmp_path):
     return read_measured(path)
 
 
-@pytest.mark.parametrize("profile", ["h100", "H100", "h100_datasheet", "h100-mine"])
-def test_a_profile_called_after_a_machine_takes_its_rows(rows, profile):
-    assert {row.machine for row in rows_of(rows, profile, [])} == {"H100"}
+H100, CPU = load_machine("h100"), load_machine("cpu")
 
 
-def test_a_profile_called_otherwise_needs_to_be_told_the_machine(rows):
+def called(machine: Machine, name: str) -> Machine:
+    return machine.model_copy(update={"name": name})
+
+
+@pytest.mark.parametrize("name", ["h100", "H100", "h100_datasheet", "my-h100", "NVIDIA H100 80GB"])
+def test_a_profile_called_after_a_machine_takes_its_rows(rows, name):
+    assert {row.machine for row in rows_of(rows, called(CPU, name), [])} == {"H100"}
+
+
+def test_a_profile_of_any_name_takes_the_rows_of_the_machine_whose_datasheet_it_has(rows):
+    assert {row.machine for row in rows_of(rows, called(H100, "mine"), [])} == {"H100"}
+
+
+def test_a_profile_that_is_of_none_needs_to_be_told_the_machine(rows):
     with pytest.raises(CalibrationError, match=r"H100, RTX3090, and .* 'mine'; .*machine=H100"):
-        rows_of(rows, "mine", [])
+        rows_of(rows, called(CPU, "mine"), [])
     with pytest.raises(CalibrationError, match="say which"):
-        rows_of(rows, "h1000", [])
-    assert len(rows_of(rows, "mine", ["machine=rtx3090"])) == 1
+        rows_of(rows, called(CPU, "h1000"), [])
+    assert len(rows_of(rows, called(CPU, "mine"), ["machine=rtx3090"])) == 1
 
 
 def test_conditions_narrow_the_rows(rows):
-    found = rows_of(rows, "h100", ["model=8b", "seq_len=512"])
+    found = rows_of(rows, H100, ["model=8b", "seq_len=512"])
     assert [row.line for row in found] == [3, 4]
     with pytest.raises(CalibrationError, match="no row of the table has model=70B"):
-        rows_of(rows, "h100", ["model=70B"])
+        rows_of(rows, H100, ["model=70B"])
 
 
 @pytest.mark.parametrize("condition", ["colour=red", "model", "model=", "seq_len=long"])
 def test_a_condition_that_cannot_be_read_is_named(rows, condition):
     with pytest.raises(CalibrationError, match=condition):
-        rows_of(rows, "h100", [condition])
+        rows_of(rows, H100, [condition])
 
 
 def test_a_list_of_cells_chooses_rows_in_its_order(rows, tmp_path):
@@ -79,3 +92,13 @@ def test_a_wrong_list_of_cells_is_one_clear_error(rows, tmp_path, text, message)
 def test_a_list_that_is_not_there_is_named(rows, tmp_path):
     with pytest.raises(CalibrationError, match=r"cannot read .*none\.csv"):
         chosen_cells(rows, tmp_path / "none.csv")
+
+
+def test_the_rule_chooses_only_what_can_be_predicted(rows):
+    """A model that nobody knows, and caps at which the seed system would not have run."""
+    unknown = rows[2].model_copy(update={"line": 7, "model": "405B", "dev_mem_gib": 80.0})
+    refused = rows[2].model_copy(update={"line": 8, "dev_mem_gib": 8.0})
+    chosen = chosen_cells([*rows[:3], unknown, refused], None)
+    assert sorted(row.line for row in chosen) == [2, 3, 4]
+    with pytest.raises(CalibrationError, match="unknown model '405b'"):
+        chosen_cells([unknown], None)

@@ -87,6 +87,25 @@ def test_processes_find_what_one_finds(validation):
     assert begun == [6] and len(advanced) == 6
 
 
+def test_rows_of_models_that_nobody_knows_are_counted_and_left_out():
+    rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
+    models = {"405B": "unknown model '405b'", "tiny-qwen3": "'tiny-qwen3' is not one"}
+    odd = [rows[0].model_copy(update={"line": 100 + i, "model": m}) for i, m in enumerate(models)]
+    found = validate([*rows, *odd], [load_machine("rtx3090")], jobs=1)
+    assert found.cells == 2
+    assert list(found.unknown.values()) == [1, 1]
+    for told, wanted in zip(found.unknown, models.values(), strict=True):
+        assert wanted in told
+    with pytest.raises(TwinstreamError, match="1 rows: unknown model '405b'"):
+        validate(odd[:1], [load_machine("rtx3090")], jobs=1)
+
+
+def test_a_fitted_profile_of_any_name_finds_its_rows_in_a_table_of_several_machines():
+    mine = load_machine("rtx3090").model_copy(update={"name": "mine"})
+    found = validate(read_measured(FEW), [mine], jobs=1)
+    assert (found.cells, found.left_out) == (2, 7)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_profile_that_lacks_a_number_is_told_from_whatever_process(jobs):
     machines = [load_machine(name) for name in ("h100", "rtx3090")]
@@ -115,6 +134,13 @@ def test_the_command_prints_a_table_for_people():
     assert "2 measured cells, 2 distinct schedules" in printed
     assert "1 of 1 failed cells are refused for the recorded reason" in printed
     assert "7 rows are of machines without a profile here" in printed
+
+
+def test_only_some_rows_are_validated():
+    only = ("--only", "machine=RTX3090", "--only", "seq_len=512")
+    printed = call(*VALIDATE, "--machine", "rtx3090", *only, "--json").json()
+    assert list(printed["by_seq_len"]) == ["512"]
+    assert printed["left_out"] == 0
 
 
 def test_what_cannot_be_validated_is_told(tmp_path):

@@ -39,7 +39,7 @@ def table(tmp_path_factory):
     speeds = []
     for row in read_measured(write_table(path, (1.0, 1.0, 1.0)))[:3]:
         cell = cell_of(row)
-        known = declared_parameters(base, works_of(cell.schedule))
+        known = declared_parameters(base, works_of(cell.timed))
         truth = applied(base, known, [TRUTH.get(p.name, 1.0) for p in known], "the truth")
         speeds.append(cell.tokens_per_step / step_s(cell, truth))
     return write_table(path, tuple(speeds))
@@ -85,6 +85,11 @@ def test_a_single_row_is_too_little(table):
         "calibrate", "--base", "h100", "--measured", table, "--only", "seq_len=32768"
     )
     assert "calibrate nothing; give at least 2" in message
+
+
+def test_a_base_of_another_kind_of_machine_is_refused(table):
+    told = error_of("calibrate", "--base", "cpu", "--measured", table)
+    assert "'cpu' is no profile of the table's machine" in told
 
 
 def test_a_run_of_ones_own_calibrates_too(tmp_path):

@@ -224,3 +224,15 @@ def test_probe_measures_the_dtypes_asked_for():
     document = call("probe", "--dtype", "bfloat16", "--json").json()
     assert document["peak_bf16_flop_per_s"]["kind"] == "measured"
     assert document["peak_fp32_flop_per_s"] is None
+
+
+def kernels_of(*arguments: object) -> str:
+    return call(*arguments, "--json").json()["kernels"]["vector"]
+
+
+def test_kernels_are_tritons_for_a_cuda_machine_and_eager_for_a_cpu():
+    assert kernels_of(*PLAN) == "eager"
+    on_h100 = ("plan", *TINY_STEP, "--machine", "h100", "--policy", "resident")
+    assert kernels_of(*on_h100) == "triton"
+    assert kernels_of(*on_h100, "--kernels", "eager") == "eager"
+    assert kernels_of(*PLAN, "--kernels", "triton", "--policy", "resident") == "triton"

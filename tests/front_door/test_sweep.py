@@ -140,6 +140,41 @@ def wait_for_end(pids):
     raise AssertionError(f"processes {pids} outlive the sweep")
 
 
+def test_busy_workers_end_with_the_process_that_started_them(tmp_path):
+    """Each is inside a cell when the kill comes, so that no closed pipe can tell it."""
+    script = (
+        "from tests.helpers.sleeping_work import sleep_for_ever as work\n"
+        "from twinstream.sweep.workers import in_processes\n"
+        f"list(in_processes(work, [{str(tmp_path)!r}] * 2, 2))"
+    )
+    root = Path(__file__).parents[2]
+    running = subprocess.Popen([sys.executable, "-c", script], cwd=root)
+    while len(list(tmp_path.iterdir())) < 2:
+        assert running.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    workers = [path.name for path in tmp_path.iterdir()]
+    try:
+        wait_for_end(workers)
+    finally:
+        for pid in workers:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def test_the_seed_systems_policy_is_swept_like_any_other(tmp_path):
+    path = tmp_path / "seed.toml"
+    path.write_text(
+        "[fixed]\nmodel = '1b'\nmachine = 'h100'\nseq_len = 16384\nhost_mem = '60GiB'\n"
+        "tokens_per_step = 32768\npolicy = 'ml_dataflow'\n[axes]\ndevice_mem = ['4GiB', '24GiB']\n"
+    )
+    told = call("sweep", path, "-o", tmp_path, "--jobs", 1, "--json").json()
+    assert told["num_cells"] == {"ok": 1, "infeasible": 0, "refused": 1, "bug": 0}
+    fits = next(row for row in rows_of(tmp_path) if row["status"] == "ok")
+    assert fits["planned_chunk_tokens"] == "16384"
+
+
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
 def test_a_ray_cluster_makes_the_same_rows(swept, config, tmp_path):
     ray = pytest.importorskip("ray", reason="Ray is not installed")

@@ -242,3 +242,18 @@ def test_mfu_of_an_unknown_machine_is_asked_for(files, tmp_path):
 
 def test_errors_go_to_stderr_in_json_mode_too():
     assert error_of("plan", *TINY_STEP, "--machine", "nope", "--json").startswith("error: ")
+
+
+def test_unknown_kernels_are_refused_with_those_there_are():
+    message = error_of("plan", *TINY_STEP, "--machine", "cpu", "--kernels", "cutlass")
+    assert "'cutlass' is unknown; known: auto, eager, triton" in message
+
+
+def test_a_schedule_of_kernels_that_cannot_run_here_says_what_to_plan_with(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    path = tmp_path / "plan.json"
+    planned = call("plan", *TINY_STEP, "--machine", "h100", "--policy", "resident", "-o", path)
+    assert planned.code == 0, planned.err
+    message = error_of("run", path, "--backend", "cpu")
+    assert "the schedule has triton kernels" in message
+    assert "plan with --kernels eager" in message

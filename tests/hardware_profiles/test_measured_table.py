@@ -37,6 +37,20 @@ def test_recorded_cells_are_read():
     assert all(row.step_time_s and row.rounds_per_step for row in rows if row.status == "ok")
 
 
+def test_spreadsheets_mark_the_encoding_and_end_lines_their_own_way(tmp_path):
+    path = tmp_path / "table.csv"
+    header = HEADER.replace(",", " , ").title()
+    path.write_bytes(f"{header}\r\n\r\n H100,8B,512,60, 24 ,10,\r\n".encode("utf-8-sig"))
+    (row,) = read_measured(path)
+    assert (row.machine, row.model, row.dev_mem_gib, row.tokens_per_s) == ("H100", "8B", 24.0, 10.0)
+
+
+def test_further_columns_may_be_called_anything(tmp_path):
+    path = written(tmp_path, HEADER + ",line,columns", "H100,8B,512,60,24,10,7,all")
+    (row,) = read_measured(path)
+    assert (row.line, row.columns) == (2, {"line": "7", "columns": "all"})
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
@@ -48,7 +62,9 @@ def test_recorded_cells_are_read():
         ([HEADER, "H100,8B,512.5,60,24,10"], "line 2, seq_len"),
         ([HEADER, "H100,8B,512,nan,24,10"], "line 2, host_mem_gib"),
         ([HEADER, "H100,8B,512,60,24,inf"], "line 2, tokens_per_s"),
-        ([HEADER, "H100,8B,512,60"], "line 2, dev_mem_gib"),
+        ([HEADER, "H100,8B,512,60"], "line 2, dev_mem_gib: there is no value"),
+        ([HEADER, "H100,8B,512,60,24,9,000"], "line 2 has 7 values for 6 columns"),
+        ([HEADER + ",model", "H100,8B,512,60,24,10,8B"], "the column model twice"),
         ([HEADER + ",status", "H100,8B,512,60,24,,ok"], "line 2, tokens_per_s"),
         ([HEADER + ",status", "H100,8B,512,60,24,,lost"], "line 2, status"),
     ],

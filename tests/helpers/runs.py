@@ -8,6 +8,7 @@ from twinstream.executor.execute import Execution, execute
 from twinstream.executor.options import RunOptions
 from twinstream.executor.state import State, initial_state
 from twinstream.executor.training import Training
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 
@@ -42,7 +43,7 @@ def run(schedule: Schedule, options: RunOptions) -> tuple[Execution, Bits]:
     """Train from a fresh state on random tokens, the same for every schedule of a model."""
     spec = ModelSpec.model_validate(schedule.model.spec)
     loop = training(schedule)
-    start = initial_state(spec, seed=1)
+    start = initial_state(spec, seed=1, recipe=Recipe.model_validate(schedule.recipe))
     execution = execute(schedule, start, loop.host_work(schedule), options)
     return execution, Bits(tuple(loop.losses), execution.state)
 

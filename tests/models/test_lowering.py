@@ -5,6 +5,7 @@ import pytest
 from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 
@@ -99,3 +100,40 @@ def test_large_tables_are_updated_in_parts_no_larger_than_a_layer():
     assert len(parts) == 3
     assert sum(part.size_bytes for part in parts) == 2 * 128_256 * 4096
     assert max(part.size_bytes for part in parts) <= size["param.0"]
+
+
+def test_the_choice_of_kernels_is_in_every_call():
+    spec, kernels = load_preset("1b"), KernelChoice(vector="triton")
+    chain = lower(spec, SLICED, Recipe(kernels=kernels))
+    assert {call.kernel.split("/")[1] for call in chain.calls.values()} == {"triton"}
+    assert Recipe.model_validate(chain.recipe).kernels == kernels
+    named = {call.attributes.get("attention") for call in chain.calls.values()}
+    assert named == {None, "eager"}
+
+
+@pytest.mark.parametrize("workload", [PACKED, SLICED], ids=["packed", "sliced"])
+@pytest.mark.parametrize("name", ["8b", "32b"])
+def test_triton_kernels_compute_the_same_flops_and_move_less_in_the_head(name, workload):
+    eager, triton = (
+        lower(load_preset(name), workload, Recipe(kernels=KernelChoice(vector=vector)))
+        for vector in ("eager", "triton")
+    )
+    assert executed_flops(triton) == executed_flops(eager)
+    moved = [
+        {work.unit: work.hbm_bytes for work in chain.calls["head_loss"].cost}
+        for chain in (eager, triton)
+    ]
+    assert moved[1]["cross_entropy"] * 2 == moved[0]["cross_entropy"]
+
+
+def test_bytes_of_tritons_norms_and_residual_by_hand():
+    """8B, 8,192 tokens: x in, normed out; x and what is added in, their sum and it normed out."""
+    chain = lower(load_preset("8b"), PACKED, Recipe(kernels=KernelChoice(vector="triton")))
+    forward = {work.unit: work for work in chain.calls["block_forward@0"].cost}
+    assert forward["rms_norm"].hbm_bytes == (2 + 4) * 8192 * 4096 * 2
+    assert forward["rms_norm"].launches == 2
+    assert forward["copy"].hbm_bytes == 2 * 8192 * 4096 * 2
+    assert forward["swiglu"].hbm_bytes == 3 * 8192 * 14336 * 2
+    backward = [w for w in chain.calls["block_backward@0"].cost if w.unit == "rms_norm"]
+    shares = 2 * 264 * 4096 * 4
+    assert [work.hbm_bytes for work in backward] == 2 * [6 * 8192 * 4096 * 2 + shares]

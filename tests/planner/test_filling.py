@@ -18,7 +18,7 @@ from twinstream.planner.bound import fewest_copies
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.residency import content_gaps
-from twinstream.planner.rounding import Decisions, GapKey, is_fixed
+from twinstream.planner.rounding import Decisions, GapKey, is_kept
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -53,7 +53,7 @@ def gap_keys(sequence: TaskSequence) -> set[GapKey]:
     return {
         (unit, sequence.gap_place(before, after))
         for unit, before, after in content_gaps(sequence.uses, sequence.units)
-        if not is_fixed(sequence.units.units[unit])
+        if not is_kept(sequence.units.units[unit])
     }
 
 

@@ -129,6 +129,17 @@ def test_gradients_are_fetched_before_the_parameters_below():
     assert inbound.index(grads[0]) < inbound.index(params[0])
 
 
+def test_adam_state_comes_in_when_the_last_round_is_through_and_takes_the_place_of_scratch():
+    schedule = scheduled(replace(SIZINGS["all on the device"], num_optimizer_blocks=4))
+    last = next(op.op_id for op in reversed(schedule.ops) if op.op_id.startswith("r2."))
+    assert last in by_id(schedule)["h2d.opt.0.0"].waits
+    slots = {slot.slot_id: slot for slot in schedule.slots}
+    scratch, first = slots["device.scratch"], slots["device.opt.block0"]
+    last_param = slots["device.grad.block3"]
+    assert first.offset_bytes < scratch.offset_bytes
+    assert first.offset_bytes >= last_param.offset_bytes + last_param.size_bytes
+
+
 def test_an_update_waits_for_the_copies_out_of_the_layer_before():
     ops = by_id(scheduled(SIZINGS["all on the device"]))
     for layer in range(1, LAYERS):

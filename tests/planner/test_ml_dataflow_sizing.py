@@ -199,3 +199,18 @@ def test_the_least_memory_is_what_is_told_of_machines_without_a_table(
 def test_the_least_memory_grows_with_the_length_as_told():
     found = [least_gib("8b", seq_len, "h100")[0] for seq_len in (32768, 131072, 524288)]
     assert found == [24, 27, 39]
+
+
+def test_adam_state_takes_the_place_of_all_that_is_laid_out_after_the_activation_slots():
+    """8B, 8,192 tokens, 70 and 30 GiB: 29.7788 GiB recorded as used, 5 slots of activations.
+
+    Behind the slots lie an activation's gradients, two recomputed norms, the head's norm, logits
+    and their gradients. A layer's Adam state is two tensors of 218,112,000 bf16 numbers.
+    """
+    plan = size_step(
+        load_preset("8b"), 8192, machine_class("h100"), host_bytes=70 * GIB, device_bytes=30 * GIB
+    )
+    tokens, d_model, vocabulary, act = 16384, 4096, 128256, 16384 * 94344
+    head = tokens * (2 * d_model + 4) + 2 * tokens * vocabulary * 2
+    kept = 29.7788 * GIB - 5 * act - act - 2 * tokens * d_model * 2 - head
+    assert plan.num_optimizer_blocks == (30 * GIB - kept) // (2 * 2 * 218_112_000)

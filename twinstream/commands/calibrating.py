@@ -42,10 +42,6 @@ Cells = Annotated[
         "caps at lengths spread over the table's.",
     ),
 ]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN=VALUE", help="Take only such rows: machine=H100, model=8B."),
-]
 ScheduleFile = Annotated[
     Path | None, typer.Option("--schedule", metavar="FILE", help="A schedule that was run.")
 ]
@@ -58,7 +54,7 @@ def calibrate(  # noqa: PLR0913
     base: Base,
     measured: Measured = None,
     cells: Cells = None,
-    only: Only = None,
+    only: options.OnlyRows = None,
     schedule: ScheduleFile = None,
     timeline: TimelineFile = None,
     output: Annotated[Path | None, options.output("Write the profile here, as TOML.")] = None,
@@ -92,7 +88,7 @@ def calibrate(  # noqa: PLR0913
 def _table_fit(
     profile: Machine, measured: Path, cells: Path | None, only: list[str], *, quiet: bool
 ) -> Fit:
-    rows = rows_of(read_measured(measured), profile.name, only)
+    rows = rows_of(read_measured(measured), profile, only)
     chosen = chosen_cells(rows, cells)
     with progress(f"fitting {len(chosen)} of {len(rows)} rows: predictions", quiet=quiet) as step:
         return fit_table(profile, chosen, step)

@@ -10,8 +10,7 @@ import typer
 
 from twinstream import api
 from twinstream.models.attention_scratch import attention_names
-from twinstream.planner.plan import policies
-from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
+from twinstream.planner.step_plan import policy_names
 from twinstream.policies_compared import ALL
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
@@ -174,7 +173,15 @@ HostMem = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
-_POLICIES = ", ".join((*policies(), SEED_POLICY))
+OnlyRows = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="COLUMN=VALUE",
+        help="Take only such rows of the table: machine=H100, model=8B; may be given again.",
+    ),
+]
+_POLICIES = ", ".join(policy_names())
 _POLICY = typer.Option(
     "--policy",
     metavar="NAME",

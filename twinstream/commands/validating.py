@@ -10,6 +10,7 @@ import typer
 from twinstream.commands import options
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.report import write_rows, write_scatter
+from twinstream.fidelity.row_choice import rows_that
 from twinstream.fidelity.screen import validation_screen
 from twinstream.fidelity.validation import Validation
 from twinstream.fidelity.validation import validate as validated
@@ -31,6 +32,7 @@ def validate(  # noqa: PLR0913
     measured: Annotated[
         Path, typer.Option(metavar="FILE", help="CSV of configurations and tokens/s.")
     ],
+    only: options.OnlyRows = None,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help=f"What planned the measured runs: {POLICY}.")
     ] = POLICY,
@@ -53,7 +55,7 @@ def validate(  # noqa: PLR0913
         raise UnknownPolicyError(
             f"policy '{policy}' has not planned any measured table known here; give {POLICY}"
         )
-    rows = read_measured(measured)
+    rows = rows_that(read_measured(measured), only or [])
     profiles = [load_machine(name) for name in machine]
     with ExitStack() as stack:
 
@@ -89,4 +91,5 @@ def validation_json(validation: Validation) -> dict[str, object]:
         "failed_rows": validation.failed_rows,
         "refused_alike": validation.refused_alike,
         "left_out": validation.left_out,
+        "unknown": validation.unknown,
     }

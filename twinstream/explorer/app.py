@@ -9,7 +9,7 @@ from flask import Response, request
 from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.show import column, more_of, timeline_of
 from twinstream.explorer.state import State
-from twinstream.planner.plan import policies
+from twinstream.planner.step_plan import policy_names
 from twinstream.report.report import report_html
 from twinstream.schedule.errors import TwinstreamError
 
@@ -83,7 +83,7 @@ def _layout(answers: Answers) -> html.Div:
             _control(label, dcc.Input(id=name, debounce=True, className="text"))
             for name, label in _TEXTS.items()
         ),
-        _control("policy", dcc.Dropdown(list(policies()), id="policy", clearable=False)),
+        _control("policy", dcc.Dropdown(list(policy_names()), id="policy", clearable=False)),
     ]
     return html.Div(
         [

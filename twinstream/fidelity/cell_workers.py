@@ -99,7 +99,7 @@ class _Cells:
     def __init__(self, cells: Mapping[int, Cell]) -> None:
         self.keys = {index: repr(cell.key.plan) for index, cell in cells.items()}
         self.tokens_per_step = {i: cell.tokens_per_step for i, cell in cells.items()}
-        self.works = [work for cell in cells.values() for work in works_of(cell.schedule)]
+        self.works = [work for cell in cells.values() for work in works_of(cell.timed)]
 
 
 def _serve(pipe: Connection, rows: Mapping[int, MeasuredRow]) -> None:

@@ -10,9 +10,11 @@ from itertools import groupby
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain
 from twinstream.planner.policies.ml_dataflow_classes import MachineClass, machine_class
-from twinstream.planner.policies.ml_dataflow_sizing import RoundsRule, Sizing, size_step
+from twinstream.planner.policies.ml_dataflow_kernels import with_its_kernels
+from twinstream.planner.policies.ml_dataflow_sizing import RoundsRule, Sizing, cut_round, size_step
 from twinstream.planner.step_plan import gc_paused
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
@@ -51,30 +53,50 @@ class CellKey:
 
 @dataclass(frozen=True)
 class Cell:
-    """One schedule of the seed system, of at most three rounds; nothing fitted is in it."""
+    """One schedule of the seed system, of at most three rounds; nothing fitted is in it.
+
+    `timed` is the same schedule with the demands of its kernels, which the recorded times are of.
+    """
 
     key: CellKey
     schedule: Schedule
+    timed: Schedule
     rounds_per_step: int
     tokens_per_step: int
 
 
 def sizing_of(row: MeasuredRow) -> Sizing:
-    """The seed system's plan of a row: recorded rounds are taken, else the rule's.
+    """The seed system's plan of a row.
+
+    Recorded rounds are taken, else those of the rule that is named, else those that step time and
+    throughput amount to, else those of rule v2.
 
     Raises:
         SizingRefused: it would not run.
-        UnknownMachineClass, UnknownModelError, UnknownTarget: the row is beyond what is known.
+        UnknownMachineClass, UnknownModelError, UnknownTarget, UnsuitableModel: the row is beyond
+            what is known.
     """
-    rule: RoundsRule = "v1" if row.rounds_rule == "v1" else "v2"
+    spec, machine = load_preset(row.preset), machine_class(row.machine)
     return size_step(
-        load_preset(row.preset),
+        spec,
         row.seq_len,
-        machine_class(row.machine),
+        machine,
         host_bytes=round(row.host_mem_gib * _GIB),
         device_bytes=round(row.dev_mem_gib * _GIB),
-        rounds=row.rounds_per_step or rule,
+        rounds=_rounds(row, spec, machine),
     )
+
+
+def _rounds(row: MeasuredRow, spec: ModelSpec, machine: MachineClass) -> RoundsRule | int:
+    if row.rounds_per_step is not None:
+        return row.rounds_per_step
+    if row.rounds_rule:
+        return row.rounds_rule
+    if row.step_time_s is None or row.tokens_per_s is None:
+        return "v2"
+    cut = cut_round(spec, row.seq_len, machine)
+    round_tokens = cut.chunk_tokens * cut.chunks_per_round
+    return max(1, round(row.tokens_per_s * row.step_time_s / round_tokens))
 
 
 def key_of(row: MeasuredRow) -> CellKey:
@@ -95,6 +117,7 @@ def cell_of(row: MeasuredRow) -> Cell:
     return Cell(
         key=_key(machine, row.preset, sizing),
         schedule=schedule,
+        timed=with_its_kernels(schedule, spec),
         rounds_per_step=workload.rounds_per_step,
         tokens_per_step=workload.tokens_per_step,
     )

@@ -97,7 +97,7 @@ def phases(cell: Cell, machine: Machine) -> Phases:
 
 
 def _one_pass(cell: Cell, machine: Machine) -> PassSpans:
-    (spans,) = replay_passes(cell.schedule, MachineCosts(cell.schedule, machine), 1)
+    (spans,) = replay_passes(cell.timed, MachineCosts(cell.timed, machine), 1)
     return spans
 
 

@@ -4,9 +4,12 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from twinstream.fidelity.matching import class_named, class_of, nothing_left, planned
 from twinstream.hardware_profiles.calibration.cells import default_cells
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.policies.ml_dataflow_classes import UnknownMachineClass
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
     "machine": lambda row: row.machine.lower(),
@@ -18,32 +21,46 @@ _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
 _CAPS = ("seq_len", "host_mem_gib", "dev_mem_gib")
 
 
-def rows_of(
-    rows: Sequence[MeasuredRow], profile_name: str, only: Sequence[str]
-) -> list[MeasuredRow]:
-    """The rows of one machine that fit all conditions `column=value`.
-
-    Where the table has several machines and no condition names one, it is the machine that the
-    profile is called after: `h100`, `h100_datasheet` and `H100-mine` mean `H100`.
+def rows_that(rows: Sequence[MeasuredRow], only: Sequence[str]) -> list[MeasuredRow]:
+    """The rows that fit all conditions `column=value`.
 
     Raises:
-        CalibrationError: nothing is left, a condition cannot be read, or the machine is not clear.
+        CalibrationError: nothing is left, or a condition cannot be read.
     """
     left = list(rows)
     for condition in only:
         column, _, text = condition.partition("=")
         wanted = _value(column, text, condition)
         left = [row for row in left if _COLUMNS[column](row) == wanted]
-    machines = sorted({row.machine for row in left})
-    if not machines:
+    if not left:
         raise CalibrationError(f"no row of the table has {' and '.join(only)}")
+    return left
+
+
+def rows_of(
+    rows: Sequence[MeasuredRow], profile: Machine, only: Sequence[str]
+) -> list[MeasuredRow]:
+    """The rows of one machine that fit all conditions.
+
+    Where the table has several machines and no condition names one, it is the machine that the
+    profile is called after (`h100`, `h100_datasheet` and `my-H100` mean `H100`), or has its
+    datasheet from.
+
+    Raises:
+        CalibrationError: nothing is left, a condition cannot be read, or the machine is not clear.
+    """
+    left = rows_that(rows, only)
+    machines = sorted({row.machine for row in left})
     if len(machines) == 1:
         return left
-    named = [name for name in machines if _called_after(profile_name, name)]
+    try:
+        named = [name for name in machines if class_named(name) == class_of(profile)]
+    except UnknownMachineClass:
+        named = [name for name in machines if _called_after(profile.name, name)]
     if len(named) != 1:
         raise CalibrationError(
             f"the table has rows of {', '.join(machines)}, and the profile is called "
-            f"'{profile_name}'; say which to take: --only machine={machines[0]}"
+            f"'{profile.name}'; say which to take: --only machine={machines[0]}"
         )
     return [row for row in left if row.machine == named[0]]
 
@@ -51,13 +68,21 @@ def rows_of(
 def chosen_cells(rows: Sequence[MeasuredRow], cells: Path | None) -> tuple[MeasuredRow, ...]:
     """The successful rows that a file lists, or those of the default rule where there is none.
 
+    The rule chooses among the rows that can be predicted.
+
     The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
     machine and model where the table has several; other columns are not read.
 
     Raises:
         CalibrationError: the file cannot be read, or lists what is not in the table.
     """
-    return default_cells(rows) if cells is None else _listed(rows, cells)
+    if cells is not None:
+        return _listed(rows, cells)
+    known = planned(rows)
+    left = [row for row in rows if row.line in known.keys]
+    if not any(row.status == "ok" for row in left):
+        raise CalibrationError(nothing_left(known))
+    return default_cells(left)
 
 
 def _listed(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, ...]:

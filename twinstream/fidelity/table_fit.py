@@ -1,6 +1,7 @@
 """Calibration from a table of measured runs, each replayed by the policy that made it."""
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from twinstream.fidelity.cell_workers import CellWorkers
 from twinstream.hardware_profiles.calibration.fitting import Fit, Observation, fit
@@ -8,6 +9,8 @@ from twinstream.hardware_profiles.calibration.parameters import declared_paramet
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
+
+_FAR_OFF = 2.0
 
 
 def fit_table(
@@ -20,8 +23,8 @@ def fit_table(
     The rows are spread over the CPU cores; each worker makes the schedules of its own once.
 
     Raises:
-        CalibrationError: rows are of several machines, or one did not succeed or is refused by the
-            policy.
+        CalibrationError: rows are of several machines, one did not succeed or is refused by the
+            policy, or the fitted profile is still off by more than a factor of two.
         MissingNumberError: the base lacks a number that a schedule needs.
     """
     machines = sorted({row.machine for row in rows})
@@ -37,7 +40,21 @@ def fit_table(
         ]
         start = prepared(base)
         parameters = declared_parameters(start, workers.works)
-        return fit(start, parameters, observations, workers.seconds)
+        found = fit(start, parameters, observations, workers.seconds)
+    _require_same_machine(found)
+    return found
+
+
+def _require_same_machine(found: Fit) -> None:
+    """A fit that stays far off within the bounds of its parameters began with another machine."""
+    factors = [one.predicted_s / one.observation.measured_s for one in found.observations]
+    middle = median(factors)
+    if not 1 / _FAR_OFF < middle < _FAR_OFF:
+        raise CalibrationError(
+            f"after the fit, predicted times are still {middle:.3g} times the measured ones in the "
+            f"middle: '{found.base.name}' is no profile of the table's machine, or its speeds are "
+            "not in tokens/s"
+        )
 
 
 def name_of(row: MeasuredRow) -> str:

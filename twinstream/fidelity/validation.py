@@ -9,12 +9,11 @@ from statistics import fmean
 
 import numpy as np
 
-from twinstream.fidelity.cells import CellKey, PlanKey, key_of
+from twinstream.fidelity.cells import CellKey, PlanKey
+from twinstream.fidelity.matching import Known, nothing_left, planned, profiles_of
 from twinstream.fidelity.predict import Prediction, predict_row
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.policies.ml_dataflow_classes import UnknownMachineClass, machine_class
-from twinstream.planner.policies.ml_dataflow_sizing import SizingRefused
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 
@@ -57,7 +56,8 @@ class Validation(Node):
     A schedule's measured and predicted speeds are the means over its rows. `stalled` are those
     predicted over 10 % slower than with infinite links. `failed_rows` of the table did not run;
     `refused_alike` of these are refused for the reason that the table gives. `left_out` rows are
-    of machines that no profile was given for.
+    of machines that no profile was given for; `unknown` counts rows of models that nobody here
+    knows, by the reason.
     """
 
     rows: tuple[ValidatedRow, ...]
@@ -69,6 +69,7 @@ class Validation(Node):
     failed_rows: int
     refused_alike: int
     left_out: int
+    unknown: dict[str, int]
 
 
 def validate(
@@ -83,7 +84,7 @@ def validate(
     Args:
         rows: of `read_measured`.
         machines: profiles; each is used for the rows of the machine whose class its name begins
-            with. A single profile of another name is used for a table of a single machine.
+            with, see `profiles_of`.
         jobs: processes; by default as many as there are cores.
         on_start: is told the number of schedules to predict, and returns what to call after each.
 
@@ -93,15 +94,13 @@ def validate(
     """
     profiles = _profiles(rows, machines)
     mine = [row for row in rows if row.machine in profiles]
-    keys, refused = _planned(mine)
+    known = planned(mine)
     first_rows: dict[CellKey, MeasuredRow] = {}
     for row in mine:
-        if row.status == "ok" and row.line in keys:
-            first_rows.setdefault(keys[row.line], row)
+        if row.status == "ok" and row.line in known.keys:
+            first_rows.setdefault(known.keys[row.line], row)
     if not first_rows:
-        raise ValidationError(
-            "no row of the table both ran and can be planned, so there is nothing to compare"
-        )
+        raise ValidationError(nothing_left(known))
     advance = on_start(len(first_rows)) if on_start is not None else None
     tasks = [(key, row, profiles[row.machine]) for key, row in first_rows.items()]
     predictions: dict[CellKey, Prediction] = {}
@@ -109,23 +108,13 @@ def validate(
         predictions[key] = prediction
         if advance is not None:
             advance()
-    return _summed_up(mine, keys, refused, predictions, left_out=len(rows) - len(mine))
+    return _summed_up(mine, known, predictions, left_out=len(rows) - len(mine))
 
 
 def _profiles(rows: Sequence[MeasuredRow], machines: Sequence[Machine]) -> dict[str, Machine]:
     """The profile of each machine of the table that has one."""
     names = sorted({row.machine for row in rows})
-    if len(names) == len(machines) == 1:
-        return {names[0]: machines[0]}
-    by_class: dict[str, Machine] = {machine_class(m.name).name: m for m in machines}
-    found: dict[str, Machine] = {}
-    for name in names:
-        try:
-            profile = by_class.get(machine_class(name).name)
-        except UnknownMachineClass:
-            continue
-        if profile is not None:
-            found[name] = profile
+    found = profiles_of(names, machines)
     if not found:
         given = ", ".join(machine.name for machine in machines)
         raise ValidationError(
@@ -133,18 +122,6 @@ def _profiles(rows: Sequence[MeasuredRow], machines: Sequence[Machine]) -> dict[
             "profile of one of the table's machines with --machine"
         )
     return found
-
-
-def _planned(rows: Iterable[MeasuredRow]) -> tuple[dict[int, CellKey], dict[int, str]]:
-    """By line: what decides the schedule, or why the policy refuses the row."""
-    keys: dict[int, CellKey] = {}
-    refused: dict[int, str] = {}
-    for row in rows:
-        try:
-            keys[row.line] = key_of(row)
-        except SizingRefused as error:
-            refused[row.line] = error.reason
-    return keys, refused
 
 
 _Task = tuple[CellKey, MeasuredRow, Machine]
@@ -181,8 +158,7 @@ def _outcome(row: MeasuredRow, machine: Machine) -> Prediction | str:
 
 def _summed_up(
     rows: Sequence[MeasuredRow],
-    keys: Mapping[int, CellKey],
-    refused: Mapping[int, str],
+    known: Known,
     predictions: Mapping[CellKey, Prediction],
     *,
     left_out: int,
@@ -190,10 +166,10 @@ def _summed_up(
     numbers: dict[PlanKey, int] = {}
     found: list[ValidatedRow] = []
     for row in rows:
-        key = keys.get(row.line)
+        key = known.keys.get(row.line)
         prediction = predictions.get(key) if key is not None and row.status == "ok" else None
         if key is None or prediction is None or row.tokens_per_s is None:
-            found.append(ValidatedRow(row=row, refused=refused.get(row.line)))
+            found.append(ValidatedRow(row=row, refused=known.refused.get(row.line)))
             continue
         found.append(
             ValidatedRow(
@@ -217,6 +193,7 @@ def _summed_up(
         failed_rows=len(failed),
         refused_alike=sum(each.refused == each.row.status_detail for each in failed),
         left_out=left_out,
+        unknown=dict(known.unknown),
     )
 
 

@@ -155,7 +155,8 @@ def _sections(
         ),
         Section(
             "The critical path",
-            "What the step's length is made of: each op on it was released by the one before.",
+            "What the step's length is made of: each op on it was released by the one before. "
+            "Copies are hatched.",
             critical_path_figure(views), half=True,
         ),
         Section("Bytes copied in one step", "By direction and role of the tensor.",

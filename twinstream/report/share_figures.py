@@ -23,6 +23,7 @@ from twinstream.tables import seconds
 
 _LONG_NS = 5e9
 _LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
+_LEGEND_ROW_PX = 20
 LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
 
 
@@ -62,16 +63,19 @@ def critical_path_figure(views: Sequence[View]) -> go.Figure:
     keys = list(dict.fromkeys(key for found in shares.values() for key in found))
     figure = go.Figure()
     for key in keys:
-        colour = CAUSE_COLOURS.get(key) or task_colour(key)
+        # Queues share the tasks' colours, so copies are hatched.
+        marker: dict[str, object] = {"color": CAUSE_COLOURS.get(key) or task_colour(key)}
+        if key in CAUSE_COLOURS and key != "latency":
+            marker["pattern"] = {"shape": "/", "fgcolor": "white", "fgopacity": 0.55, "size": 7}
         figure.add_trace(
             go.Bar(
                 orientation="h", y=[view.name for view in views],
                 x=[100 * shares[view.name].get(key, 0.0) for view in views],
-                name=_cause(key), marker={"color": colour},
+                name=_cause(key), marker=marker,
                 hovertemplate=_cause(key) + ": %{x:.2f} % of the step<extra></extra>",
             )
         )  # fmt: skip
-    return _stacked(figure, len(views), top_px=70)
+    return _stacked(figure, len(views), top_px=20 + _LEGEND_ROW_PX * -(-len(keys) // 2))
 
 
 def _stacked(figure: go.Figure, num_views: int, *, top_px: int) -> go.Figure:
@@ -79,7 +83,7 @@ def _stacked(figure: go.Figure, num_views: int, *, top_px: int) -> go.Figure:
     figure.update_layout(
         barmode="stack", height=80 + top_px + 55 * num_views,
         xaxis={"title": {"text": "% of the step"}},
-        yaxis={"autorange": "reversed"}, legend=_LEGEND_ABOVE,
+        yaxis={"autorange": "reversed"}, legend={**_LEGEND_ABOVE, "maxheight": top_px},
         margin={"l": 90, "r": 30, "t": top_px, "b": 45},
     )  # fmt: skip
     return figure

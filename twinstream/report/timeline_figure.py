@@ -241,9 +241,8 @@ def _lay_out(figure: go.Figure, height: int, axis: _Axis, longest_ns: int) -> No
     axes = [figure.layout[key] for key in figure.layout if key.startswith("yaxis")]
     tops = sorted((axis.domain[1] for axis in axes), reverse=True)
     for name, row, what in (("legend", 0, "tasks"), ("legend2", -3, "tensors")):
-        figure.update_layout(
-            {name: {"x": 1.01, "y": tops[row], "yanchor": "top", "title": {"text": what}}}
-        )
+        place = {"x": 1.01, "y": tops[row], "yanchor": "top", "tracegroupgap": 0}
+        figure.update_layout({name: {**place, "title": {"text": what}}})
     figure.update_xaxes(
         range=[0, longest_ns / axis.unit_ns], showspikes=True, spikemode="across",
         spikethickness=1, spikedash="dot", spikecolor=OTHER_COLOUR, spikesnap="cursor",

@@ -18,7 +18,8 @@ from twinstream.models.lowering import model_ref
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.plan import UnknownPolicyError, policies
+from twinstream.planner.plan import UnknownPolicyError
+from twinstream.planner.step_plan import policy_names
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 
@@ -167,10 +168,9 @@ def _check(name: str, value: object, where: str) -> None:
     else:
         known = [*NAMES, "machine.<number of the profile>"]
         raise SweepError(f"{where} is nothing that can be swept: {nearest(name, known)}")
-    if name == "policy" and value not in policies():
-        raise UnknownPolicyError(
-            f"{where}: unknown policy '{value}'; known: {', '.join(policies())}"
-        )
+    if name == "policy" and value not in policy_names():
+        there = ", ".join(policy_names())
+        raise UnknownPolicyError(f"{where}: unknown policy '{value}'; known: {there}")
 
 
 class _Loader:

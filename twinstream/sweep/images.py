@@ -18,6 +18,7 @@ _DPI = 110
 _DASHES = ("-", "--", ":")
 _MOST_LABELLED = 150
 _MOST_TICKS = 16
+_WITH_COMMAS = "{x:,.0f}"
 
 
 def write_images(
@@ -48,7 +49,7 @@ def heatmap(grid: Grid) -> Figure:
         levels = grid.levels[metric.column]
         axes.set_facecolor("#d9d9d9")
         image = axes.imshow(np.ma.masked_invalid(levels), origin="lower", aspect="auto")
-        figure.colorbar(image, ax=axes, pad=0.015)
+        figure.colorbar(image, ax=axes, pad=0.015, format=_WITH_COMMAS)
         axes.set_title(metric.name, fontsize=11, fontweight="bold", loc="left")
         axes.set_xlabel(grid.x_name)
         axes.set_ylabel(grid.y_name)
@@ -80,6 +81,9 @@ def curve_plot(one: Curves) -> Figure:
     axes.set_xlabel(one.x_name)
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(_WITH_COMMAS)
+    if len(one.positions) <= _MOST_TICKS:
+        axes.set_xticks(one.positions)
     axes.grid(visible=True, color="#e4e8ec")
     axes.spines[["top", "right"]].set_visible(False)
     if len(one.lines) > 1:

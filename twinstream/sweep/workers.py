@@ -38,7 +38,7 @@ def in_processes(
         SweepError: a process died, probably for want of memory.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_jobs, context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(num_jobs, context, initializer=end_with_parent) as pool:
         futures = {pool.submit(work, item): item for item in items}
         try:
             for future in as_completed(futures):
@@ -53,7 +53,7 @@ def in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A worker whose parent was killed would wait for work forever."""
 
     def watch() -> None:

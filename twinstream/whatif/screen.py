@@ -51,7 +51,7 @@ def _row(one: Sensitivity, base_tokens_per_s: float) -> tuple[str, ...]:
 def _gain(change: Change, base_tokens_per_s: float) -> str:
     if change.tokens_per_s is None:
         return "no plan"
-    return f"{change.tokens_per_s / base_tokens_per_s - 1:+.1%}"
+    return f"{change.tokens_per_s / base_tokens_per_s - 1:+z.1%}"
 
 
 def target_screen(found: TargetFound, question: Question) -> Group:
@@ -92,6 +92,7 @@ def tornado_figure(found: WhatIf) -> go.Figure:
         figure.add_trace(
             go.Bar(
                 orientation="h", y=names, x=percent, name=f"{change:+.0%}",
+                legendrank=1000 + round(100 * change),
                 marker={
                     "color": MORE_COLOUR if change > 0 else LESS_COLOUR,
                     "opacity": 0.35 + 0.65 * (1 - _rank(change, changes)),

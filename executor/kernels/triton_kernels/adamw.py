@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinstream.executor.kernels.triton_kernels.launch import launch
+from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState
 
@@ -33,7 +33,7 @@ def adamw(state: AdamwState, constants: AdamwConstants) -> None:
     )  # fmt: skip
 
 
-@triton.jit
+@device_function
 def _mix(word):
     word ^= word >> 16
     word *= 0x21F0AAAD
@@ -42,27 +42,27 @@ def _mix(word):
     return word ^ (word >> 15)
 
 
-@triton.jit
+@device_function
 def _absorb(key, word):
     """The key after both halves of a 64-bit word."""
     key = _mix((key ^ word.to(tl.uint32)) + 0x9E3779B9)
     return _mix((key ^ (word >> 32).to(tl.uint32)) + 0x9E3779B9)
 
 
-@triton.jit
+@device_function
 def _key(seed, step, stream, SALT: tl.constexpr):
     key = _absorb(tl.full([], SALT, tl.uint32), seed)
     return _absorb(_absorb(key, step), stream)
 
 
-@triton.jit
+@device_function
 def _random_words(index, key_0, key_1):
     words = _mix(index.to(tl.uint32) ^ key_0)
     high = (index >> 32).to(tl.uint32) * 0x21F0AAAD
     return _mix(words + key_1 + high)
 
 
-@triton.jit
+@device_function
 def _down_or_up(x, random_16):
     """Float32 to either bf16 neighbour, with a chance that keeps the mean; finite stays finite."""
     limit = 3.3895313892515355e38

@@ -12,7 +12,12 @@ import triton.language as tl
 from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.rope import Rope
 from twinstream.executor.kernels.triton_kernels.column_sums import add_partial_sums
-from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2, warps_for
+from twinstream.executor.kernels.triton_kernels.launch import (
+    device_function,
+    launch,
+    power_of_2,
+    warps_for,
+)
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector_ops import HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
@@ -60,7 +65,7 @@ def _rotate(
     )  # fmt: skip
 
 
-@triton.jit
+@device_function
 def _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA: tl.constexpr, HALF: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
     """Of the angles of a token; frequencies are exact to float32, as the eager ones are."""

@@ -3,11 +3,13 @@
 import triton
 import triton.language as tl
 
+from twinstream.executor.kernels.triton_kernels.launch import device_function
+
 # The interpreter cuts bits off where the hardware rounds, so there the rounding is spelled out.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit
+@device_function
 def rounded(x, dtype: tl.constexpr):
     """float32 `x` as `dtype`, float32 or bfloat16."""
     if _INTERPRETED and dtype == tl.bfloat16:

@@ -27,6 +27,8 @@ from twinstream.executor.kernels.workspace import Workspace
 class TritonVector:
     """Implements `VectorOps`."""
 
+    product_with_backward = True
+
     def write_normed(
         self,
         norm: RmsNorm,
@@ -55,8 +57,10 @@ class TritonVector:
     def write_swiglu(self, gate_up_T2F: torch.Tensor, out_TF: torch.Tensor) -> None:
         write_swiglu(gate_up_T2F, out_TF)
 
-    def swiglu_backward(self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor) -> None:
-        swiglu_backward(gate_up_T2F, d_T2F)
+    def swiglu_backward(
+        self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor, product_TF: torch.Tensor | None
+    ) -> None:
+        swiglu_backward(gate_up_T2F, d_T2F, product_TF)
 
     def add_column_sums(
         self, x_TD: torch.Tensor, gradient: VectorGradient, workspace: Workspace

@@ -69,6 +69,8 @@ class Step:
     row_slice: int = 7
     fill: int = POISON
     vector: str = "eager"
+    device: str = "cpu"
+    gradient_dtype: str = ""
     saved: dict[tuple[int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -77,11 +79,20 @@ class Step:
         self.sliced = self.chunk_tokens < self.seq_len
         self.by_width = self.chunk_tokens * self.spec.d_model * self.spec.itemsize
         self.layouts = flat_layouts(self.spec)
+        self.parameters = {name: flat.to(self.device) for name, flat in self.parameters.items()}
+        self.tokens = self.tokens.to(self.device)
+        self.wider = 2 if self.gradient_dtype == "float32" != self.spec.dtype else 1
         self.written: set[str] = set()
 
     def run(self) -> torch.Tensor:
         """Return the loss; gradients and what was saved stay on the object."""
-        self.gradients = {name: buffer(layout.size_bytes) for name, layout in self.layouts.items()}
+        with torch.device(self.device):
+            return self._run()
+
+    def _run(self) -> torch.Tensor:
+        self.gradients = {
+            name: buffer(self.wider * layout.size_bytes) for name, layout in self.layouts.items()
+        }
         self.loss = buffer(4)
         self.written.clear()
         hidden = [self._embed(chunk) for chunk in range(self.num_chunks)]
@@ -220,7 +231,11 @@ class Step:
 
     def _block_attributes(self, chunk: int) -> dict:
         start = chunk * self.chunk_tokens % self.seq_len
-        return block_attributes(self.spec, self.chunk_tokens, self.seq_len, start)
+        attributes = block_attributes(self.spec, self.chunk_tokens, self.seq_len, start)
+        return attributes | self._gradient_attribute()
+
+    def _gradient_attribute(self) -> dict:
+        return {"gradient_dtype": self.gradient_dtype} if self.gradient_dtype else {}
 
     def _end_attributes(self) -> dict:
         spec = self.spec
@@ -229,4 +244,5 @@ class Step:
             "vocab_size": spec.vocab_size,
             "dtype": spec.dtype,
             "num_tokens": self.chunk_tokens,
+            **self._gradient_attribute(),
         }

@@ -71,13 +71,15 @@ def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def random_tokens(spec: ModelSpec, seed: int = 1) -> torch.Tensor:
+def random_tokens(
+    spec: ModelSpec, seed: int = 1, num_sequences: int = NUM_SEQUENCES
+) -> torch.Tensor:
     """Ids and labels, [2, tokens]: the next id, and nothing at the end of each sequence.
 
     Some ids are frequent, so that embedding gradients sum over several tokens of a chunk.
     """
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, spec.vocab_size, (NUM_SEQUENCES, SEQ_LEN), generator=generator)
+    ids = torch.randint(0, spec.vocab_size, (num_sequences, SEQ_LEN), generator=generator)
     ids[torch.rand(ids.shape, generator=generator) < 0.3] = 5
     labels = torch.full_like(ids, -100)
     labels[:, :-1] = ids[:, 1:]
@@ -126,4 +128,5 @@ def kernel_step(spec: ModelSpec, tokens: torch.Tensor, chunk_tokens: int, **opti
 
 def result_of(step: Step) -> LossAndGradients:
     loss = step.run()
-    return LossAndGradients(loss.item(), unpack_hf_state(step.spec, step.gradients))
+    flats = {name: flat.cpu() for name, flat in step.gradients.items()}
+    return LossAndGradients(loss.item(), unpack_hf_state(step.spec, flats))

@@ -1,5 +1,7 @@
 """Triton's SwiGLU, cross entropy and sums against their eager twins, over odd shapes."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -10,19 +12,35 @@ from twinstream.executor.kernels.vector_ops import LogitRows, SortedTokens, Vect
 DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
+@dataclass(frozen=True)
+class Products:
+    first: torch.Tensor
+    again: torch.Tensor
+
+
 @DTYPE
 @pytest.mark.parametrize(("tokens", "d_ff"), [(1, 1), (3, 37), (2, 2050)])
 def test_swiglu(triton_device, dtype, tokens, d_ff):
     gate_up, d = 3 * randn(tokens, 2 * d_ff), randn(tokens, 2 * d_ff, dtype=dtype, seed=1)
     product = torch.full((tokens, d_ff + 2), float("nan")).to(dtype)[:, :d_ff]
 
-    def call(ops, workspace, gate_up, d, product):
-        ops.write_swiglu(gate_up, product)
-        ops.swiglu_backward(gate_up, d)
+    again = torch.full((tokens, d_ff), float("nan")).to(dtype)
+
+    def call(ops, workspace, gate_up, d, products):
+        ops.write_swiglu(gate_up, products.first)
+        ops.swiglu_backward(gate_up, d, products.again)
 
     assert_twins_agree(
-        triton_device, call, gate_up.to(dtype), d, product,
-        results=lambda gate_up, d, product: {"product": product, "d": d},
+        triton_device, call, gate_up.to(dtype), d, Products(product, again),
+        results=lambda gate_up, d, products: {"d": d} | vars(products),
+    )  # fmt: skip
+
+
+def test_swiglu_backward_alone(triton_device):
+    gate_up, d = randn(3, 74), randn(3, 74, seed=1)
+    assert_twins_agree(
+        triton_device, lambda ops, workspace, *both: ops.swiglu_backward(*both, None), gate_up, d,
+        results=lambda gate_up, d: {"d": d},
     )  # fmt: skip
 
 

@@ -1,0 +1,184 @@
+"""Measure a CUDA device, its memory, its links and the executor's kernels; the result is a profile.
+
+Everything runs on random data, and kernels after the device has been loaded for a stated time, so
+that what a power limit leaves is what is measured.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from twinstream.executor.device_memory import fix_library_workspaces
+from twinstream.executor.host_limits import host_limits
+from twinstream.executor.probe.cuda_links import Links, measure_links
+from twinstream.executor.probe.curves import Ceilings, Fit, fit_curves
+from twinstream.executor.probe.device_timing import DeviceTimer
+from twinstream.executor.probe.task_samples import (
+    TaskSample,
+    attention_samples,
+    matmul_samples,
+    task_samples,
+)
+from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
+from twinstream.schedule.chain import Chain
+
+_RESERVE_MARGIN_BYTES = 256 * 2**20  # of streams, events and graphs of a run, and rounding
+_UNMEASURED_FP32 = Number(
+    kind="unconstrained", source="not probed: vector kernels are priced by the bytes they move"
+)
+_PEAK = "peak_bf16_flop_per_s"
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What to probe: chains of one layer, the datasheet's machine, who asks.
+
+    `datasheet` gives the nominal rates that MFU and efficiencies are of, where the device is known.
+    """
+
+    chains: Sequence[Chain]
+    datasheet: Machine | None
+    commit: str
+    date: str
+    warm_seconds: float = 4.0
+
+
+@dataclass
+class Probed:
+    """The profile, and every figure it was fitted to."""
+
+    machine: Machine
+    links: Links
+    samples: list[TaskSample]
+    ratios: dict[str, float] = field(default_factory=dict)
+
+
+def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
+    """The profile of a CUDA device and its host, in a minute or so.
+
+    Raises:
+        HostMemoryError: 512 MiB of host memory cannot be pinned.
+    """
+    fix_library_workspaces()
+    before = _used_bytes(device)
+    links = measure_links(device)
+    timer = DeviceTimer(device)
+    samples = list(kernel_samples(request.chains, timer, request.warm_seconds))
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    reserve = _used_bytes(device) + _RESERVE_MARGIN_BYTES
+    where = (
+        f"probed {request.date} on {torch.cuda.get_device_name(device)}, torch "
+        f"{torch.__version__}, commit {request.commit or 'unknown'}, "
+        f"{request.warm_seconds:g} s of load before"
+    )
+    machine, fit = _machine(request, links, samples, where)
+    memory = {
+        "device_memory_bytes": float(torch.cuda.mem_get_info(device)[1]),
+        "device_reserve_bytes": float(max(reserve, before)),
+        **_host_bytes(),
+    }
+    numbers = {name: _measured(value, where) for name, value in memory.items()}
+    return Probed(machine.model_copy(update=numbers), links, samples, fit.ratios)
+
+
+def kernel_samples(
+    chains: Iterable[Chain], timer: DeviceTimer, warm_seconds: float
+) -> Iterator[TaskSample]:
+    """Matrix products, attention and whole kernels of the chains, under load."""
+    for number, chain in enumerate(chains):
+        if number == 0:
+            _load(timer, warm_seconds)
+        yield from matmul_samples(chain, timer)
+        yield from attention_samples(chain, timer)
+        yield from task_samples(chain, timer)
+        if timer.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _load(timer: DeviceTimer, seconds: float) -> None:
+    size = 8192 if timer.device.type == "cuda" else 256
+    x = torch.randn(size, size, device=timer.device).to(torch.bfloat16)
+    out = torch.empty_like(x)
+    timer.load(lambda: torch.mm(x, x, out=out), seconds)
+
+
+def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
+    """The best rate among the products measured alone, FLOP/s."""
+    return max(
+        work.flops / sample.time_ns * 1e9
+        for sample in samples
+        if len(sample.works) == 1 and (work := sample.works[0]).unit == "matmul"
+    )
+
+
+def _machine(
+    request: ProbeRequest, links: Links, samples: Sequence[TaskSample], where: str
+) -> tuple[Machine, Fit]:
+    best = best_matmul_flop_per_s(samples)
+    sheet = request.datasheet
+    peak = sheet.number(_PEAK) if sheet else best
+    hbm = sheet.number("hbm_bytes_per_s") if sheet else links.hbm_copy_bytes_per_s
+    sustained = min(1.5, best / peak)
+    ceilings = Ceilings(peak * sustained, hbm, links.hbm_copy_bytes_per_s, links.launch_ns)
+    fit = fit_curves(samples, ceilings, where)
+    h2d, d2h = 1e9 / links.h2d.ns_per_unit, 1e9 / links.d2h.ns_per_unit
+    rates = {
+        "pcie_h2d_bytes_per_s": h2d,
+        "pcie_d2h_bytes_per_s": d2h,
+        "pcie_duplex_bytes_per_s": max(h2d, d2h, links.duplex_bytes_per_s),
+        "launch_latency_ns": links.launch_ns,
+        "copy_latency_ns": max(links.h2d.fixed_ns, links.d2h.fixed_ns),
+        "event_wait_latency_ns": links.event_wait_ns,
+    }
+    curves = {key: _whole(where) for key in ("h2d", "d2h", "duplex", "host_dram")}
+    curves["hbm"] = _whole(where, min(1.5, links.hbm_copy_bytes_per_s / hbm))
+    curves["sustained"] = Efficiency(
+        max=sustained, half=0, of="flops", kind="measured",
+        source=f"best matrix product under load, {best / 1e12:.0f} TFLOP/s; {where}",
+    )  # fmt: skip
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "device"
+    document: dict[str, object] = {
+        "name": f"{name} probed",
+        "description": f"{name}, {where}",
+        "device": "cuda",
+        _PEAK: getattr(sheet, _PEAK) if sheet else _measured(best, where),
+        "peak_fp32_flop_per_s": sheet.peak_fp32_flop_per_s if sheet else _UNMEASURED_FP32,
+        "hbm_bytes_per_s": sheet.hbm_bytes_per_s if sheet else _measured(hbm, where),
+        "host_dram_bytes_per_s": Number(
+            kind="unconstrained",
+            source="copies are bounded by the duplex rate measured through the same DRAM",
+        ),
+        **{field: _measured(value, where) for field, value in rates.items()},
+        "efficiency": curves | _with_general(fit.curves),
+    }
+    return Machine.model_validate(document), fit
+
+
+def _with_general(curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
+    """The curves, and for units that were not measured: `vector` is the slowest of memory's own."""
+    general = {key.split("/")[0]: curve for key, curve in curves.items() if "64" not in key}
+    of_memory = [curve for curve in curves.values() if curve.of == "bytes"]
+    if of_memory:
+        general["vector"] = min(of_memory, key=lambda curve: curve.max)
+    return general | curves
+
+
+def _whole(source: str, maximum: float = 1.0) -> Efficiency:
+    return Efficiency(max=maximum, half=0.0, of="bytes", kind="measured", source=source)
+
+
+def _measured(value: float, source: str) -> Number:
+    return Number(value=value, kind="measured", source=source)
+
+
+def _used_bytes(device: torch.device) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
+def _host_bytes() -> dict[str, float]:
+    limits = host_limits()
+    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
+    return {"host_memory_bytes": float(min(known))} if known else {}

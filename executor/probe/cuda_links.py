@@ -1,0 +1,166 @@
+"""Time a CUDA device's memory and links: pinned copies one way and both, HBM, fixed costs.
+
+Pinned memory is the executor's own, an anonymous mapping registered with the driver.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.arena_memory import arena_pinning
+from twinstream.executor.pinned import pinned_arena
+from twinstream.executor.probe.device_timing import DeviceTimer
+from twinstream.executor.probe.fit import Line, fit_line
+
+_SIZES_BYTES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26, 28))
+_HBM_BYTES = 2**31
+# Fewer than the driver lets wait on a stream before it blocks the host.
+_NUM_LAUNCHES = 600
+_NUM_WAITS = 200
+
+
+@dataclass(frozen=True)
+class Links:
+    """Measured copies and fixed costs; `copies` has (direction, bytes, GB/s) of every size."""
+
+    h2d: Line
+    d2h: Line
+    duplex_bytes_per_s: float
+    hbm_copy_bytes_per_s: float
+    launch_ns: float
+    host_launch_ns: float
+    event_wait_ns: float
+    copies: tuple[tuple[str, int, float], ...]
+
+
+def measure_links(device: torch.device) -> Links:
+    """Everything about copies and launches, on random data; takes some seconds."""
+    timer = DeviceTimer(device)
+    half = _SIZES_BYTES[-1]
+    with pinned_arena(2 * half, (), arena_pinning()) as arena:
+        on_host = arena[0:half], arena[half : 2 * half]
+        on_device = tuple(
+            torch.empty(half, dtype=torch.uint8, device=device).random_(0, 256) for _ in range(2)
+        )
+        on_host[0].copy_(on_device[0])
+        on_host[1].copy_(on_device[1])
+        h2d = _times_ns(timer, on_device[0], on_host[0])
+        d2h = _times_ns(timer, on_host[1], on_device[1])
+        duplex = _duplex_bytes_per_s(device, (on_device[0], on_host[0]), (on_host[1], on_device[1]))
+        torch.cuda.synchronize(device)
+    sizes = [float(size) for size in _SIZES_BYTES]
+    rates = [
+        (direction, size, size / ns)
+        for direction, times in (("h2d", h2d), ("d2h", d2h))
+        for size, ns in zip(_SIZES_BYTES, times, strict=True)
+    ]
+    launch_ns, host_launch_ns = _launch_ns(device)
+    return Links(
+        h2d=fit_line(sizes, h2d),
+        d2h=fit_line(sizes, d2h),
+        duplex_bytes_per_s=duplex,
+        hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(timer),
+        launch_ns=launch_ns,
+        host_launch_ns=host_launch_ns,
+        event_wait_ns=_event_wait_ns(device),
+        copies=tuple(rates),
+    )
+
+
+def _times_ns(
+    timer: DeviceTimer, destination: torch.Tensor, source: torch.Tensor
+) -> Sequence[float]:
+    def copy(size: int) -> Callable[[], object]:
+        return lambda: destination[:size].copy_(source[:size], non_blocking=True)
+
+    return [timer.mean_ns(copy(size)) for size in _SIZES_BYTES]
+
+
+def _duplex_bytes_per_s(
+    device: torch.device,
+    first: tuple[torch.Tensor, torch.Tensor],
+    second: tuple[torch.Tensor, torch.Tensor],
+) -> float:
+    """Bytes per second of both directions together, each on a stream of its own."""
+    streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+    size, repeats = first[0].numel(), 8
+    torch.cuda.synchronize(device)
+    start_ns = time.perf_counter_ns()
+    for _ in range(repeats):
+        for stream, (destination, source) in zip(streams, (first, second), strict=True):
+            with torch.cuda.stream(stream):
+                destination.copy_(source, non_blocking=True)
+    torch.cuda.synchronize(device)
+    return 2 * repeats * size / (time.perf_counter_ns() - start_ns) * 1e9
+
+
+def _hbm_copy_bytes_per_s(timer: DeviceTimer) -> float:
+    """Bytes read plus bytes written per second by a large copy inside the device."""
+    source = torch.empty(_HBM_BYTES, dtype=torch.uint8, device=timer.device).random_(0, 256)
+    destination = torch.empty_like(source)
+    return 2 * _HBM_BYTES / timer.mean_ns(lambda: destination.copy_(source)) * 1e9
+
+
+def _launch_ns(device: torch.device) -> tuple[float, float]:
+    """(device time from kernel to kernel when the host is ahead, host time of one launch).
+
+    The host is put ahead by a long kernel before the short ones.
+    """
+    small = torch.zeros(32, device=device)
+    long = torch.randn(8192, 8192, device=device)
+    product = torch.empty_like(long)
+    small.add_(1.0)
+    torch.mm(long, long, out=product)
+    torch.cuda.synchronize(device)
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    for _ in range(4):
+        torch.mm(long, long, out=product)
+    start.record()
+    start_ns = time.perf_counter_ns()
+    for _ in range(_NUM_LAUNCHES):
+        small.add_(1.0)
+    host_ns = time.perf_counter_ns() - start_ns
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e6 / _NUM_LAUNCHES, host_ns / _NUM_LAUNCHES
+
+
+def _event_wait_ns(device: torch.device) -> float:
+    """What an event across streams costs: a ping-pong of two, less the kernels it orders."""
+    streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+    small = [torch.zeros(32, device=device) for _ in streams]
+    long = torch.randn(8192, 8192, device=device)
+    product = torch.empty_like(long)
+    alone_ns = _ping_pong_ns(streams[:1] * 2, small, lambda: torch.mm(long, long, out=product))
+    across_ns = _ping_pong_ns(streams, small, lambda: torch.mm(long, long, out=product))
+    return max(0.0, across_ns - alone_ns)
+
+
+def _ping_pong_ns(
+    streams: Sequence[torch.cuda.Stream],
+    small: Sequence[torch.Tensor],
+    busy: Callable[[], object],
+) -> float:
+    """Mean time of one small kernel that waits for the other stream's."""
+    torch.cuda.synchronize()
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(streams[0]):
+        for _ in range(4):
+            busy()
+        start.record()
+    before = start
+    for number in range(_NUM_WAITS):
+        stream = streams[number % 2]
+        stream.wait_event(before)
+        with torch.cuda.stream(stream):
+            small[number % 2].add_(1.0)
+            before = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            before.record()
+    with torch.cuda.stream(streams[(_NUM_WAITS - 1) % 2]):
+        end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end) * 1e6 / _NUM_WAITS)

@@ -1,0 +1,149 @@
+"""Time the kernels of a task chain as a run calls them, each on what those before it computed."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionGradients,
+    AttentionInputs,
+    AttentionResult,
+)
+from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.executor.probe.chain_memory import ChainMemory, in_order
+from twinstream.executor.probe.device_timing import DeviceTimer
+from twinstream.models.workspace import workspace_bytes
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import KernelCall
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """Measured time of one kernel call, and what it amounts to."""
+
+    name: str
+    works: tuple[Work, ...]
+    time_ns: float
+
+
+def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Every distinct call of a chain's first round and of its recomputes.
+
+    The chain should have one layer: its tensors are all on the device at once. Tasks run in the
+    chain's order, so that kernels are timed on activations and gradients, not on constants.
+    """
+    memory = ChainMemory(chain, timer.device)
+    seen: set[str] = set()
+    for task in in_order(chain):
+        call = chain.calls[task.call]
+        operands = memory.operands(task)
+        function = registered_kernel(call.kernel).function
+
+        run = partial(function, operands, call.attributes)
+        with torch.no_grad():
+            run()
+            if task.call not in seen:
+                seen.add(task.call)
+                name = f"{chain.model.name} S{chain.workload.seq_len} {task.call}"
+                yield TaskSample(name, call.cost, timer.mean_ns(run))
+
+
+def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Each distinct matrix product of the chain's calls alone, once with random operands."""
+    seen: set[tuple[tuple[int, ...], bool]] = set()
+    for call in chain.calls.values():
+        for work in call.cost:
+            if work.unit != "matmul" or (key := (work.shape, _accumulates(work))) in seen:
+                continue
+            seen.add(key)
+            one = work.model_copy(
+                update={
+                    "flops": work.flops // work.launches,
+                    "hbm_bytes": work.hbm_bytes // work.launches,
+                    "launches": 1,
+                }
+            )
+            yield TaskSample(
+                f"matmul {'x'.join(map(str, work.shape))}", (one,), _matmul_ns(one, timer)
+            )
+
+
+def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Attention alone, forward and backward, for each distinct place of a chunk."""
+    for call in chain.calls.values():
+        if call.kernel.startswith("block_backward/"):
+            yield from _attention(call, timer)
+
+
+def _accumulates(work: Work) -> bool:
+    """Whether the product is added to what is there: its result is read as well as written."""
+    m, n, k = work.shape
+    moved = work.hbm_bytes // work.launches // DTYPES[work.dtype].itemsize
+    return moved > m * k + k * n + m * n
+
+
+def _matmul_ns(work: Work, timer: DeviceTimer) -> float:
+    m, n, k = work.shape
+    dtype, device = DTYPES[work.dtype], timer.device
+    generator = torch.Generator(device).manual_seed(m + n + k)
+
+    def random(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=dtype, device=device)
+
+    out = torch.empty(m, n, dtype=dtype, device=device)
+    if not _accumulates(work):
+        x, weight = random(m, k), random(n, k)
+        return timer.mean_ns(lambda: torch.mm(x, weight.t(), out=out))
+    y, x = random(k, m), random(k, n)
+    out.zero_()
+    return timer.mean_ns(lambda: torch.addmm(out, y.t(), x, out=out))
+
+
+def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
+    works = [work for work in call.cost if work.unit == "attention_backward"]
+    if len(works) != 1:
+        return
+    (backward,) = works
+    queries, keys, heads, head_dim, sequences = backward.shape
+    kv_heads = int(call.attributes["num_kv_heads"])
+    dtype, device = DTYPES[backward.dtype], timer.device
+    generator = torch.Generator(device).manual_seed(keys)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+    q = random(sequences, queries, heads, head_dim)
+    kv = random(sequences, keys, 2, kv_heads, head_dim)
+    inputs = AttentionInputs(q, kv[:, :, 0], kv[:, :, 1], 1.0 / math.sqrt(head_dim))
+    lse = torch.empty(sequences, heads, queries, device=device)
+    result = AttentionResult(torch.empty_like(q), lse)
+    sliced = queries < int(call.attributes["seq_len"])
+    d_kv = torch.zeros_like(kv, dtype=torch.float32 if sliced else dtype)
+    gradients = AttentionGradients(torch.empty_like(q), d_kv, accumulate=sliced)
+    d_out = random(*q.shape)
+    implementation = attention_implementation(str(call.attributes["attention"]))
+    size_bytes = workspace_bytes(call.kernel, call.attributes)
+    workspace = Workspace(torch.empty(size_bytes, dtype=torch.uint8, device=device))
+
+    def forward() -> None:
+        with workspace.frame():
+            implementation.forward(inputs, result, workspace)
+
+    def backward_pass() -> None:
+        with workspace.frame():
+            implementation.backward(inputs, result, d_out, gradients, workspace)
+
+    with torch.no_grad():
+        for unit, flops, run in (
+            ("attention_forward", backward.flops * 4 // 10, forward),
+            ("attention_backward", backward.flops, backward_pass),
+        ):
+            work = backward.model_copy(update={"unit": unit, "flops": flops})
+            yield TaskSample(f"{unit} {queries}/{keys}x{sequences}", (work,), timer.mean_ns(run))

@@ -1,0 +1,85 @@
+"""What the user may fix of a plan by `optimal`, and how hard it is to look for the rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.tensors import Role
+
+Home = Literal["device", "host"]
+Effort = Literal["quick", "normal", "thorough"]
+NO_RECOMPUTE = "none"
+
+_KINDS: Mapping[Role, str] = {
+    "parameter": "parameter",
+    "gradient": "gradient",
+    "optimizer_state": "optimizer_state",
+    "activation": "activation",
+    "context": "activation",
+}
+
+
+class ChoiceError(TwinstreamError):
+    """Something is fixed that cannot be."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What is fixed of a plan; the rest is the planner's.
+
+    Args:
+        homes: by kind of tensor (parameter, gradient, optimizer_state, activation): `device`, it
+            never leaves it; `host`, it is on the device only around its uses.
+        recompute: the level that every block is recomputed from, or "none"; None is left open.
+        prefetch_blocks: a load is issued at most so long before its first use, and an offload is
+            given so long after the last, in times of the longest task; None is left open.
+        effort: `quick` plans one way to cut the step and judges it once; `thorough` also looks at
+            every smaller cap of a lattice, so that more memory is never slower.
+
+    Raises:
+        ChoiceError: a kind, a home or a number is not one of those.
+    """
+
+    homes: Mapping[str, Home] = field(default_factory=dict)
+    recompute: str | None = None
+    prefetch_blocks: float | None = None
+    effort: Effort = "normal"
+
+    def __post_init__(self) -> None:
+        kinds = tuple(dict.fromkeys(_KINDS.values()))
+        for kind, home in self.homes.items():
+            if kind not in kinds:
+                raise ChoiceError(f"'{kind}' has no home to fix; known: {', '.join(kinds)}")
+            if home not in ("device", "host"):
+                raise ChoiceError(f"the home of '{kind}' is '{home}'; known: device, host")
+        if self.prefetch_blocks is not None and not 0.0 <= self.prefetch_blocks <= 1e6:
+            raise ChoiceError(
+                f"a load cannot be issued {self.prefetch_blocks:g} blocks ahead; name 0 or more"
+            )
+        if self.effort not in ("quick", "normal", "thorough"):
+            raise ChoiceError(f"effort '{self.effort}' is unknown; known: quick, normal, thorough")
+
+    @property
+    def open(self) -> bool:
+        """Whether homes and levels are all the planner's."""
+        return not self.homes and self.recompute is None
+
+    def home(self, role: Role) -> Home | None:
+        """Where tensors of a role must be; None where that is open."""
+        return self.homes.get(_KINDS.get(role, ""))
+
+    def check(self, chain: Chain) -> None:
+        """Refuse a level that no block of the chain has.
+
+        Raises:
+            ChoiceError: it lists the levels there are.
+        """
+        levels = dict.fromkeys(r.task.label.level or "" for r in chain.recomputes)
+        if self.recompute not in (None, NO_RECOMPUTE, *levels):
+            known = ", ".join((NO_RECOMPUTE, *levels))
+            raise ChoiceError(f"no block can be recomputed from '{self.recompute}'; known: {known}")
+
+
+OPEN = Choices()

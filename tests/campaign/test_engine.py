@@ -1,0 +1,191 @@
+"""The jobs of a campaign: in order, within the time, never twice, whatever breaks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.campaign.stand_ins import MACHINE, WHERE, Clock, FakeDevice, engine
+from twinstream.campaign import requests
+from twinstream.campaign.jobs import campaign_of
+from twinstream.campaign.results import CellFound, PeerFound, ProbeFound, Results
+from twinstream.campaign.store import Store
+from twinstream.campaign.worker import JobFailed, JobRefused, JobTimeout
+from twinstream.hardware_profiles.schema import Number
+from twinstream.schedule.files import read_document
+
+KEYS = ["probe", "tiny S64 6 MiB", "tiny S64 resident", "tiny S64 1 MiB",
+        "plain tiny S64", "compiled tiny S64", "fsdp_offload tiny S64"]  # fmt: skip
+
+
+class Killed(BaseException):
+    """What a call sees when it is killed."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, WHERE, "tiny")
+
+
+def again(store: Store) -> Store:
+    """The store as a second call finds it."""
+    return Store(store.folder, WHERE, "tiny")
+
+
+def statuses(store: Store) -> dict[str, str]:
+    return {key: outcome.status for key, outcome in store.results.outcomes.items()}
+
+
+def test_every_job_is_done_in_order_and_written(store):
+    device = FakeDevice(Clock())
+    engine(store, device).run()
+    assert list(statuses(store)) == KEYS
+    assert set(statuses(store).values()) == {"done", "skipped"}
+    assert read_document(Results, store.folder / "results.json") == store.results
+    assert isinstance(store.results.outcomes["probe"].found, ProbeFound)
+    assert device.names() == ["ProbeDevice", "RunSchedules", "RunSchedules",
+                              "RunPeer", "RunPeer", "RunPeer"]  # fmt: skip
+
+
+def test_a_cell_is_extended_from_its_short_passes(store):
+    engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
+    cell = store.results.outcomes["tiny S64 6 MiB"].found
+    assert isinstance(cell, CellFound)
+    assert cell.rounds_measured == (2, 4)
+    assert cell.short_steps_s == pytest.approx((0.012, 0.014))
+    assert cell.measured_step_s == pytest.approx(0.016)  # 6 rounds of 1 ms beside 10 ms
+    assert cell.whole_step_s == pytest.approx(0.016)
+    assert cell.device_used_bytes == 2**30
+    assert cell.host_ns_per_op == 2500.0
+
+
+def test_a_peer_is_its_micro_batches_and_one_update(store):
+    engine(store, FakeDevice(Clock()), stages=("peers",)).run()
+    peer = store.results.outcomes["plain tiny S64"].found
+    assert isinstance(peer, PeerFound)
+    assert peer.step_s == pytest.approx(768 / 128 * 0.5 + 0.25)
+
+
+def test_a_cell_that_cannot_be_planned_is_skipped_with_what_would_do(store):
+    engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
+    assert "What would do: --device-mem" in store.results.outcomes["tiny S64 1 MiB"].reason
+
+
+def test_a_second_call_does_only_what_is_left(store):
+    clock = Clock()
+    first = engine(store, FakeDevice(clock, seconds=6.0), total_s=30.0)
+    first.run()
+    assert {"probe", "tiny S64 6 MiB"} <= set(statuses(store))
+    assert first.waiting
+    device = FakeDevice(Clock())
+    second = engine(again(store), device)
+    second.run()
+    assert second.waiting == []
+    assert list(second.store.results.outcomes) == KEYS
+    assert "ProbeDevice" not in device.names()
+    runs = [r for r in (*device.asked,) if isinstance(r, requests.RunSchedules)]
+    assert len(runs) == 2 - sum(key in statuses(store) for key in KEYS[1:3])
+
+
+def test_no_job_is_begun_that_would_not_end_in_time(store):
+    device = FakeDevice(Clock())
+    late = engine(store, device, total_s=7.0)
+    late.run()
+    assert device.asked == []
+    assert "probe" in late.waiting and "plain tiny S64" in late.waiting
+    assert statuses(store) == {}
+
+
+def test_a_killed_call_loses_only_the_job_in_flight(store):
+    device = FakeDevice(Clock(), instead={requests.RunPeer: Killed})
+    with pytest.raises(Killed):
+        engine(store, device).run()
+    found = again(store)
+    assert found.results.outcomes["tiny S64 resident"].status == "done"
+    assert found.results.outcomes["plain tiny S64"].status == "started"
+    engine(found, FakeDevice(Clock())).run()
+    assert found.results.outcomes["plain tiny S64"].status == "done"
+    assert found.results.attempts("plain tiny S64") == 2
+
+
+def test_a_job_that_killed_two_calls_is_left_alone(store):
+    for _ in range(2):
+        with pytest.raises(Killed):
+            device = FakeDevice(Clock(), instead={requests.RunPeer: Killed})
+            engine(again(store), device, stages=("peers",), plan=one_peer()).run()
+    device = FakeDevice(Clock())
+    engine(again(store), device, stages=("peers",), plan=one_peer()).run()
+    assert device.asked == []
+
+
+def one_peer():
+    whole = campaign_of("tiny", None)
+    return replace(whole, peers=whole.peers[:1])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(JobFailed("it broke", "trace"), "failed"), (JobRefused("no"), "skipped")]
+)
+def test_a_job_that_breaks_is_noted_and_the_others_go_on(store, error, status):
+    device = FakeDevice(Clock(), instead={requests.RunSchedules: lambda: error})
+    engine(store, device).run()
+    outcome = store.results.outcomes["tiny S64 6 MiB"]
+    assert (outcome.status, outcome.reason) == (status, str(error))
+    assert statuses(store)["plain tiny S64"] == "done"
+    log = store.folder / "log.txt"
+    assert ("trace" in log.read_text()) if status == "failed" else not log.exists()
+
+
+def test_a_job_cut_off_by_the_end_of_the_call_may_be_tried_again_and_again(store):
+    for _ in range(3):
+        device = FakeDevice(
+            Clock(), instead={requests.RunPeer: lambda: JobTimeout("not done after 15 s")}
+        )
+        engine(again(store), device, total_s=15.0, stages=("peers",), plan=one_peer()).run()
+        assert device.limits_s == [15.0]
+    outcome = again(store).results.outcomes["plain tiny S64"]
+    assert (outcome.status, outcome.attempts) == ("failed", 0)
+
+
+def test_a_job_beyond_its_own_limit_counts(store):
+    device = FakeDevice(Clock(), instead={requests.RunPeer: lambda: JobTimeout("too long")})
+    engine(store, device, stages=("peers",), plan=one_peer()).run()
+    assert store.results.outcomes["plain tiny S64"].attempts == 1
+
+
+def test_cells_over_the_devices_memory_are_skipped_with_the_reason(store):
+    small = MACHINE.model_copy(
+        update={
+            "device_memory_bytes": Number(value=5 * 2**20, kind="measured", source="test"),
+        }
+    )
+    engine(store, FakeDevice(Clock(), machine=small), stages=("probe", "cells")).run()
+    outcome = store.results.outcomes["tiny S64 6 MiB"]
+    assert (outcome.status, outcome.reason) == ("skipped", "this device has 5.00 MiB")
+
+
+def test_cells_wait_where_there_is_no_profile(store):
+    waiting = engine(store, FakeDevice(Clock()), stages=("cells",))
+    waiting.run()
+    assert waiting.waiting == KEYS[1:4]
+    assert statuses(store) == {}
+
+
+def test_a_profile_that_is_not_the_probed_one_is_probed_again(store):
+    engine(store, FakeDevice(Clock()), stages=("probe",)).run()
+    store.profile.write_text('name = "other"\n', encoding="utf-8")
+    device = FakeDevice(Clock())
+    engine(again(store), device, stages=("probe",)).run()
+    assert device.names() == ["ProbeDevice"]
+
+
+def test_a_run_whose_loss_is_no_number_does_not_count(store, monkeypatch):
+    from tests.campaign import stand_ins
+
+    right = stand_ins._run_of
+    monkeypatch.setattr(
+        stand_ins, "_run_of", lambda schedule: replace(right(schedule), losses=(float("nan"),))
+    )
+    engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
+    outcome = store.results.outcomes["tiny S64 6 MiB"]
+    assert outcome.status == "failed" and "nan" in outcome.reason

@@ -1,0 +1,133 @@
+"""Compile every Triton kernel for sm_90, as it is launched for Llama-3 8B in bf16; no GPU needed.
+
+Run as a program without TRITON_INTERPRET: prints a JSON list of {name, stack_bytes, wide_loads}.
+"""
+
+import contextlib
+import importlib
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from twinstream.executor.kernels.query_key import HeadNorm
+from twinstream.executor.kernels.registry import vector_ops
+from twinstream.executor.kernels.rms_norm import RmsNorm
+from twinstream.executor.kernels.rope import Rope
+from twinstream.executor.kernels.vector_ops import (
+    AdamwConstants,
+    AdamwState,
+    HeadNormBackward,
+    LogitRows,
+    NormGradients,
+    SortedTokens,
+    VectorGradient,
+)
+
+MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients adamw"
+T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class NoWorkspace:
+    """Hands out tensors without memory."""
+
+    def frame(self):
+        return contextlib.nullcontext()
+
+    def take(self, shape, dtype):
+        return meta(*shape, dtype=dtype)
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def compiled(kernel, arguments, options) -> dict:
+    """What Triton's launcher would compile for these arguments."""
+    names = [parameter.name for parameter in kernel.params]
+    values = dict(zip([name for name in names if name not in options], arguments, strict=True))
+    signature, constants, attributes = {}, {}, {}
+    for index, parameter in enumerate(kernel.params):
+        value = values.get(parameter.name, options.get(parameter.name))
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPES[value.dtype]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    settings = {name: value for name, value in options.items() if name not in names}
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=settings)
+    return {
+        "name": kernel.fn.__name__,
+        "stack_bytes": stack_bytes(found.asm["cubin"]),
+        "wide_loads": len(re.findall(r"ld\.global\.v4", found.asm["ptx"])),
+    }
+
+
+def stack_bytes(cubin: bytes) -> int:
+    """What registers spill to, and what indexed arrays take."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(CUOBJDUMP), "-res-usage", file.name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(int(size) for size in re.findall(r"STACK:(\d+)", printed))
+
+
+def launch_all(ops) -> None:
+    """Every operation that launches a kernel, in each of its variants."""
+    x, room, f32 = meta(T, D), NoWorkspace(), torch.float32
+    norm = RmsNorm(x, meta(T, dtype=f32), meta(D))
+    ops.write_normed(norm, x)
+    ops.write_normed(norm, x, eps=1e-5, residual_TD=x)
+    ops.rms_norm_backward(norm, NormGradients(x, x, VectorGradient(meta(D), "update"), True), room)
+    rope, head_norm = Rope(5e5, E, T, 0), HeadNorm(meta(E), 1e-6)
+    q, keys = meta(T, H, E), meta(T, 2, K, E)[:, 0]
+    ops.write_rotated(q, None, rope, q)
+    ops.write_rotated(keys, head_norm, rope, keys)
+    backward = HeadNormBackward(head_norm, q, VectorGradient(meta(E), "write"))
+    ops.rotated_backward(q, rope, backward, room)
+    ops.write_swiglu(meta(T, 2 * F), meta(T, F))
+    ops.swiglu_backward(meta(T, 2 * F), meta(T, 2 * F), meta(T, F))
+    ops.add_column_sums(x, VectorGradient(meta(D, dtype=f32), "update"), room)
+    ops.cross_entropy(
+        LogitRows(meta(1024, V), meta(1024, dtype=torch.int32), meta(1024, dtype=f32), 0.1), room
+    )
+    tokens = SortedTokens(*(meta(T, dtype=torch.int64) for _ in range(3)))
+    ops.add_token_gradients(x, tokens, meta(V, D), room)
+    n, step_state = 2**24, meta(64, dtype=torch.uint8)
+    half, whole = meta(n), meta(n, dtype=f32)
+    for state, stream in (
+        (AdamwState(half, half, half, half, None, step_state), 6),
+        (AdamwState(half, whole, whole, whole, whole, step_state), None),
+    ):
+        ops.adamw(state, AdamwConstants(0.9, 0.999, 1e-8, 0.1, 0, stream))
+
+
+def main() -> None:
+    found = []
+
+    def launch(kernel, grid, *arguments, **options):
+        found.append(compiled(kernel, arguments, options))
+
+    for name in MODULES.split():
+        module = importlib.import_module(f"twinstream.executor.kernels.triton_kernels.{name}")
+        module.launch = launch
+    launch_all(vector_ops("triton"))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

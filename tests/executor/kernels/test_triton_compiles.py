@@ -1,0 +1,34 @@
+"""Triton's kernels compile for a Hopper GPU: the interpreter checks neither types nor layouts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.contract.package_tree import REPO
+
+# cos and sin keep the digits of 2 / pi for large angles in an array.
+_ANGLES_STACK_BYTES = 32
+
+
+def test_every_kernel_compiles_for_sm_90_without_spilling_and_with_16_byte_loads():
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.executor.kernels.compile_for_hopper"],
+        cwd=REPO, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    kernels = json.loads(ran.stdout)
+    in_sources = {
+        line.split("(")[0].removeprefix("def ")
+        for path in (REPO / "executor/kernels/triton_kernels").glob("*.py")
+        for line in path.read_text().split("@triton.jit\n")[1:]
+    }
+    assert {kernel["name"] for kernel in kernels} == in_sources
+    for kernel in kernels:
+        spilled = _ANGLES_STACK_BYTES if "rotate" in kernel["name"] else 0
+        assert kernel["stack_bytes"] <= spilled, kernel
+        assert kernel["wide_loads"] > 0, kernel

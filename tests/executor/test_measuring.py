@@ -1,0 +1,125 @@
+"""Measuring sessions: the same weights in every slot, one host arena for all schedules."""
+
+import pytest
+import torch
+
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor import measuring
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.host_limits import HostMemoryError
+from twinstream.executor.measuring import MeasuringSession, fill_random
+from twinstream.executor.pinned_pieces import NoBoundaryError, host_ranges, piece_ends
+from twinstream.executor.random_weights import RandomWeights
+from twinstream.models.layout import block_layout
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.tensors import HOST
+
+
+@pytest.fixture(scope="module")
+def schedules() -> tuple[Schedule, Schedule]:
+    """Everything on the device, and everything on the host."""
+    chain = tiny_chain("packed")
+    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    resident = planned(chain, MACHINE, Caps(), "resident")
+    return resident, planned(chain, MACHINE, caps, "streaming")
+
+
+def test_schedules_of_a_model_have_the_same_losses_in_one_session(schedules):
+    resident, streaming = schedules
+    with MeasuringSession("cpu") as session:
+        found = [session.measure(one, 3) for one in (resident, streaming, resident)]
+    assert found[0].losses == found[1].losses == found[2].losses
+    assert len(set(found[0].losses)) == 3
+    assert found[1].timeline.step_ns > 0
+    assert found[0].run_s > 0
+
+
+def test_the_host_arena_is_taken_once_and_grows_only_where_it_must(schedules):
+    resident, streaming = schedules
+    needed = Arenas.sizes(streaming)[HOST]
+    with MeasuringSession("cpu", host_bytes=needed + 1000) as session:
+        session.measure(resident, 2)
+        (first,) = session._pieces
+        assert first.numel() == needed + 1000
+        session.measure(streaming, 2)
+        assert session._pieces[0] is first
+    with MeasuringSession("cpu") as session:
+        session.take_host(16)
+        session.measure(streaming, 2)
+        assert session._pieces[0].numel() == needed
+
+
+def test_a_host_arena_that_is_too_large_is_refused_before_it_is_taken():
+    with MeasuringSession("cpu") as session, pytest.raises(HostMemoryError, match="GiB"):
+        session.take_host(2**50)
+
+
+def test_an_arena_in_pieces_is_cut_where_the_schedule_allows(schedules, monkeypatch):
+    _, streaming = schedules
+    size = Arenas.sizes(streaming)[HOST]
+    most = size * 2 // 3
+
+    def ends(size_bytes, ranges):
+        return piece_ends(size_bytes, ranges, most)
+
+    monkeypatch.setattr(measuring, "piece_ends", ends)
+    cut = ends(size, host_ranges(streaming))[0]
+    with MeasuringSession("cpu") as whole, MeasuringSession("cpu") as session:
+        session._pieces = [torch.empty(most, dtype=torch.uint8) for _ in range(2)]
+        memory = session._cut(streaming, size)
+        assert memory is not None
+        assert memory.numel() == size
+        assert memory[0:cut].data_ptr() == session._pieces[0].data_ptr()
+        assert memory[cut : cut + 1].data_ptr() == session._pieces[1].data_ptr()
+        assert session.measure(streaming, 3).losses == whole.measure(streaming, 3).losses
+        session._pieces[1] = session._pieces[1][: size - cut - 1]
+        assert session._cut(streaming, size) is None
+
+
+def test_a_schedule_that_no_cut_suits_is_a_sentence(schedules, monkeypatch):
+    _, streaming = schedules
+    with MeasuringSession("cpu") as session:
+        monkeypatch.setattr(session, "_cut", lambda schedule, size: None)
+        with pytest.raises(NoBoundaryError, match="--host-mem"):
+            session.measure(streaming, 2)
+
+
+def test_carried_slots_hold_weights_and_a_zero_optimizer_state(schedules):
+    _, streaming = schedules
+    memory = {
+        tier: torch.full((size,), 0xFF, dtype=torch.uint8)
+        for tier, size in Arenas.sizes(streaming).items()
+    }
+    arenas = Arenas(streaming, memory)
+    fill_random(streaming, arenas, small("tiny"))
+    tensors = {tensor.tensor_id: tensor for tensor in streaming.tensors}
+    weights = RandomWeights(small("tiny"), measuring._SEED)
+    for item in streaming.carried:
+        tensor, found = tensors[item.tensor], arenas.view(item.tensor, item.slot)
+        root = tensor.parent or item.tensor
+        expected = torch.zeros_like(found)
+        if root.startswith("param."):
+            weights.write(root.removeprefix("param."), tensor.offset_bytes, expected)
+        assert torch.equal(found, expected)
+
+
+def test_any_stretch_of_the_weights_is_as_in_the_whole():
+    spec = small("tiny-qwen3", qkv_bias=True)
+    layout = block_layout(spec)
+    weights = RandomWeights(spec, seed=3, num_elements=1000)  # shorter than any matrix
+    whole = torch.full((layout.size_bytes,), 0xFF, dtype=torch.uint8)
+    weights.write("0", 0, whole)
+    for start in range(0, layout.size_bytes, 4 * 1111):
+        part = torch.empty(min(4 * 1111, layout.size_bytes - start), dtype=torch.uint8)
+        weights.write("0", start, part)
+        assert torch.equal(part, whole[start : start + part.numel()])
+    for inner in layout.tensors:
+        values = whole[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
+        values = values.view(torch.float32)
+        if inner.name.endswith("norm"):
+            assert (values == 1).all()
+        elif inner.name.endswith("bias"):
+            assert (values == 0).all()
+        else:
+            assert 0.015 < values.std() < 0.025

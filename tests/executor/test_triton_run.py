@@ -1,0 +1,87 @@
+"""Schedules with Triton's kernels: the same bits from every plan, close to the eager kernels'.
+
+On the CPU backend they run in Triton's interpreter, so steps are as short as can be.
+"""
+
+import pytest
+
+from tests.helpers.plans import MACHINE, copied_tensors, planned, smallest_device_bytes
+from tests.helpers.runs import Bits, assert_same_bits, run
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor.execute import RunOptions
+from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
+from twinstream.models.lowering import lower
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.workload import Workload
+
+KERNELS = {name: Recipe(kernels=KernelChoice(vector=name)) for name in ("eager", "triton")}
+BACKENDS = pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+# two sequences in two slices each, one a round: eight tokens
+SHORT = Workload(seq_len=4, chunk_tokens=2, chunks_per_round=2, rounds_per_step=2)
+
+
+def chain_of(vector: str, backend: str) -> Chain:
+    """On the CPU the shortest step that has slices and rounds."""
+    if backend == "cuda":
+        return tiny_chain("sliced", "tiny-qwen3", KERNELS[vector], dtype="bfloat16")
+    return lower(small("tiny", dtype="bfloat16", num_layers=1), SHORT, KERNELS[vector])
+
+
+@pytest.fixture
+def chain(backend) -> Chain:
+    """Of Triton's kernels, where they run."""
+    pytest.importorskip("triton")
+    if vector_reason("triton", backend):
+        pytest.skip("TRITON_INTERPRET says otherwise")
+    return chain_of("triton", backend)
+
+
+def bits(schedule: Schedule, backend: str, num_passes: int = 2, *, poison: bool = False) -> Bits:
+    return run(schedule, RunOptions(backend=backend, num_passes=num_passes, poison=poison))[1]
+
+
+@BACKENDS
+def test_a_tight_optimal_plan_has_the_bits_of_resident(chain, backend):
+    least = smallest_device_bytes(chain, "streaming")
+    tight = planned(chain, MACHINE, Caps(device_bytes=least), "optimal")
+    assert copied_tensors(tight, "h2d")
+    expected = bits(planned(chain, MACHINE, Caps(), "resident"), backend)
+    assert_same_bits(bits(tight, backend, poison=True), expected)
+
+
+@BACKENDS
+def test_losses_are_close_to_those_of_the_eager_kernels(chain, backend):
+    """Two steps in bf16: a rounding here and there, 2**-8 of a logit at the most."""
+    eager = chain_of("eager", backend)
+    found, expected = (
+        bits(planned(each, MACHINE, Caps(), "resident"), backend) for each in (chain, eager)
+    )
+    assert found.losses == pytest.approx(expected.losses, rel=2e-3)
+
+
+def test_triton_kernels_are_refused_on_a_cpu_before_anything_is_touched(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    chain = chain_of("triton", "cpu")
+    schedule = planned(chain, MACHINE, Caps(), "resident")
+    with pytest.raises(KernelsUnavailableError, match=r"needs a CUDA device.*--kernels eager"):
+        bits(schedule, "cpu")
+
+
+def test_without_triton_its_kernels_are_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    reason = vector_reason("triton", "cuda")
+    assert reason is not None
+    assert "pip install triton" in reason
+    assert vector_reason("eager", "cpu") is None
+
+
+def test_the_interpreter_is_not_taken_for_a_gpu(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "unset it" in str(vector_reason("triton", "cuda"))
+    assert vector_reason("triton", "cpu") is None

@@ -1,0 +1,154 @@
+"""With thorough effort, more memory never makes a plan slower."""
+
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.planner.choices import Choices
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.family import Found
+from twinstream.planner.lattice import best_of_lattice, lattice
+from twinstream.planner.step_plan import plan_step
+from twinstream.schedule.document import Caps, Schedule, StepBound
+from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tier
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.verify import verify
+from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import simulate
+
+KIB = 1024
+LEAST_DEVICE, LEAST_HOST = 40 * KIB, 50 * KIB
+
+
+@dataclass
+class Landscape:
+    """Families whose plans are above their bound by chance, and take some of what they may."""
+
+    seed: int
+    planned: int = 0
+
+    def within(self, caps: Caps) -> "Hill":
+        return Hill(self, caps)
+
+
+@dataclass
+class Hill:
+    landscape: Landscape
+    caps: Caps
+
+    @property
+    def _memory(self) -> tuple[int, int]:
+        assert self.caps.device_bytes is not None and self.caps.host_bytes is not None
+        return self.caps.device_bytes, self.caps.host_bytes
+
+    def least_s(self) -> float:
+        device, host = self._memory
+        if device < LEAST_DEVICE or host < LEAST_HOST:
+            return inf
+        return max(1.0, 2.0 - device / (400 * KIB)) + max(0.0, 1.0 - host / (100 * KIB))
+
+    def search(self) -> Found | None:
+        self.landscape.planned += 1
+        device, host = self._memory
+        chance = Random(f"{self.landscape.seed} {device} {host}")
+        if chance.random() < 0.1:
+            return None
+        step_ns = self.least_s() * 1e9 * (1.0 + 0.2 * chance.random())
+        return Found(step_ns, plan_that_takes(device, host), None, None)  # type: ignore[arg-type]
+
+    def step_bound_of(self, workload: Workload) -> StepBound:
+        return StepBound(
+            step_s=self.least_s(), device_s_per_gib=0.0, host_s_per_gib=0.0,
+            link_s_per_gb_per_s={}, limits=(),
+        )  # fmt: skip
+
+
+def plan_that_takes(device: int, host: int) -> Schedule:
+    def slot(tier: Tier, size: int) -> Slot:
+        return Slot(slot_id=tier.kind, tier=tier, offset_bytes=0, size_bytes=size)
+
+    return Schedule.model_construct(
+        slots=(slot(DEVICE, device), slot(HOST, host)),
+        workload=Workload(seq_len=1, chunk_tokens=1, chunks_per_round=1, rounds_per_step=1),
+        caps=Caps(),
+    )
+
+
+def answer(seed: int, device: int, host: int) -> Found | None:
+    return best_of_lattice(
+        Landscape(seed).within,  # type: ignore[arg-type]
+        Caps(device_bytes=device, host_bytes=host),
+    )
+
+
+@given(cap=st.integers(2**17, 2**48))
+def test_points_fall_by_a_sixteenth_at_most_from_just_below_the_cap(cap):
+    points = list(islice(lattice(cap), 40))
+    assert 0 <= cap - points[0] < cap / 16
+    assert all(1 / 33 < (p - q) / p < 1 / 15 for p, q in pairwise(points))
+
+
+@given(low=st.integers(2**12, 2**40), more=st.integers(0, 2**40))
+def test_every_point_of_a_smaller_cap_is_one_of_a_larger_cap(low, more):
+    assert set(islice(lattice(low), 20)) <= set(lattice(low + more))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    device=st.integers(40 * KIB, 500 * KIB),
+    host=st.integers(50 * KIB, 150 * KIB),
+    more=st.tuples(st.integers(0, 200 * KIB), st.integers(0, 100 * KIB)),
+)
+def test_with_larger_caps_the_answer_is_never_slower(seed, device, host, more):
+    found = answer(seed, device, host)
+    larger = answer(seed, device + more[0], host + more[1])
+    if found is not None:
+        assert larger is not None
+        assert larger.step_ns <= found.step_ns
+
+
+def test_the_answer_has_the_caps_and_the_bound_that_were_asked_for():
+    caps = Caps(device_bytes=501 * KIB, host_bytes=203 * KIB)
+    found = best_of_lattice(Landscape(1).within, caps)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.schedule.caps == caps
+    assert found.bound.step_s == 1.0
+
+
+def test_points_whose_bound_is_above_the_fastest_plan_get_none():
+    landscape = Landscape(1)
+    caps = Caps(device_bytes=500 * KIB, host_bytes=200 * KIB)
+    best_of_lattice(landscape.within, caps)  # type: ignore[arg-type]
+    points = len(list(lattice(500 * KIB))) * len(list(lattice(200 * KIB)))
+    assert 0 < landscape.planned < points / 10
+
+
+def test_nothing_fits_is_told_without_a_plan():
+    landscape = Landscape(1)
+    caps = Caps(device_bytes=39 * KIB, host_bytes=200 * KIB)
+    assert best_of_lattice(landscape.within, caps) is None  # type: ignore[arg-type]
+    assert landscape.planned == 0
+
+
+@pytest.mark.parametrize("device_kib", [592, 608])
+def test_a_thorough_plan_is_safe_and_not_slower_than_a_normal_one_there(device_kib):
+    caps = Caps(device_bytes=device_kib * KIB)
+    step = TrainingStep(seq_len=64, tokens_per_step=128, chunk_tokens=64, chunks_per_round=1)
+
+    def judge(schedule: Schedule) -> Timeline:
+        return simulate(schedule, MACHINE)
+
+    def planned(choices: Choices) -> Schedule:
+        return plan_step(small("tiny"), step, MACHINE, caps, "optimal", judge, choices)
+
+    thorough, normal = planned(Choices(effort="thorough")), planned(Choices())
+    assert verify(thorough) == []
+    assert judge(thorough).step_ns <= judge(normal).step_ns * 1.0001

@@ -1,0 +1,140 @@
+"""`python -m twinstream.campaign`: all work for a lent GPU in one command."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinstream.campaign.budget import Budget
+from twinstream.campaign.engine import Engine, Settings
+from twinstream.campaign.exits import run_command
+from twinstream.campaign.jobs import STAGES, Dtype, campaign_of
+from twinstream.campaign.publish import write_tables
+from twinstream.campaign.requests import DescribeDevice, DeviceDescription
+from twinstream.campaign.results import Where
+from twinstream.campaign.store import Store, only_campaign
+from twinstream.campaign.worker import DeviceProcess
+from twinstream.commands.backends import backend_named
+from twinstream.schedule.sizes import parse_bytes
+
+_DESCRIBE_LIMIT_S = 90.0
+_TESTS = (
+    "tests/executor/test_cuda.py",
+    "tests/executor/test_cuda_whole.py",
+    "tests/executor/kernels",
+    "tests/executor",
+)
+_LAST_S = 8.0  # kept for the tables and for ending the device's process
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class SizeName(StrEnum):
+    """`full` is what a lent GPU is for; `tiny` tries every stage in about a minute."""
+
+    full = "full"
+    tiny = "tiny"
+
+
+class StageName(StrEnum):
+    """A part of the campaign."""
+
+    tests = "tests"
+    probe = "probe"
+    cells = "cells"
+    peers = "peers"
+
+
+@app.command()
+def run(  # noqa: PLR0913
+    out: Annotated[Path, typer.Option(help="Folder of results; a second call goes on there.")],
+    backend: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    size: Annotated[SizeName, typer.Option(help="Which models and cells.")] = SizeName.full,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time of this call.")] = 8.5,
+    stage: Annotated[
+        list[StageName] | None, typer.Option(help="Only these stages; may be given again.")
+    ] = None,
+    host_mem: Annotated[str, typer.Option(help="Cap of pinned host memory of cells.")] = "100GiB",
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes that plan; by default half the cores.")
+    ] = None,
+    tests: Annotated[
+        list[str] | None,
+        typer.Option(help="Where tests are, for pytest; by default the executor's."),
+    ] = None,
+    vector: Annotated[str, typer.Option(help="auto, eager or triton.")] = "auto",
+    attention: Annotated[str, typer.Option(help="auto, or a registered name.")] = "auto",
+    again: Annotated[
+        list[str] | None, typer.Option(help="Forget outcomes whose job has this in its name.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only cells and peers with this in their name.")
+    ] = None,
+    commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
+) -> None:
+    """Do the jobs that are not done yet, in order of value, and write what they find."""
+    budget = Budget(60.0 * minutes - _LAST_S)
+    name = "cuda" if backend_named(backend) == "cuda" else "cpu"
+    settings = Settings(
+        backend="cuda" if name == "cuda" else "cpu",
+        size="tiny" if size is SizeName.tiny else "full",
+        stages=tuple(s for s in STAGES if not stage or s in [one.value for one in stage]),
+        host_bytes=parse_bytes(host_mem) if size is SizeName.full else None,
+        num_jobs=_default_jobs() if jobs is None else jobs,
+        tests=tuple(tests or _TESTS),
+        vector=vector,
+        attention=attention,
+        only=tuple(only or ()),
+    )
+    with only_campaign(out), DeviceProcess(settings.backend) as worker:
+        device = worker.ask(DescribeDevice(), DeviceDescription, _DESCRIBE_LIMIT_S)
+        store = Store(out, _where(settings.backend, device, commit), settings.size)
+        for warning in store.warnings:
+            _tell(warning)
+        for text in again or ():
+            store.forget(text)
+        dtype: Dtype | None = "bfloat16" if settings.backend == "cuda" else None
+        plan = campaign_of(settings.size, settings.host_bytes, dtype)
+        engine = Engine(settings, plan, store, worker, budget, _tell)
+        try:
+            engine.run()
+        finally:
+            write_tables(store.results, out)
+    print((out / "table.md").read_text(encoding="utf-8"))
+    if engine.waiting:
+        _tell(f"no time left for {len(engine.waiting)} job(s): call it again with the same --out")
+
+
+def _where(backend: str, device: DeviceDescription, commit: str) -> Where:
+    return Where(
+        backend="cuda" if backend == "cuda" else "cpu",
+        device=device.name,
+        driver=device.driver,
+        torch=device.torch,
+        commit=commit,
+        date=datetime.now(UTC).date().isoformat(),
+        command=shlex.join(["python", "-m", "twinstream.campaign", *sys.argv[1:]]),
+    )
+
+
+def _default_jobs() -> int:
+    return max(1, min(8, (os.cpu_count() or 2) // 2))
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    run_command(lambda: app(args=None if arguments is None else list(arguments)))
+
+
+if __name__ == "__main__":
+    main()

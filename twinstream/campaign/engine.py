@@ -1,0 +1,276 @@
+"""The jobs of a campaign, one after the other, as far as the time goes."""
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinstream.campaign import requests
+from twinstream.campaign.budget import Budget
+from twinstream.campaign.choosing import choose_kernels
+from twinstream.campaign.device_side import datasheet_of
+from twinstream.campaign.gpu_tests import run_gpu_tests
+from twinstream.campaign.jobs import PROBE, TESTS, Cell, Peer, Plan, Size, Stage
+from twinstream.campaign.measured_cell import cell_found, expected_s, runs_of
+from twinstream.campaign.plans import PlannedCell, PlanPool, PlanRequest, Refused
+from twinstream.campaign.results import (
+    Found,
+    LinkRate,
+    Outcome,
+    PeerFound,
+    ProbeFound,
+    SampleRatio,
+    SuiteFound,
+)
+from twinstream.campaign.store import Store
+from twinstream.campaign.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
+from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.loader import load_machine, save_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.schedule.sizes import gib
+
+_MOST_ATTEMPTS = 2
+_TESTS_LIMIT_S = {"full": 180.0, "tiny": 60.0}
+_PROBE_S = {"full": 120.0, "tiny": 8.0}
+_HOST_MEMORY_LIMIT_S = 150.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a call of the campaign is to do."""
+
+    backend: Backend
+    size: Size
+    stages: tuple[Stage, ...]
+    host_bytes: int | None
+    num_jobs: int
+    tests: tuple[str, ...]
+    vector: str
+    attention: str
+    only: tuple[str, ...] = ()
+
+
+@dataclass
+class Engine:
+    """One call: every job that is not done yet, in order of value, while the budget allows."""
+
+    settings: Settings
+    plan: Plan
+    store: Store
+    worker: Worker
+    budget: Budget
+    tell: Callable[[str], None]
+    waiting: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        stages = self.settings.stages
+        if "tests" in stages and self._is_open(TESTS):
+            self.worker.close()  # tests look at the device's memory, and should be alone there
+            self._attempt(TESTS, 20.0, _TESTS_LIMIT_S[self.settings.size], self._tests)
+        if "probe" in stages and self._probed() is None:
+            expected = _PROBE_S[self.settings.size]
+            self._attempt(PROBE, expected, 2.0 * expected, self._probe, again=True)
+        cells = [c for c in self.plan.cells if "cells" in stages and self._wanted(c.key)]
+        if cells:
+            self._cells(cells)
+        for peer in self.plan.peers:
+            if "peers" in stages and self._wanted(peer.key):
+                self._peer(peer)
+
+    def _cells(self, cells: list[Cell]) -> None:
+        machine = self._machine()
+        if machine is None:
+            self.tell("no profile: cells wait for the probe")
+            self.waiting += [cell.key for cell in cells]
+            return
+        fitting = [cell for cell in cells if self._fits(cell, machine)]
+        if self.settings.backend == "cuda":
+            self.worker.close()  # a fresh process takes of the device what any run's does
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = Recipe(kernels=self._kernels())
+            wanted = [PlanRequest(cell, machine, recipe, Path(folder)) for cell in fitting]
+            with PlanPool(wanted, self.settings.num_jobs) as plans:
+                self._take_host_memory()
+                self._run_as_planned(fitting, plans, machine)
+
+    def _run_as_planned(self, cells: list[Cell], plans: PlanPool, machine: Machine) -> None:
+        """The first cell whose plan is ready, again and again."""
+        left = list(cells)
+        while left:
+            ready = next((cell for cell in left if plans.is_ready(cell.key)), None)
+            if ready is None:
+                if not self.budget.allows(_POLL_S):
+                    break
+                time.sleep(_POLL_S)
+                continue
+            left.remove(ready)
+            self._cell(ready, plans.get(ready.key), machine)
+        self.waiting += [cell.key for cell in left]
+
+    def _cell(self, cell: Cell, planned: PlannedCell | Refused, machine: Machine) -> None:
+        if isinstance(planned, Refused):
+            self._skip(cell.key, planned.reason)
+            return
+        expected = expected_s(planned, self.settings.backend)
+        tokens_per_s = planned.workload.tokens_per_step / planned.predicted_step_s
+        self.tell(f"{cell.key}: predicted {tokens_per_s:,.0f} tokens/s, planned in "
+                  f"{planned.plan_s:.0f} s")  # fmt: skip
+
+        def run(limit_s: float) -> Found:
+            ran = self.worker.ask(runs_of(planned), requests.RanSchedules, limit_s)
+            found, timelines = cell_found(planned, ran, machine)
+            self.store.add_timelines({cell.key: timelines})
+            return found
+
+        self._attempt(cell.key, expected, 2.0 * expected + 30.0, run)
+
+    def _peer(self, peer: Peer) -> None:
+        def run(limit_s: float) -> Found:
+            ran = self.worker.ask(requests.RunPeer(peer), requests.RanPeer, limit_s)
+            micro_batches = peer.tokens_per_step / peer.micro_batch_tokens
+            return PeerFound(
+                tokens_per_step=peer.tokens_per_step,
+                step_s=micro_batches * ran.micro_batch_s + ran.update_s,
+                micro_batch_s=ran.micro_batch_s,
+                update_s=ran.update_s,
+                loss=ran.loss,
+                device_used_bytes=ran.device_used_bytes,
+            )
+
+        self._attempt(peer.key, peer.expected_s, 2.0 * peer.expected_s + 30.0, run)
+
+    def _tests(self, limit_s: float) -> SuiteFound:
+        done = run_gpu_tests(self.settings.tests, self.store.tests_report, limit_s)
+        if done.found.failed or done.timed_out:
+            self.store.log(done.printed[-200_000:])
+        if done.timed_out:
+            self.tell(f"tests were ended after {limit_s:.0f} s; those reached are counted")
+        return done.found
+
+    def _probe(self, limit_s: float) -> ProbeFound:
+        settings, where = self.settings, self.store.results.where
+        kernels, notes = choose_kernels(
+            self.worker,
+            settings.backend,
+            settings.vector,
+            settings.attention,
+            small=settings.size == "tiny",
+        )
+        for note in notes:
+            self.tell(note)
+        wanted = requests.ProbeDevice(kernels, settings.size == "tiny", where.commit, where.date)
+        probed = self.worker.ask(wanted, requests.ProbedDevice, limit_s)
+        save_machine(probed.machine, self.store.profile)
+        return ProbeFound(
+            machine=probed.machine.name,
+            content_hash=probed.machine.content_hash,
+            kernels=kernels,
+            links=tuple(
+                LinkRate(direction=direction, size_bytes=size, gb_per_s=rate)
+                for direction, size, rate in probed.links
+            ),
+            samples=tuple(
+                SampleRatio(name=name, time_ns=time_ns, ratio=ratio)
+                for name, time_ns, ratio in probed.samples
+            ),
+            notes=notes,
+        )
+
+    def _probed(self) -> Machine | None:
+        """The profile of an earlier call, if it is whole."""
+        outcome = self.store.results.outcomes.get(PROBE)
+        if outcome is None or not isinstance(outcome.found, ProbeFound):
+            return None
+        with suppress(ProfileError):
+            machine = load_machine(self.store.profile)
+            if machine.content_hash == outcome.found.content_hash:
+                return machine
+        self.tell(f"{self.store.profile} is not the profile that was probed: probing again")
+        return None
+
+    def _machine(self) -> Machine | None:
+        """The probed profile; without one the shipped profile of the device, and says so."""
+        if (machine := self._probed()) is not None:
+            return machine
+        shipped = datasheet_of(self.store.results.where.device)
+        if shipped is not None:
+            self.tell(f"no probed profile: planning with the shipped '{shipped.name}'")
+        return shipped
+
+    def _kernels(self) -> KernelChoice:
+        outcome = self.store.results.outcomes.get(PROBE)
+        if outcome is not None and isinstance(outcome.found, ProbeFound):
+            return outcome.found.kernels
+        return KernelChoice()
+
+    def _take_host_memory(self) -> None:
+        """While plans are made; where so much cannot be had, cells ask for what they need."""
+        size_bytes = self.settings.host_bytes
+        if size_bytes is None or self.settings.backend == "cpu":
+            return
+        limit_s = min(_HOST_MEMORY_LIMIT_S, self.budget.left_s)
+        try:
+            taken = self.worker.ask(requests.TakeHostMemory(size_bytes), requests.Taken, limit_s)
+            self.tell(
+                f"{gib(size_bytes)} of host memory pinned in {taken.seconds:.0f} s {taken.note}"
+            )
+        except (JobRefused, JobFailed) as error:
+            self.tell(f"{gib(size_bytes)} of host memory: {error}")
+            self.store.log(getattr(error, "details", "") or str(error))
+
+    def _fits(self, cell: Cell, machine: Machine) -> bool:
+        number = machine.device_memory_bytes
+        if number is None or number.value is None or cell.device_bytes is None:
+            return True
+        if cell.device_bytes <= number.value:
+            return True
+        self._skip(cell.key, f"this device has {gib(number.value)}")
+        return False
+
+    def _wanted(self, key: str) -> bool:
+        only = self.settings.only
+        return self._is_open(key) and (not only or any(text in key for text in only))
+
+    def _is_open(self, key: str) -> bool:
+        results = self.store.results
+        return not results.is_done(key) and results.attempts(key) < _MOST_ATTEMPTS
+
+    def _attempt(
+        self, key: str, expected_s: float, limit_s: float, job: Callable[[float], Found],
+        *, again: bool = False,
+    ) -> None:  # fmt: skip
+        """Do a job if it is open and there is time; its outcome is on the disk before the next."""
+        if not (again or self._is_open(key)):
+            return
+        if not self.budget.allows(expected_s):
+            self.waiting.append(key)
+            return
+        attempts = self.store.results.attempts(key)
+        self.store.put(key, Outcome(status="started", attempts=attempts + 1))
+        self.tell(f"{key} ... (about {expected_s:.0f} s, {self.budget.left_s:.0f} s left)")
+        start_s = self.budget.clock()
+        within_s = min(limit_s, self.budget.left_s)
+        try:
+            found = job(within_s)
+        except JobRefused as error:
+            outcome = Outcome(status="skipped", attempts=attempts + 1, reason=str(error))
+        except JobTimeout as error:
+            cut_off = within_s < limit_s  # by the end of the call, which is not the job's fault
+            counted = attempts if cut_off else attempts + 1
+            outcome = Outcome(status="failed", attempts=counted, reason=str(error))
+        except JobFailed as error:
+            self.store.log(f"{key}: {error}\n{error.details}")
+            outcome = Outcome(status="failed", attempts=attempts + 1, reason=str(error))
+        else:
+            outcome = Outcome(status="done", attempts=attempts + 1, found=found)
+        seconds = self.budget.clock() - start_s
+        self.store.put(key, outcome.model_copy(update={"seconds": seconds}))
+        self.tell(f"{key}: {outcome.status} in {seconds:.0f} s {outcome.reason}")
+
+    def _skip(self, key: str, reason: str) -> None:
+        self.store.put(key, Outcome(status="skipped", reason=reason))
+        self.tell(f"{key}: skipped: {reason}")

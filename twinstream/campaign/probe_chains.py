@@ -1,0 +1,36 @@
+"""The chains whose kernels a probe measures: one layer of each preset, the shapes its runs have."""
+
+from twinstream.campaign.jobs import Dtype, spec_of
+from twinstream.models.lowering import lower
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.workload import Workload
+
+# (preset, sequence length, tokens of a chunk); 15b has the layers of 8b.
+_SHAPES = (
+    ("8b", 8192, 16384),
+    ("8b", 8192, 8192),
+    ("8b", 1024, 8192),
+    ("8b", 65536, 16384),
+    ("1b", 8192, 16384),
+    ("1b", 1024, 8192),
+    ("32b", 8192, 8192),
+)
+_SMALL_SHAPES = (("tiny", 64, 128), ("tiny", 256, 64))
+
+
+def probe_chains(
+    kernels: KernelChoice, *, small: bool, dtype: Dtype | None = None
+) -> tuple[Chain, ...]:
+    """One round each, of one chunk or of one sequence in slices; the small ones of a dtype."""
+    chains = []
+    for preset, seq_len, chunk_tokens in _SMALL_SHAPES if small else _SHAPES:
+        spec = spec_of(preset, dtype if small else None).model_copy(update={"num_layers": 1})
+        workload = Workload(
+            seq_len=seq_len,
+            chunk_tokens=chunk_tokens,
+            chunks_per_round=max(1, seq_len // chunk_tokens),
+            rounds_per_step=1,
+        )
+        chains.append(lower(spec, workload, Recipe(kernels=kernels)))
+    return tuple(chains)
