@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from twinstream.executor.arenas import ArenaMemory, Arenas
+from twinstream.executor.device_memory import check_device_memory
 from twinstream.executor.host_limits import check_host_memory, host_limits
 from twinstream.executor.numa import cpus_near
 from twinstream.executor.options import Progress, RunOptions
@@ -21,6 +22,7 @@ def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier,
 
     Raises:
         HostMemoryError: it does not fit this machine's memory; nothing has been touched.
+        DeviceMemoryError: it does not fit the device's free memory; nothing has been touched.
         NoBoundaryError: the host arena cannot be pinned in pieces.
     """
     sizes = Arenas.sizes(schedule)
@@ -28,6 +30,7 @@ def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier,
         check_host_memory(sum(sizes.values()), host_limits(), pinned=False)
         yield {tier: torch.empty(size, dtype=torch.uint8) for tier, size in sizes.items()}
         return
+    check_device_memory(sizes[DEVICE], *torch.cuda.mem_get_info())
     pinning = arena_pinning(options.on_pinned)
     with pinned_arena(sizes.get(HOST, 0), host_ranges(schedule), pinning) as pinned:
         try:

@@ -9,6 +9,7 @@ from twinstream.executor.arenas import Arenas
 from twinstream.executor.backends.cuda import CudaBackend
 from twinstream.executor.backends.gpu import Gpu, TorchGpu
 from twinstream.executor.device_memory import (
+    DeviceMemoryError,
     DeviceMeter,
     fix_library_workspaces,
     read_device_memory,
@@ -20,8 +21,9 @@ from twinstream.executor.options import RunOptions
 from twinstream.executor.program import Program, Work
 from twinstream.executor.warm_up import KernelTime, warm_up
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.timeline import Provenance
+from twinstream.schedule.timeline import DeviceMemory, Provenance
 from twinstream.schedule.verify_layout import arena_bytes
 
 DEFAULT_TIMED_PASSES = 1
@@ -53,10 +55,13 @@ def run_on_cuda(
     meter = DeviceMeter(
         schedule.caps, arena_bytes(schedule, DEVICE), lambda: read_device_memory(spare_bytes)
     )
-    gpu = TorchGpu(torch.device("cuda"))
+    gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
     job = Job(schedule, program, arenas, works, fill)
     with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
-        passes, graphs = run_on_gpu(gpu, job, options, meter)
+        try:
+            passes, graphs = run_on_gpu(gpu, job, options, meter)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(_no_room(error, meter.report())) from error
     provenance = Provenance(
         kind="measured",
         where=torch.cuda.get_device_name(),
@@ -64,6 +69,14 @@ def run_on_cuda(
         device_memory=meter.report(),
     )
     return CudaRun(passes, provenance)
+
+
+def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
+    return (
+        f"beside the arena of {gib(memory.arena_bytes)} the device has no room for what kernels' "
+        f"libraries allocate (the driver counts {gib(memory.peak_bytes)} in use): "
+        f"{str(error).splitlines()[0]} Plan with a smaller --device-mem."
+    )
 
 
 @dataclass(frozen=True)
@@ -79,13 +92,16 @@ class Job:
 
 def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> tuple[Passes, str]:
     """The passes, and in a phrase whether they ran as graphs and why."""
-    timed = DEFAULT_TIMED_PASSES if options.timed_passes is None else options.timed_passes
-    pass_options = PassOptions(options.num_passes, timed)
+    timed_passes = options.timed_passes
+    pass_options = PassOptions(
+        options.num_passes, DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes
+    )
     backend = CudaBackend(job.program, job.works, gpu)
     replay = None
     try:
         with torch.no_grad(), gpu.libraries_pool():
-            times = warm_up(job.program, job.arenas, job.works, backend)
+            timed = options.graphs == "auto"  # what decides
+            times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
         meter.warm({call: found.allocated_bytes for call, found in times.items()})
         with torch.no_grad():
             replay, why = _graphs(job, options, backend, times)
@@ -109,10 +125,10 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
 def _graphs(
     job: Job, options: RunOptions, backend: CudaBackend, times: Mapping[str, KernelTime]
 ) -> tuple[GraphReplay | None, str]:
-    pays = graphs_pay(job.program, times)
-    if options.graphs == "off" or (options.graphs == "auto" and not pays):
-        why = "not asked for" if options.graphs == "off" else "ops are long enough without"
-        return None, f"no graphs ({why})"
+    if options.graphs == "off":
+        return None, "no graphs (not asked for)"
+    if options.graphs == "auto" and not graphs_pay(job.program, times):
+        return None, "no graphs (ops are long enough without)"
     content: list[Hashable] = contents(job.schedule)
     if options.poison:  # what is filled differs from op to op
         content = [op.op_id for op in job.schedule.ops]

@@ -23,6 +23,16 @@ class DeviceMemoryError(TwinstreamError):
     """Context and libraries take more device memory than the schedule's caps leave them."""
 
 
+def check_device_memory(arena_bytes: int, free_bytes: int, total_bytes: int) -> None:
+    """Raise DeviceMemoryError when the device arena cannot be had; nothing has been touched yet."""
+    if arena_bytes > free_bytes:
+        raise DeviceMemoryError(
+            f"the device arena needs {gib(arena_bytes)}, but the driver has {gib(free_bytes)} of "
+            f"{gib(total_bytes)} free: end what else runs on the device, or plan with a smaller "
+            "--device-mem."
+        )
+
+
 def fix_library_workspaces() -> None:
     """Fix the size of the matmul libraries' workspaces, unless the user has done so.
 
@@ -59,16 +69,16 @@ class DeviceMeter:
         self._warm: MemoryReading | None = None
         self._peak_bytes = self._first.used_bytes
         self._libraries_bytes = 0
-        self._bytes_by_call: dict[str, int] = {}
+        self._temporary_bytes: dict[str, int] = {}
 
-    def warm(self, bytes_by_call: Mapping[str, int]) -> None:
+    def warm(self, temporary_bytes: Mapping[str, int]) -> None:
         """Every kernel has run: what libraries take is known, call by call.
 
         Raises:
             DeviceMemoryError: the process takes more than the cap of the schedule; nothing has
                 been trained yet.
         """
-        self._bytes_by_call = dict(bytes_by_call)
+        self._temporary_bytes = dict(temporary_bytes)
         self._warm = self._take()
         report = self.report()
         if report.excess_bytes:
@@ -94,7 +104,8 @@ class DeviceMeter:
             warm_bytes=(self._warm or latest).used_bytes,
             peak_bytes=self._peak_bytes,
             libraries_bytes=self._libraries_bytes,
-            libraries_bytes_by_call=self._bytes_by_call,
+            temporary_bytes=self._temporary_bytes,
+            declared_bytes=self._caps.library_bytes,
         )
 
     def _take(self) -> MemoryReading:

@@ -1,5 +1,6 @@
 """The dispatch loop: replay a program, enqueue each op, let streams wait on events."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -57,6 +58,8 @@ def run_passes(
     """
     meter = CostMeter()
     events: Events[EventT] = []
+    # The schedule's hundreds of thousands of objects stay; the collector need not visit them.
+    gc.freeze()
     try:
         with torch.no_grad():
             for number in range(options.num_passes):
@@ -74,6 +77,8 @@ def run_passes(
     except BaseException:
         backend.abort()
         raise
+    finally:
+        gc.unfreeze()
 
 
 def _issue(

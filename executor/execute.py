@@ -149,7 +149,7 @@ def _run_in(
         return measured_timeline(schedule, run.passes, run.provenance)
     fill_all()
     backend = CpuBackend(program, works, options.compute_threads)
-    passes = run_passes(program, backend, PassOptions(options.num_passes))
+    passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
     where = f"cpu {platform.machine()}"
     provenance = Provenance(kind="measured", where=where, detail=f"torch {torch.__version__}")
     return measured_timeline(schedule, passes, provenance)

@@ -62,14 +62,13 @@ class GraphReplay:
         self._works = works
         self._backend = backend
         self.refused: dict[str, str] = {}
-        segments = cut_segments(program, self._capturable())
-        classes = classify(program, segments, content)
-        self._share_events(classes)
         self._graphs: dict[int, GpuGraph | None] = {}
-        self._steps = [
-            [self._step(segment, (q, s), classes) for s, segment in enumerate(segments)]
-            for q in range(NUM_PARITIES)
-        ]
+        self._steps: list[list[_Step]] = []
+        try:
+            self._capture_all(content)
+        except BaseException:  # also Ctrl-C
+            self.close()
+            raise
 
     @property
     def num_graphs(self) -> int:
@@ -126,6 +125,15 @@ class GraphReplay:
             self._backend.launch(launch)
             if launch.records:
                 done[launch.position] = self._backend.record(launch)
+
+    def _capture_all(self, content: Sequence[Hashable]) -> None:
+        segments = cut_segments(self._program, self._capturable())
+        classes = classify(self._program, segments, content)
+        self._share_events(classes)
+        self._steps = [
+            [self._step(segment, (q, s), classes) for s, segment in enumerate(segments)]
+            for q in range(NUM_PARITIES)
+        ]
 
     def _capturable(self) -> list[bool]:
         """By op; every kernel call is tried once, alone."""

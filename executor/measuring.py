@@ -16,6 +16,7 @@ import torch
 
 from twinstream.executor.arena_memory import arena_pinning, device_slab
 from twinstream.executor.arenas import ArenaMemory, Arenas, Piece, PieceMemory
+from twinstream.executor.device_memory import check_device_memory
 from twinstream.executor.execute import execute_in
 from twinstream.executor.host_limits import check_host_memory, host_limits
 from twinstream.executor.kernels.attention.canary import check_attention
@@ -31,7 +32,6 @@ from twinstream.executor.random_weights import RandomWeights
 from twinstream.executor.training import Training
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.timeline import Timeline
 
@@ -170,12 +170,7 @@ class MeasuringSession:
     def _slab(self, size_bytes: int) -> torch.Tensor:
         if self._backend == "cpu":
             return torch.empty(size_bytes, dtype=torch.uint8)
-        free = torch.cuda.mem_get_info()[0]
-        if size_bytes > free:
-            raise TwinstreamError(
-                f"the schedule's device arena is {size_bytes / 2**30:.2f} GiB, and the device has "
-                f"{free / 2**30:.2f} GiB free; plan with a smaller --device-mem"
-            )
+        check_device_memory(size_bytes, *torch.cuda.mem_get_info())
         return device_slab(size_bytes)
 
     def _release_device(self) -> None:

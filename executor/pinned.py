@@ -151,14 +151,15 @@ def _populated(flat: torch.Tensor, cpus: Set[int]) -> Generator[int]:
     allowed = os.sched_getaffinity(0)
     near = (allowed & cpus) or allowed
 
+    whole = flat.numpy()  # torch would use threads of its own in each of ours
+
     def begin() -> None:
-        torch.set_num_threads(1)
         os.sched_setaffinity(0, near)  # of this thread alone
 
     def touch(start: int) -> int:
-        part = flat[start : start + _TOUCHED_AT_ONCE_BYTES]
-        part[:: mmap.PAGESIZE].fill_(0)
-        return part.numel()
+        part = whole[start : start + _TOUCHED_AT_ONCE_BYTES]
+        part[:: mmap.PAGESIZE] = 0
+        return len(part)
 
     threads = min(_MAX_THREADS, len(near))
     with ThreadPoolExecutor(threads, "twinstream-touch", begin) as pool:

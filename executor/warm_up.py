@@ -17,9 +17,10 @@ from twinstream.schedule.ops import Compute
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel call alone on a warm device: time on the device, and to enqueue it.
+    """A kernel call alone on the device: time on the device, and to enqueue it.
 
-    `allocated_bytes` is the most that libraries allocated at a time during it.
+    `allocated_bytes` is the most that was allocated at a time during it and is free after it:
+    temporaries, and not workspaces, which stay.
     """
 
     call: str
@@ -29,21 +30,33 @@ class KernelTime:
 
 
 def warm_up(
-    program: Program, arenas: Arenas, works: Sequence[Work], backend: CudaBackend
+    program: Program, arenas: Arenas, works: Sequence[Work], backend: CudaBackend, *, timed: bool
 ) -> dict[str, KernelTime]:
-    """Every call of the schedule once, and once more with a clock; by name of the call.
+    """Every call of the schedule once, and if `timed` once more with a clock; by call.
 
-    The arenas hold garbage afterwards. Zeros are a valid input of every kernel: token 0,
-    label 0. Times on zeros are short of those on data, since they draw less power.
+    A call with operands of several sizes or modes is run with each: Triton compiles a kernel for
+    every such variant. The arenas hold garbage afterwards.
+    Zeros are a valid input of every kernel: token 0, label 0. Times on zeros are short of those
+    on data, since they draw less power; those of a first run hold what is done only once.
     """
     found: dict[str, KernelTime] = {}
+    seen: set[tuple[object, ...]] = set()
     for launch in program.launches:
-        if isinstance(launch.op, Compute) and launch.op.call not in found:
-            backend.gpu.begin_allocation_count()
-            _run_on_zeros(launch, arenas, works, backend)
-            allocated_bytes = backend.gpu.allocated_bytes()
-            warm = _run_on_zeros(launch, arenas, works, backend)
-            found[launch.op.call] = replace(warm, allocated_bytes=allocated_bytes)
+        if not isinstance(launch.op, Compute):
+            continue
+        operands = arenas.operands(launch.op).values()
+        variant = (launch.op.call, *((o.mode, o.bytes.numel()) for o in operands))
+        if variant in seen:
+            continue
+        seen.add(variant)
+        backend.gpu.begin_allocation_count()
+        time = _run_on_zeros(launch, arenas, works, backend)
+        allocated_bytes = backend.gpu.allocated_bytes()
+        if timed:
+            time = _run_on_zeros(launch, arenas, works, backend)
+        if (known := found.get(launch.op.call)) is not None:
+            allocated_bytes = max(allocated_bytes, known.allocated_bytes)
+        found[launch.op.call] = replace(time, allocated_bytes=allocated_bytes)
     return found
 
 

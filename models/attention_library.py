@@ -82,7 +82,8 @@ def _sdpa_cpu_backward(shape: AttentionShape) -> int:
 
 
 def _sdpa_flash_forward(shape: AttentionShape) -> int:
-    return _out(shape) + _flash2_forward(shape)
+    unused = _allocated(8)  # a result that is not ours to leave out
+    return _out(shape) + unused + _flash2_forward(shape)
 
 
 def _sdpa_flash_backward(shape: AttentionShape) -> int:
@@ -129,9 +130,12 @@ def _flash4_backward(shape: AttentionShape) -> int:
 
 
 def _hopper_backward(shape: AttentionShape, extra_keys: int) -> int:
-    """Float32 sums of dQ, and of dK and dV where heads share them; two floats a row; semaphores."""
+    """Float32 sums of dQ, and of dK and dV where heads share them; two floats a row; semaphores.
+
+    Blocks of keys are of 128 or fewer, so that less than 128 are added to fill the last.
+    """
     rows, head_dim = _padded_rows(shape), _padded_head_dim(shape)
-    keys = shape.num_sequences * (_rounded(shape.num_keys, _ROW_BLOCK) + extra_keys)
+    keys = shape.num_sequences * (shape.num_keys + _ROW_BLOCK + extra_keys)
     shared = 2 * _float32(keys * shape.num_kv_heads * head_dim) if _shares_keys(shape) else 0
     semaphores = 2 * _float32(rows // _SMALLEST_BLOCK)
     semaphores += 4 * _float32(keys * shape.num_kv_heads // _SMALLEST_BLOCK)

@@ -32,6 +32,12 @@ def _memory_line(memory: DeviceMemory) -> str:
         f"beside the arena ({gib(memory.libraries_bytes)} of them workspaces and temporaries of "
         f"libraries); the plan reserves {gib(memory.reserve_bytes)}."
     )
+    if memory.undeclared_bytes:
+        greediest = max(memory.temporary_bytes, key=lambda call: memory.temporary_bytes[call])
+        line += (
+            f" '{greediest}' allocates {gib(memory.temporary_bytes[greediest])} for itself, "
+            f"{gib(memory.undeclared_bytes)} more than the plan declares; the reserve must hold it."
+        )
     if memory.excess_bytes:
         line += (
             f" The cap is exceeded by {gib(memory.excess_bytes)}: raise device_reserve_bytes in "

@@ -20,8 +20,7 @@ class CpuBackend:
 
     Kernels use `compute_threads` intra-op threads, copies and the host one each, so that they
     overlap the way a GPU's copy engines overlap its kernels. The first error stops all further
-    work and is raised by `finish`. Reading a clock costs next to nothing, so that every pass is
-    timed.
+    work and is raised by `finish`.
     """
 
     def __init__(self, program: Program, works: Sequence[Work], compute_threads: int) -> None:
@@ -43,6 +42,7 @@ class CpuBackend:
         for thread in self._threads:
             thread.start()
         self._spans: list[_Spans] = []
+        self._timed: list[bool] = []
         self._ends_of_passes: list[list[threading.Event]] = []
         self._error: BaseException | None = None
         self._zero_ns = time.perf_counter_ns()
@@ -59,6 +59,7 @@ class CpuBackend:
             raise self._error
         num_ops = len(self._program.launches)
         self._spans.append(([0] * num_ops, [0] * num_ops))
+        self._timed.append(timed)
 
     def wait(self, launch: Launch, event: threading.Event) -> None:
         self._jobs[launch.stream].put(lambda: _until(event))
@@ -88,8 +89,11 @@ class CpuBackend:
             raise self._error
         last = self._program.last_compute()
         return [
-            PassTimes(ends[last], PassSpans(start_ns=tuple(starts), end_ns=tuple(ends)))
-            for starts, ends in self._spans
+            PassTimes(
+                ends[last],
+                PassSpans(start_ns=tuple(starts), end_ns=tuple(ends)) if timed else None,
+            )
+            for (starts, ends), timed in zip(self._spans, self._timed, strict=True)
         ]
 
     def abort(self) -> None:

@@ -69,7 +69,7 @@ class Gpu(Protocol):
         """From now on note the most that is allocated at a time."""
 
     def allocated_bytes(self) -> int:
-        """By how much more was allocated at a time than when the count began."""
+        """By how much more was allocated at a time since the count began than is now."""
 
     def release_unused(self) -> None:
         """Give memory that is cached and not in use back to the driver."""
@@ -81,7 +81,6 @@ class TorchGpu:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.MemPool()
-        self._allocated_before = 0
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -100,7 +99,8 @@ class TorchGpu:
         graph = torch.cuda.CUDAGraph()
         # Only this thread must keep to what may be captured: others may be at work meanwhile.
         mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool.id, stream=stream, capture_error_mode=mode):
+        pool: Any = self._pool.id
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
             body()
         return graph
 
@@ -113,10 +113,10 @@ class TorchGpu:
 
     def begin_allocation_count(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._allocated_before = torch.cuda.memory_allocated(self._device)
 
     def allocated_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) - self._allocated_before
+        now = torch.cuda.memory_allocated(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - now
 
     def release_unused(self) -> None:
         torch.cuda.empty_cache()

@@ -56,7 +56,7 @@ def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "abc123" in printed and "1 passed, 0 failed" in printed
     table = json.loads((out / "table.json").read_text())
-    assert [row["cell"] for row in table["cells"]] == ["tiny S64 6 MiB", "tiny S64 resident"]
+    assert [row["cell"] for row in table["cells"]] == ["tiny S64 offloading", "tiny S64 resident"]
     assert [row["peer"].split()[0] for row in table["peers"]] == [
         "plain",
         "compiled",

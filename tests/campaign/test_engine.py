@@ -14,7 +14,7 @@ from twinstream.campaign.worker import JobFailed, JobRefused, JobTimeout
 from twinstream.hardware_profiles.schema import Number
 from twinstream.schedule.files import read_document
 
-KEYS = ["probe", "tiny S64 6 MiB", "tiny S64 resident", "tiny S64 1 MiB",
+KEYS = ["kernels", "probe", "tiny S64 offloading", "tiny S64 resident", "tiny S64 1 MiB",
         "plain tiny S64", "compiled tiny S64", "fsdp_offload tiny S64"]  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_every_job_is_done_in_order_and_written(store):
 
 def test_a_cell_is_extended_from_its_short_passes(store):
     engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
-    cell = store.results.outcomes["tiny S64 6 MiB"].found
+    cell = store.results.outcomes["tiny S64 offloading"].found
     assert isinstance(cell, CellFound)
     assert cell.rounds_measured == (2, 4)
     assert cell.short_steps_s == pytest.approx((0.012, 0.014))
@@ -75,7 +75,7 @@ def test_a_second_call_does_only_what_is_left(store):
     clock = Clock()
     first = engine(store, FakeDevice(clock, seconds=6.0), total_s=30.0)
     first.run()
-    assert {"probe", "tiny S64 6 MiB"} <= set(statuses(store))
+    assert {"probe", "tiny S64 offloading"} <= set(statuses(store))
     assert first.waiting
     device = FakeDevice(Clock())
     second = engine(again(store), device)
@@ -84,15 +84,17 @@ def test_a_second_call_does_only_what_is_left(store):
     assert list(second.store.results.outcomes) == KEYS
     assert "ProbeDevice" not in device.names()
     runs = [r for r in (*device.asked,) if isinstance(r, requests.RunSchedules)]
-    assert len(runs) == 2 - sum(key in statuses(store) for key in KEYS[1:3])
+    assert len(runs) == 2 - sum(key in statuses(store) for key in KEYS[2:4])
 
 
 def test_no_job_is_begun_that_would_not_end_in_time(store):
     device = FakeDevice(Clock())
-    late = engine(store, device, total_s=7.0)
+    late = engine(store, device, total_s=4.0)
     late.run()
     assert device.asked == []
-    assert "probe" in late.waiting and "plain tiny S64" in late.waiting
+    assert (
+        "kernels" in late.waiting and "probe" in late.waiting and "plain tiny S64" in late.waiting
+    )
     assert statuses(store) == {}
 
 
@@ -129,7 +131,7 @@ def one_peer():
 def test_a_job_that_breaks_is_noted_and_the_others_go_on(store, error, status):
     device = FakeDevice(Clock(), instead={requests.RunSchedules: lambda: error})
     engine(store, device).run()
-    outcome = store.results.outcomes["tiny S64 6 MiB"]
+    outcome = store.results.outcomes["tiny S64 offloading"]
     assert (outcome.status, outcome.reason) == (status, str(error))
     assert statuses(store)["plain tiny S64"] == "done"
     log = store.folder / "log.txt"
@@ -160,14 +162,14 @@ def test_cells_over_the_devices_memory_are_skipped_with_the_reason(store):
         }
     )
     engine(store, FakeDevice(Clock(), machine=small), stages=("probe", "cells")).run()
-    outcome = store.results.outcomes["tiny S64 6 MiB"]
+    outcome = store.results.outcomes["tiny S64 offloading"]
     assert (outcome.status, outcome.reason) == ("skipped", "this device has 5.00 MiB")
 
 
 def test_cells_wait_where_there_is_no_profile(store):
     waiting = engine(store, FakeDevice(Clock()), stages=("cells",))
     waiting.run()
-    assert waiting.waiting == KEYS[1:4]
+    assert waiting.waiting == KEYS[2:5]
     assert statuses(store) == {}
 
 
@@ -187,5 +189,5 @@ def test_a_run_whose_loss_is_no_number_does_not_count(store, monkeypatch):
         stand_ins, "_run_of", lambda schedule: replace(right(schedule), losses=(float("nan"),))
     )
     engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
-    outcome = store.results.outcomes["tiny S64 6 MiB"]
+    outcome = store.results.outcomes["tiny S64 offloading"]
     assert outcome.status == "failed" and "nan" in outcome.reason

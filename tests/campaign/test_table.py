@@ -76,7 +76,7 @@ def test_every_job_without_figures_is_listed_with_the_reason():
     assert rows["8b S8192 130 GiB"] == ("skipped", "this device has 79.1 GiB")
     assert rows["15b S8192 78 GiB"] == ("cut off", "its call ended before it did (1 start(s))")
     assert rows["probe"] == ("waiting", "no time yet")
-    assert len(rows) == len(PLAN.cells) + len(PLAN.peers) + 2 - 3
+    assert len(rows) == len(PLAN.cells) + len(PLAN.peers) + 3 - 3
 
 
 def test_the_page_says_what_reached_its_goal():
@@ -122,3 +122,13 @@ def test_publishing_what_is_not_there_is_a_sentence(tmp_path, capsys):
         publish_main([str(tmp_path), str(tmp_path)])
     assert caught.value.code == 2
     assert "error: cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_the_tables_of_a_tiny_campaign_know_its_cells(backend, tmp_path):
+    (cell, *_) = campaign_of("tiny", backend=backend).cells
+    where = WHERE.model_copy(update={"backend": backend})
+    outcomes = {cell.key: Outcome(status="done", found=CELL)}
+    write_tables(Results(where=where, size="tiny", outcomes=outcomes), tmp_path)
+    (row,) = json.loads((tmp_path / "table.json").read_text())["cells"]
+    assert row["cell"] == cell.key

@@ -79,9 +79,12 @@ def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
 
 
 def test_what_each_kernel_call_allocates_is_reported():
-    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 23.0)
+    caps = CAPS.model_copy(update={"library_bytes": 6})
+    meter = meter_of(caps, 22.5, 23.0, 23.0, 23.0)
     meter.warm({"block_forward": 5, "head_loss": 7})
-    assert meter.report().libraries_bytes_by_call == {"block_forward": 5, "head_loss": 7}
+    found = meter.report()
+    assert found.temporary_bytes == {"block_forward": 5, "head_loss": 7}
+    assert (found.declared_bytes, found.undeclared_bytes) == (6, 1)
 
 
 def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():

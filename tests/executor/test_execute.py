@@ -121,6 +121,15 @@ def test_a_measured_timeline_has_the_first_pass_as_cold_and_the_mean_of_the_othe
     assert timeline.spread_ns == pytest.approx(variance**0.5)
 
 
+def test_only_as_many_of_the_last_passes_are_timed_as_asked_for(schedule):
+    timeline = run(schedule, RunOptions(num_passes=5, timed_passes=2))[0].timeline
+    assert len(timeline.passes) == 2
+    assert timeline.provenance.timed_passes == 3
+    assert timeline.provenance.host_cost is not None
+    assert timeline.provenance.host_cost.ns_per_op > 0
+    assert sum(timeline.provenance.host_cost.calls_per_pass.values()) == len(schedule.ops)
+
+
 def test_of_a_single_pass_the_step_is_the_pass(schedule):
     timeline = run(schedule, RunOptions(num_passes=1))[0].timeline
     assert timeline.step_ns == timeline.cold_ns

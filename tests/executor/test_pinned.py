@@ -5,6 +5,7 @@ import resource
 import pytest
 import torch
 
+from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor import pinned
 from twinstream.executor.host_limits import HostLimits, HostMemoryError
 from twinstream.executor.pinned import Pinning, pinned_arena
@@ -12,31 +13,6 @@ from twinstream.executor.pinned_pieces import HostRange, NoBoundaryError
 
 MIB = 2**20
 SLOTS = [HostRange(i * MIB, (i + 1) * MIB, f"s{i}") for i in range(6)]
-
-
-class FakeCudart:
-    """Locks ranges; fails or is interrupted at call number `at`."""
-
-    def __init__(self, *, fails_at: int | None = None, interrupted_at: int | None = None) -> None:
-        self.locked: dict[int, int] = {}
-        self.asked: list[int] = []
-        self._fails_at, self._interrupted_at = fails_at, interrupted_at
-
-    def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
-        assert pointer % 4096 == 0
-        self.asked.append(size_bytes)
-        if len(self.asked) - 1 == self._fails_at:
-            return 2
-        self.locked[pointer] = size_bytes
-        if len(self.asked) - 1 == self._interrupted_at:
-            raise KeyboardInterrupt
-        return 0
-
-    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
-        if pointer not in self.locked:
-            return 713
-        del self.locked[pointer]
-        return 0
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,16 @@ def test_the_arena_leaves_what_the_largest_call_takes(policy):
     assert arena_bytes(schedule, DEVICE) + library <= smallest
 
 
+@pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
+def test_the_search_of_optimal_knows_that_the_arena_is_smaller(share):
+    """From the smallest cap of `streaming` to that of `resident`, which the search then takes."""
+    chain = chain_with("sdpa_cpu")
+    least, most = (smallest_device_bytes(chain, policy) for policy in ("streaming", "resident"))
+    cap_bytes = round(least + share * (most - least))
+    schedule = planned(chain, MACHINE, Caps(device_bytes=cap_bytes), "optimal")
+    assert arena_bytes(schedule, DEVICE) <= cap_bytes - largest_library_bytes(chain)
+
+
 def least_bounded_bytes(chain: Chain) -> int:
     """The smallest device cap with which the bound does not rule every schedule out."""
 

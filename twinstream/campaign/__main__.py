@@ -14,7 +14,7 @@ import typer
 from twinstream.campaign.budget import Budget
 from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.exits import run_command
-from twinstream.campaign.jobs import STAGES, Dtype, campaign_of
+from twinstream.campaign.jobs import STAGES, campaign_of
 from twinstream.campaign.publish import write_tables
 from twinstream.campaign.requests import DescribeDevice, DeviceDescription
 from twinstream.campaign.results import Where
@@ -99,8 +99,7 @@ def run(  # noqa: PLR0913
             _tell(warning)
         for text in again or ():
             store.forget(text)
-        dtype: Dtype | None = "bfloat16" if settings.backend == "cuda" else None
-        plan = campaign_of(settings.size, settings.host_bytes, dtype)
+        plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell)
         try:
             engine.run()

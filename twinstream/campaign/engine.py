@@ -12,11 +12,12 @@ from twinstream.campaign.budget import Budget
 from twinstream.campaign.choosing import choose_kernels
 from twinstream.campaign.device_side import datasheet_of
 from twinstream.campaign.gpu_tests import run_gpu_tests
-from twinstream.campaign.jobs import PROBE, TESTS, Cell, Peer, Plan, Size, Stage
+from twinstream.campaign.jobs import KERNELS, PROBE, TESTS, Cell, Peer, Plan, Size, Stage
 from twinstream.campaign.measured_cell import cell_found, expected_s, runs_of
 from twinstream.campaign.plans import PlannedCell, PlanPool, PlanRequest, Refused
 from twinstream.campaign.results import (
     Found,
+    KernelsFound,
     LinkRate,
     Outcome,
     PeerFound,
@@ -35,6 +36,7 @@ from twinstream.schedule.sizes import gib
 _MOST_ATTEMPTS = 2
 _TESTS_LIMIT_S = {"full": 180.0, "tiny": 60.0}
 _PROBE_S = {"full": 120.0, "tiny": 8.0}
+_CHOOSE_LIMIT_S = 400.0  # each try has a limit of its own
 _HOST_MEMORY_LIMIT_S = 150.0
 _POLL_S = 0.2
 
@@ -71,9 +73,11 @@ class Engine:
         if "tests" in stages and self._is_open(TESTS):
             self.worker.close()  # tests look at the device's memory, and should be alone there
             self._attempt(TESTS, 20.0, _TESTS_LIMIT_S[self.settings.size], self._tests)
-        if "probe" in stages and self._probed() is None:
-            expected = _PROBE_S[self.settings.size]
-            self._attempt(PROBE, expected, 2.0 * expected, self._probe, again=True)
+        if "probe" in stages:
+            self._attempt(KERNELS, 5.0, _CHOOSE_LIMIT_S, self._choose)
+            expected_s = _PROBE_S[self.settings.size]
+            if self._probed() is None:
+                self._attempt(PROBE, expected_s, _limit_s(expected_s), self._probe)
         cells = [c for c in self.plan.cells if "cells" in stages and self._wanted(c.key)]
         if cells:
             self._cells(cells)
@@ -126,7 +130,7 @@ class Engine:
             self.store.add_timelines({cell.key: timelines})
             return found
 
-        self._attempt(cell.key, expected, 2.0 * expected + 30.0, run)
+        self._attempt(cell.key, expected, _limit_s(expected), run)
 
     def _peer(self, peer: Peer) -> None:
         def run(limit_s: float) -> Found:
@@ -141,7 +145,7 @@ class Engine:
                 device_used_bytes=ran.device_used_bytes,
             )
 
-        self._attempt(peer.key, peer.expected_s, 2.0 * peer.expected_s + 30.0, run)
+        self._attempt(peer.key, peer.expected_s, _limit_s(peer.expected_s), run)
 
     def _tests(self, limit_s: float) -> SuiteFound:
         done = run_gpu_tests(self.settings.tests, self.store.tests_report, limit_s)
@@ -151,8 +155,8 @@ class Engine:
             self.tell(f"tests were ended after {limit_s:.0f} s; those reached are counted")
         return done.found
 
-    def _probe(self, limit_s: float) -> ProbeFound:
-        settings, where = self.settings, self.store.results.where
+    def _choose(self, limit_s: float) -> KernelsFound:
+        settings = self.settings
         kernels, notes = choose_kernels(
             self.worker,
             settings.backend,
@@ -162,7 +166,12 @@ class Engine:
         )
         for note in notes:
             self.tell(note)
-        wanted = requests.ProbeDevice(kernels, settings.size == "tiny", where.commit, where.date)
+        return KernelsFound(kernels=kernels, notes=notes)
+
+    def _probe(self, limit_s: float) -> ProbeFound:
+        where, small = self.store.results.where, self.settings.size == "tiny"
+        kernels = self._kernels()
+        wanted = requests.ProbeDevice(kernels, small, where.commit, where.date)
         probed = self.worker.ask(wanted, requests.ProbedDevice, limit_s)
         save_machine(probed.machine, self.store.profile)
         return ProbeFound(
@@ -177,7 +186,6 @@ class Engine:
                 SampleRatio(name=name, time_ns=time_ns, ratio=ratio)
                 for name, time_ns, ratio in probed.samples
             ),
-            notes=notes,
         )
 
     def _probed(self) -> Machine | None:
@@ -190,6 +198,7 @@ class Engine:
             if machine.content_hash == outcome.found.content_hash:
                 return machine
         self.tell(f"{self.store.profile} is not the profile that was probed: probing again")
+        self.store.forget(PROBE)
         return None
 
     def _machine(self) -> Machine | None:
@@ -202,10 +211,12 @@ class Engine:
         return shipped
 
     def _kernels(self) -> KernelChoice:
-        outcome = self.store.results.outcomes.get(PROBE)
-        if outcome is not None and isinstance(outcome.found, ProbeFound):
+        """Those chosen; where none were, what needs no compiling and every torch has."""
+        outcome = self.store.results.outcomes.get(KERNELS)
+        if outcome is not None and isinstance(outcome.found, KernelsFound):
             return outcome.found.kernels
-        return KernelChoice()
+        on_cuda = self.settings.backend == "cuda"
+        return KernelChoice(attention="sdpa_flash" if on_cuda else "eager")
 
     def _take_host_memory(self) -> None:
         """While plans are made; where so much cannot be had, cells ask for what they need."""
@@ -240,11 +251,10 @@ class Engine:
         return not results.is_done(key) and results.attempts(key) < _MOST_ATTEMPTS
 
     def _attempt(
-        self, key: str, expected_s: float, limit_s: float, job: Callable[[float], Found],
-        *, again: bool = False,
-    ) -> None:  # fmt: skip
+        self, key: str, expected_s: float, limit_s: float, job: Callable[[float], Found]
+    ) -> None:
         """Do a job if it is open and there is time; its outcome is on the disk before the next."""
-        if not (again or self._is_open(key)):
+        if not self._is_open(key):
             return
         if not self.budget.allows(expected_s):
             self.waiting.append(key)
@@ -274,3 +284,8 @@ class Engine:
     def _skip(self, key: str, reason: str) -> None:
         self.store.put(key, Outcome(status="skipped", reason=reason))
         self.tell(f"{key}: skipped: {reason}")
+
+
+def _limit_s(expected_s: float) -> float:
+    """When a job is taken for hung: far beyond what it should take, even on a busy machine."""
+    return 2.0 * expected_s + 60.0

@@ -14,7 +14,7 @@ PeerKind = Literal["plain", "compiled", "fsdp_offload"]
 PEER_KINDS: tuple[PeerKind, ...] = ("plain", "compiled", "fsdp_offload")
 Stage = Literal["tests", "probe", "cells", "peers"]
 STAGES: tuple[Stage, ...] = ("tests", "probe", "cells", "peers")
-TESTS, PROBE = "tests", "probe"
+TESTS, KERNELS, PROBE = "tests", "kernels", "probe"
 _GIB = 2**30
 _MIB = 2**20
 _TOKENS_PER_STEP = 524_288
@@ -79,12 +79,16 @@ class Plan:
     peers: tuple[Peer, ...]
 
 
-def campaign_of(size: Size, host_bytes: int | None, dtype: Dtype | None = None) -> Plan:
-    """Cells and peers, the most telling first.
+def campaign_of(
+    size: Size, host_bytes: int | None = None, backend: Literal["cpu", "cuda"] = "cpu"
+) -> Plan:
+    """Cells and peers, the most telling first; `host_bytes` caps pinned memory.
 
-    `host_bytes` caps pinned memory; `dtype` is that of the tiny models, by default the preset's.
+    The tiny models are float32 on a CPU, and bf16 on CUDA, as its kernels want it.
     """
-    return _tiny(host_bytes, dtype) if size == "tiny" else _full(host_bytes)
+    if size == "full":
+        return _full(host_bytes)
+    return _tiny(host_bytes, None if backend == "cpu" else "bfloat16")
 
 
 def spec_of(preset: str, dtype: Dtype | None) -> ModelSpec:
@@ -149,8 +153,10 @@ def _tiny(host_bytes: int | None, dtype: Dtype | None) -> Plan:
         }  # fmt: skip
         return Cell(**(given | changes))  # type: ignore[arg-type]
 
+    # on CUDA a cap of some MiB would be less than context and libraries take
+    offloading = {"policy": "streaming"} if dtype else {"device_bytes": 6 * _MIB}
     cells = (
-        cell("6 MiB", device_bytes=6 * _MIB, goal_tokens_per_s=1.0, whole=True),
+        cell("offloading", goal_tokens_per_s=1.0, whole=True, **offloading),
         cell("resident", policy="resident"),
         cell("1 MiB", device_bytes=_MIB),
     )

@@ -18,7 +18,7 @@ from twinstream.schedule.files import write_document, write_text
 
 def write_tables(results: Results, folder: Path) -> None:
     """table.md and table.json beside the results."""
-    table = table_of(results, campaign_of(results.size, None))
+    table = table_of(results, campaign_of(results.size, backend=results.where.backend))
     write_text(markdown_of(results, table), folder / "table.md")
     write_document(table, folder / "table.json")
 
@@ -34,7 +34,7 @@ def publish(campaign: Path, benchmarks: Path) -> list[Path]:
     if not benchmarks.is_dir():
         raise CampaignError(f"{benchmarks} is no folder; give the one for pages, docs/benchmarks")
     name = re.sub(r"[^a-z0-9]+", "-", results.where.device.lower()).strip("-")
-    table = table_of(results, campaign_of(results.size, None))
+    table = table_of(results, campaign_of(results.size, backend=results.where.backend))
     page, figures = benchmarks / f"{name}.md", benchmarks / f"{name}.json"
     write_text(markdown_of(results, table), page)
     write_document(table, figures)

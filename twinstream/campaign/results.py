@@ -30,6 +30,14 @@ class SuiteFound(Node):
     failures: tuple[str, ...] = ()
 
 
+class KernelsFound(Node):
+    """The kernels that are right and fastest on the device, and what there is to say of others."""
+
+    kind: Literal["kernels"] = "kernels"
+    kernels: KernelChoice
+    notes: tuple[str, ...] = ()
+
+
 class LinkRate(Node):
     """One size of one direction of pinned copies, GB/s."""
 
@@ -55,7 +63,6 @@ class ProbeFound(Node):
     kernels: KernelChoice
     links: tuple[LinkRate, ...] = ()
     samples: tuple[SampleRatio, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class KindTime(Node):
@@ -115,7 +122,9 @@ class PeerFound(Node):
     device_used_bytes: NonNegativeInt | None = None
 
 
-Found = Annotated[SuiteFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")]
+Found = Annotated[
+    SuiteFound | KernelsFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")
+]
 
 
 class Outcome(Node):

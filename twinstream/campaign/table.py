@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from twinstream.campaign.jobs import Cell, Peer, Plan
+from twinstream.campaign.jobs import KERNELS, PROBE, TESTS, Cell, Peer, Plan
 from twinstream.campaign.results import (
     CellFound,
+    KernelsFound,
     KindTime,
     Outcome,
     PeerFound,
@@ -75,6 +76,7 @@ class Table(Node):
     peers: tuple[PeerRow, ...]
     without: tuple[JobRow, ...]
     tests: SuiteFound | None = None
+    kernels: KernelsFound | None = None
     probe: ProbeFound | None = None
 
 
@@ -92,14 +94,15 @@ def table_of(results: Results, plan: Plan) -> Table:
         for peer in plan.peers
         if isinstance(found := _found(outcomes, peer.key), PeerFound)
     ]
-    keys = ["tests", "probe", *(c.key for c in plan.cells), *(p.key for p in plan.peers)]
+    keys = [TESTS, KERNELS, PROBE, *(c.key for c in plan.cells), *(p.key for p in plan.peers)]
     without = [_job_row(key, outcomes.get(key)) for key in keys if _found(outcomes, key) is None]
-    tests, probe = _found(outcomes, "tests"), _found(outcomes, "probe")
+    tests, kernels, probe = (_found(outcomes, key) for key in (TESTS, KERNELS, PROBE))
     return Table(
         cells=tuple(cells),
         peers=tuple(peers),
         without=tuple(without),
         tests=tests if isinstance(tests, SuiteFound) else None,
+        kernels=kernels if isinstance(kernels, KernelsFound) else None,
         probe=probe if isinstance(probe, ProbeFound) else None,
     )
 
@@ -185,6 +188,9 @@ def _probe_lines(table: Table) -> list[str]:
                   f"{tests.skipped} skipped.", ""]  # fmt: skip
         lines += [f"- {failure}" for failure in tests.failures]
         lines += [""] if tests.failures else []
+    if table.kernels is not None:
+        notes = table.kernels.notes
+        lines += [f"- {note}" for note in notes] + ([""] if notes else [])
     if table.probe is not None:
         probe = table.probe
         off = sorted(abs(sample.ratio - 1.0) for sample in probe.samples)
@@ -193,8 +199,6 @@ def _probe_lines(table: Table) -> list[str]:
         lines += [f"Profile `{probe.machine}` ({probe.content_hash}): {len(probe.samples)} kernels "
                   f"timed{fit}; kernels: vector {probe.kernels.vector}, attention "
                   f"{probe.kernels.attention}.", ""]  # fmt: skip
-        lines += [f"- {note}" for note in probe.notes]
-        lines += [""] if probe.notes else []
     return lines
 
 

@@ -30,7 +30,8 @@ class DeviceMemory(Node):
     `before_bytes` is what was in use before the arena (context, and others on the device),
     `warm_bytes` once every kernel has run, `peak_bytes` the largest seen. `libraries_bytes` is
     what torch's allocator holds beside the arena: workspaces of libraries and their temporaries;
-    `libraries_bytes_by_call` what each kernel call allocated at most, when it was first run.
+    `temporary_bytes` the most that each kernel call allocated for itself, when it was first run,
+    of which the plan declared `declared_bytes` at most.
     """
 
     arena_bytes: NonNegativeInt
@@ -40,7 +41,13 @@ class DeviceMemory(Node):
     warm_bytes: NonNegativeInt
     peak_bytes: NonNegativeInt
     libraries_bytes: NonNegativeInt
-    libraries_bytes_by_call: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    temporary_bytes: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    declared_bytes: NonNegativeInt = 0
+
+    @property
+    def undeclared_bytes(self) -> int:
+        """By how much the greediest kernel call is over what the plan declared for libraries."""
+        return max(0, max(self.temporary_bytes.values(), default=0) - self.declared_bytes)
 
     @property
     def excess_bytes(self) -> int:

@@ -48,7 +48,7 @@ def attention_reason(
     limits = attention_limits(name)
     if limits.device is not None and limits.device != device:
         return f"it runs on {limits.device}, not on {device}"
-    if device == "cuda" and (reason := _cuda_reason(limits.capabilities)):
+    if limits.device == "cuda" and (reason := _cuda_reason(limits.capabilities)):
         return reason
     if reason := implementation.missing():
         return reason
@@ -56,7 +56,9 @@ def attention_reason(
 
 
 def available_attention(device: DeviceName, shape: AttentionShape | None = None) -> tuple[str, ...]:
-    """The implementations that can run here."""
+    """The implementations that can run here; none where there is no such device."""
+    if device == "cuda" and _cuda_reason(()):
+        return ()
     return tuple(n for n in _IMPLEMENTATIONS if attention_reason(n, device, shape) is None)
 
 

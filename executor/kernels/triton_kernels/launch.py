@@ -20,9 +20,13 @@ def device_function(function: Callable[..., Any]) -> Any:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Run `kernel` on a grid of programs; nothing is launched where the grid is empty."""
+    """Run `kernel` on a grid of programs; nothing is launched where the grid is empty.
+
+    Multiply-adds are fused unless asked otherwise: Triton's default is to change, and bits with it.
+    """
     if not prod(grid):
         return
+    options.setdefault("enable_fp_fusion", True)
     if triton.knobs.runtime.interpret:
         arguments = tuple(_alone(argument) for argument in arguments)
     kernel[grid](*arguments, **options)

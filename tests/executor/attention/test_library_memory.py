@@ -80,6 +80,13 @@ def test_flash_4_keeps_one_sum_of_dq_dk_and_dv_whatever_the_device():
     assert attention_library_bytes("flash4", "forward", WHOLE) == 0
 
 
+def test_sums_of_dk_and_dv_fill_blocks_of_96_keys_too():
+    """128 keys of heads of 192 are two blocks of 96 rows each."""
+    wide = cases.shape(1, 128, 128, 8, 2, 192, "bfloat16")
+    sums = 128 * 8 * 192 * 4 + 2 * (2 * 96) * 2 * 192 * 4
+    assert attention_library_bytes("flash3", "backward", wide) >= sums
+
+
 def test_flash_2_splits_the_keys_only_where_queries_are_few():
     """32 heads of 2 blocks of 64 queries do not occupy 192 multiprocessors twice over."""
     few = cases.shape(1, 128, 8192, 32, 8, 128, "bfloat16")

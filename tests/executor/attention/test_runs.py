@@ -1,11 +1,15 @@
 """Whole steps with a library's attention: the recipe decides the bits, the plan does not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.helpers.plans import MACHINE, planned, recompute_levels, smallest_device_bytes
 from tests.helpers.runs import assert_same_bits, bits_of
 from tests.helpers.tiny_chains import tiny_chain
+from twinstream.executor.kernels.attention import registry
+from twinstream.executor.kernels.attention.canary import AttentionCanaryError
 from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
@@ -45,6 +49,20 @@ def test_one_step_moves_weights_as_eager_attention_does(workload):
     for name in ("param.0", "param.1", "param.head"):
         ours, eager = (bits.state[name].view(torch.float32) for bits in (found, expected))
         assert ((ours - eager).abs() < 1e-4).float().mean() > 0.99
+
+
+def test_a_run_whose_attention_gives_nan_stops_before_it_begins(monkeypatch):
+    right = registry.attention_implementation("sdpa_cpu")
+
+    def faulty(inputs, result, workspace):
+        right.forward(inputs, result, workspace)
+        result.out[0, 0, 0, 0] = float("nan")
+
+    schedule = planned(chain_with("sdpa_cpu", "packed"), MACHINE, Caps(), "resident")
+    known = dict(registry._IMPLEMENTATIONS) | {"sdpa_cpu": replace(right, forward=faulty)}
+    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", known)
+    with pytest.raises(AttentionCanaryError, match="NaN or infinity in output"):
+        bits_of(schedule)
 
 
 def test_a_run_is_refused_before_it_begins_where_its_attention_cannot_run():

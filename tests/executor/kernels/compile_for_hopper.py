@@ -68,6 +68,7 @@ def compiled(kernel, arguments, options) -> dict:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     settings = {name: value for name, value in options.items() if name not in names}
+    settings.setdefault("enable_fp_fusion", True)
     found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=settings)
     return {
         "name": kernel.fn.__name__,

@@ -1,3 +1,5 @@
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -6,7 +8,11 @@ from tests.executor.kernels.families import tiny_spec
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.block_call import BlockCall
 from twinstream.executor.kernels.operand import KernelOperand
-from twinstream.executor.kernels.registry import kernel_keys, registered_kernel
+from twinstream.executor.kernels.registry import (
+    NoTritonError,
+    kernel_keys,
+    registered_kernel,
+)
 from twinstream.schedule.errors import TwinstreamError
 
 ATTRIBUTES = block_attributes(tiny_spec("llama"), num_tokens=8, seq_len=8, chunk_start=0)
@@ -14,8 +20,16 @@ ATTRIBUTES = block_attributes(tiny_spec("llama"), num_tokens=8, seq_len=8, chunk
 
 def test_every_kernel_is_deterministic():
     assert len(kernel_keys()) == 16
-    assert all(registered_kernel(key).deterministic for key in kernel_keys())
+    here = [key for key in kernel_keys() if key.endswith("/eager") or find_spec("triton")]
+    assert all(registered_kernel(key).deterministic for key in here)
     assert attention_implementation("eager").deterministic
+
+
+def test_a_triton_kernel_without_triton_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NoTritonError, match="pip install triton"):
+        registered_kernel("block_forward/triton")
+    assert registered_kernel("block_forward/eager").deterministic
 
 
 def test_unknown_kernel_lists_the_known_ones():

@@ -1,0 +1,50 @@
+"""Requests carried out on a CPU, and what is special on machines that are lent."""
+
+import pytest
+
+from twinstream.campaign import requests
+from twinstream.campaign.device_side import DeviceSide, datasheet_of, try_kernels
+from twinstream.executor.host_limits import HostMemoryError
+from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
+from twinstream.executor.kernels.availability import KernelsUnavailableError
+from twinstream.executor.measuring import MeasuringSession
+from twinstream.models.recipe import KernelChoice
+
+
+@pytest.mark.parametrize(
+    ("device", "profile"),
+    [("NVIDIA H100 80GB HBM3", "h100_datasheet"), ("NVIDIA H200", "h200"), ("Radeon", None)],
+)
+def test_nominal_rates_are_those_of_the_devices_datasheet(device, profile):
+    found = datasheet_of(device)
+    assert (found.name if found else None) == profile
+
+
+def test_memory_that_grows_as_it_is_used_is_taken_all_the_same(monkeypatch):
+    asked = []
+
+    def take(self, size_bytes, *, heeds_available=True):
+        asked.append((size_bytes, heeds_available))
+        if heeds_available:
+            raise HostMemoryError("available memory leaves 20.00 GiB.")
+
+    monkeypatch.setattr(MeasuringSession, "take_host", take)
+    taken = DeviceSide("cpu").answer(requests.TakeHostMemory(2**36))
+    assert isinstance(taken, requests.Taken)
+    assert asked == [(2**36, True), (2**36, False)]
+    assert "leaves 20.00 GiB" in taken.note
+
+
+def test_kernels_that_cannot_run_here_are_refused_with_the_reason(monkeypatch):
+    with pytest.raises(AttentionNotAvailable, match="flash4"):
+        try_kernels("cpu", KernelChoice(attention="flash4"))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(KernelsUnavailableError, match="Triton"):
+        try_kernels("cpu", KernelChoice(vector="triton"))
+
+
+def test_attention_that_is_not_here_is_refused_with_the_reason():
+    side = DeviceSide("cpu")
+    refused = side.answer(requests.TryAttention("flash4"))
+    assert isinstance(refused, requests.TriedAttention)
+    assert refused.refused is not None and "flash4" in refused.refused

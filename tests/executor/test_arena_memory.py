@@ -1,0 +1,93 @@
+"""The memory of a run on CUDA, with a driver of the tests: as large as planned, always released."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.helpers.fake_cudart import FakeCudart
+from tests.helpers.plans import MACHINE, planned
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor import arena_memory as arena_memory_module
+from twinstream.executor.arena_memory import arena_memory
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.device_memory import DeviceMemoryError
+from twinstream.executor.options import RunOptions
+from twinstream.executor.state import fill_carried, initial_state, read_carried
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.verify_layout import arena_bytes
+
+
+@pytest.fixture
+def cudart(monkeypatch) -> FakeCudart:
+    """Stands for the driver; the device's memory is the host's."""
+    found = FakeCudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**40, 2**40))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace())
+    monkeypatch.setattr(
+        arena_memory_module, "device_slab", lambda size: torch.zeros(size, dtype=torch.uint8)
+    )
+    return found
+
+
+def streaming() -> Schedule:
+    return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
+
+
+def test_the_arenas_are_as_large_as_planned_and_hold_the_state(cudart):
+    schedule = streaming()
+    told: list[tuple[int, int]] = []
+    options = RunOptions("cuda", on_pinned=lambda done, total: told.append((done, total)))
+    with arena_memory(schedule, options) as memory:
+        assert {tier: found.numel() for tier, found in memory.items()} == {
+            tier: arena_bytes(schedule, tier) for tier in (DEVICE, HOST)
+        }
+        assert sum(cudart.locked.values()) == arena_bytes(schedule, HOST)
+        state = initial_state(small(schedule.model.name), 1)
+        arenas = Arenas(schedule, memory)
+        fill_carried(schedule, arenas, state)
+        for name, flat in read_carried(schedule, arenas, state).items():
+            assert torch.equal(flat, state[name])
+    assert cudart.locked == {}
+    assert told[-1] == (arena_bytes(schedule, HOST),) * 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_device_that_fails_at_the_end_too_leaves_nothing_locked(cudart, error, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with (
+        pytest.raises(RuntimeError, match="illegal memory access"),
+        arena_memory(streaming(), RunOptions("cuda")),
+    ):
+        assert cudart.locked
+        raise error
+    assert cudart.locked == {}
+
+
+def test_a_slab_that_the_device_cannot_give_leaves_nothing_locked(cudart, monkeypatch):
+    def none_left(size_bytes: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(arena_memory_module, "device_slab", none_left)
+    with pytest.raises(torch.OutOfMemoryError), arena_memory(streaming(), RunOptions("cuda")):
+        raise AssertionError("never opened")
+    assert cudart.asked
+    assert cudart.locked == {}
+
+
+def test_a_slab_larger_than_what_is_free_is_refused_before_anything_is_touched(cudart, monkeypatch):
+    schedule = streaming()
+    needed = arena_bytes(schedule, DEVICE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (needed - 1, 2**40))
+    with (
+        pytest.raises(DeviceMemoryError, match=r"the driver has .* of 1024\.00 GiB free"),
+        arena_memory(schedule, RunOptions("cuda")),
+    ):
+        raise AssertionError("never opened")
+    assert cudart.asked == []

@@ -1,0 +1,96 @@
+"""A run on CUDA from warm-up to timeline, with torch's few calls replaced."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tests.helpers.fake_gpu import FakeGpu
+from tests.helpers.plans import MACHINE, planned
+from tests.helpers.runs import training
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.executor import cuda_run
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.cuda_run import CudaRun, run_on_cuda
+from twinstream.executor.device_memory import DeviceMemoryError
+from twinstream.executor.measured import measured_timeline
+from twinstream.executor.options import RunOptions
+from twinstream.executor.program import compile_program
+from twinstream.executor.state import fill_carried, initial_state
+from twinstream.executor.work import OpRunner
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.verify_layout import arena_bytes
+
+SPARE_BYTES = 1000
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> FakeGpu:
+    found = FakeGpu()
+    replaced = {
+        "current_device": lambda: 0,
+        "current_stream": lambda: None,
+        "stream": lambda stream: nullcontext(),
+        "mem_get_info": lambda: (0, 10**9),
+        "memory_reserved": lambda: 5 * 10**8,
+        "get_device_name": lambda: "a GPU of the tests",
+    }
+    for name, call in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+    monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: found)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.setenv(name, "as the user wants")
+    return found
+
+
+def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> CudaRun:
+    memory = {
+        tier: torch.zeros(size + SPARE_BYTES, dtype=torch.uint8)
+        for tier, size in Arenas.sizes(schedule).items()
+    }
+    arenas, program = Arenas(schedule, memory), compile_program(schedule)
+    host_work = training(schedule).host_work(schedule)
+    works = gpu.works(program, OpRunner(schedule, arenas, host_work).bind_all())
+    state = initial_state(small(schedule.model.name), 1)
+    return run_on_cuda(
+        schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state), options
+    )
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
+
+
+def test_a_timeline_says_where_and_how_it_was_measured(gpu, schedule):
+    run = ran(gpu, schedule, RunOptions("cuda", num_passes=4, graphs="on"))
+    timeline = measured_timeline(schedule, run.passes, run.provenance)
+    found = timeline.provenance
+    assert found.where == "a GPU of the tests"
+    assert f"torch {torch.__version__}, " in found.detail
+    assert " graphs for " in found.detail
+    assert found.timed_passes == 2
+    assert found.host_cost is not None
+    memory = found.device_memory
+    assert memory is not None
+    assert memory.arena_bytes == arena_bytes(schedule, DEVICE)
+    assert memory.peak_bytes == 10**9 - SPARE_BYTES
+    assert memory.libraries_bytes == 5 * 10**8 - SPARE_BYTES - memory.arena_bytes
+    assert set(memory.temporary_bytes) == set(schedule.calls)
+
+
+@pytest.mark.parametrize(("graphs", "why"), [("off", "not asked for"), ("auto", "no graphs")])
+def test_without_graphs_it_says_why(gpu, schedule, graphs, why, monkeypatch):
+    monkeypatch.setattr(cuda_run, "graphs_pay", lambda program, times: False)
+    assert why in ran(gpu, schedule, RunOptions("cuda", graphs=graphs)).provenance.detail
+    assert gpu.graphs == []
+
+
+def test_libraries_without_room_are_told_of_in_a_sentence(gpu, schedule, monkeypatch):
+    def none_left(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+    monkeypatch.setattr(cuda_run, "warm_up", none_left)
+    with pytest.raises(DeviceMemoryError, match=r"Tried to allocate 2\.00 GiB\. Plan with a smal"):
+        ran(gpu, schedule, RunOptions("cuda"))

@@ -1,0 +1,119 @@
+"""A measuring session on CUDA, with torch's few calls replaced: one arena, many schedules."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tests.helpers.fake_cudart import FakeCudart
+from tests.helpers.fake_gpu import FakeGpu
+from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.executor import cuda_run, execute, measuring
+from twinstream.executor.arenas import Arenas
+from twinstream.executor.cuda_run import run_on_cuda
+from twinstream.executor.device_memory import DeviceMemoryError
+from twinstream.executor.measuring import MeasuringSession
+from twinstream.executor.pinned import Pinning
+from twinstream.executor.pinned_pieces import piece_ends
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.tensors import HOST
+
+
+class Device:
+    """What the driver was asked for."""
+
+    def __init__(self) -> None:
+        self.cudart = FakeCudart()
+        self.slabs: list[int] = []
+        self.freed = 0
+        self.free_bytes = 10**9
+
+
+@pytest.fixture
+def device(monkeypatch) -> Device:
+    found = Device()
+    replaced = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "current_stream": lambda: None,
+        "stream": lambda stream: nullcontext(),
+        "mem_get_info": lambda: (found.free_bytes, 2 * 10**9),
+        "memory_reserved": lambda: 10**8,
+        "get_device_name": lambda: "a GPU of the tests",
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+    }
+    for name, call in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+
+    def clear() -> None:
+        found.freed += 1
+
+    def slab(size_bytes: int) -> torch.Tensor:
+        found.slabs.append(size_bytes)
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
+    def run(schedule, program, arenas, works, *rest):
+        gpu = FakeGpu()
+        monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: gpu)
+        return run_on_cuda(schedule, program, arenas, gpu.works(program, works), *rest)
+
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+    monkeypatch.setattr(measuring, "device_slab", slab)
+    monkeypatch.setattr(measuring, "arena_pinning", lambda **more: Pinning(found.cudart, **more))
+    monkeypatch.setattr(execute, "run_on_cuda", run)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        monkeypatch.setenv(name, "as the user wants")
+    return found
+
+
+@pytest.fixture(scope="module")
+def schedules() -> list[Schedule]:
+    chain = tiny_chain("packed")
+    least = smallest_device_bytes(chain, "streaming")
+    streaming = planned(chain, MACHINE, Caps(device_bytes=least), "streaming")
+    return [planned(chain, MACHINE, Caps(), "resident"), streaming]
+
+
+def test_memory_is_pinned_once_and_the_device_given_back_after_each_run(device, schedules):
+    host_bytes = Arenas.sizes(schedules[1])[HOST] + 10_000
+    with MeasuringSession("cuda", host_bytes) as session:
+        found = [session.measure(one, 3).losses for one in (*schedules, *schedules)]
+        assert found == [found[0]] * 4
+        assert list(device.cudart.locked.values()) == [host_bytes]
+        assert len(device.slabs) == device.freed == 4
+    assert device.cudart.locked == {}
+    assert len(device.cudart.asked) == 1
+    with MeasuringSession("cpu") as session:
+        assert session.measure(schedules[0], 3).losses == found[0]
+
+
+def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
+    device, schedules, monkeypatch
+):
+    size = Arenas.sizes(schedules[1])[HOST]
+    most = size * 2 // 3 // 4096 * 4096
+    monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", most)
+    monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", most)
+    monkeypatch.setattr(measuring, "piece_ends", lambda n, ranges: piece_ends(n, ranges, most))
+    monkeypatch.setattr(
+        measuring, "arena_pinning", lambda **more: Pinning(device.cudart, max_piece_bytes=most)
+    )
+    with MeasuringSession("cuda") as session:
+        session.take_host(size)
+        pinned = len(device.cudart.asked)
+        assert pinned > 1
+        assert sum(device.cudart.locked.values()) == size + most
+        found = [session.measure(one, 3).losses for one in (*schedules, schedules[1])]
+        assert found == [found[0]] * 3
+        assert len(device.cudart.asked) == pinned
+
+
+def test_an_arena_over_the_devices_memory_is_a_sentence_and_the_session_goes_on(device, schedules):
+    with MeasuringSession("cuda") as session:
+        device.free_bytes = 1000
+        with pytest.raises(DeviceMemoryError, match="plan with a smaller --device-mem"):
+            session.measure(schedules[0], 2)
+        device.free_bytes = 10**9
+        assert session.measure(schedules[0], 2).losses
