@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import gib
 
 _UNLIMITED_CGROUP = 1 << 62
 
@@ -44,9 +45,9 @@ def check_host_memory(size_bytes: int, limits: HostLimits, *, pinned: bool) -> N
     for what, limit, remedy in checks:
         if limit is not None and size_bytes > limit:
             raise HostMemoryError(
-                f"the host arena needs {size_bytes / 2**30:.2f} GiB"
+                f"the host arena needs {gib(size_bytes)}"
                 f"{' of pinned memory' if pinned else ''}, but {what} leaves "
-                f"{limit / 2**30:.2f} GiB; {remedy}, or plan with a smaller --host-mem."
+                f"{gib(limit)}; {remedy}, or plan with a smaller --host-mem."
             )
 
 

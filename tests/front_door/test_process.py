@@ -19,17 +19,19 @@ INTERRUPTED = """
 import signal, sys, threading
 from twinstream.commands import running
 from twinstream.cli import main
+from twinstream.commands.output import RunBars
 class InterruptOnce:
     sent = False
     def __enter__(self):
-        return self.advance
+        return RunBars(self.advance, lambda done, total: None)
     def __exit__(self, *raised):
         return False
     def advance(self):
         if not self.sent:
             self.sent = True
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-running.progress = lambda what, total, quiet: InterruptOnce()
+assert running.run_progress
+running.run_progress = lambda what, total, quiet: InterruptOnce()
 main(sys.argv[1:])
 """
 
