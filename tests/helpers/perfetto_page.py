@@ -104,5 +104,5 @@ class _Files(SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the tests' output is no access log."""
