@@ -2,9 +2,6 @@
 
 import gzip
 import json
-import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -90,31 +87,3 @@ def test_the_command_writes_a_compressed_trace(files, tmp_path):
     written = json.loads(gzip.decompress(path.read_bytes()))
     assert told["num_events"] == len(written["traceEvents"])
     assert faults(written) == []
-
-
-def test_perfettos_trace_processor_finds_slices_flows_and_counters(trace, views, tmp_path):
-    processor = pytest.importorskip("perfetto.trace_processor")
-    path = trace_processor_shell()
-    if path is None:
-        pytest.skip("needs trace_processor_shell, which is downloaded and not on this machine")
-    file = tmp_path / "trace.json"
-    file.write_text(json.dumps(trace))
-    config = processor.TraceProcessorConfig(bin_path=path)
-    with processor.TraceProcessor(trace=str(file), config=config) as opened:
-        (slices,) = opened.query("select count(*) as n from slice")
-        (flows,) = opened.query("select count(*) as n from flow")
-        (errors,) = opened.query(
-            "select ifnull(sum(value), 0) as n from stats where severity = 'error'"
-        )
-    assert slices.n == sum(len(view.schedule.ops) for view in views)
-    assert flows.n == len(events_of(trace, "s")) + len(events_of(trace, "s", pid=2))
-    assert errors.n == 0
-
-
-def trace_processor_shell() -> str | None:
-    """Perfetto's binary: named by $TRACE_PROCESSOR_SHELL, on the path, or downloaded before."""
-    given = os.environ.get("TRACE_PROCESSOR_SHELL") or shutil.which("trace_processor_shell")
-    cached = Path.home() / ".local/share/perfetto/prebuilts"
-    found = sorted(cached.glob("trace_processor_shell-*")) if cached.is_dir() else []
-    complete = [str(path) for path in found if not path.name.endswith(".tmp")]
-    return given or next(iter(complete), None)

@@ -90,7 +90,8 @@ def _process(view: View, span: Span, pid: int, origin_ns: int) -> Iterator[Event
     provenance = view.timeline.provenance
     yield _named(pid, 0, "process_name", f"{view.name}: {provenance.kind} on {provenance.where}")
     yield _sorted(pid, 0, "process_sort_index", pid)
-    threads = {queue: tid for tid, queue in enumerate(view.queues, start=1)}
+    # Perfetto takes a thread with its process's number for the main one.
+    threads = {queue: tid for tid, queue in enumerate(view.queues, start=100 * pid + 1)}
     for queue, tid in threads.items():
         yield _named(pid, tid, "thread_name", readable(queue))
         yield _sorted(pid, tid, "thread_sort_index", tid)
@@ -179,7 +180,7 @@ def _counters(view: View, span: Span, pid: int, origin_ns: int) -> Iterator[Even
     for resource, rates in used.items():
         for moment_ns, rate in zip(edges[:-1], rates, strict=True):
             levels = {"GB/s": round(float(rate), 3)}
-            yield _counter(pid, f"{readable(resource)}, GB/s", moment_ns - origin_ns, levels)
+            yield _counter(pid, readable(resource), moment_ns - origin_ns, levels)
 
 
 def _counter(pid: int, name: str, moment_ns: float, levels: dict[str, float]) -> Event:
