@@ -14,7 +14,7 @@ from twinstream.planner.emission import Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.library_memory import with_library_memory
-from twinstream.planner.margins import Allowances, QueueModel
+from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
@@ -29,6 +29,8 @@ _IN_FLIGHT_BLOCKS = 0.5
 _IN_FLIGHT_SHARE = 0.25
 _MOST_UNITS_IN_FLIGHT = 3
 _REPAIRS = 8
+_SHARES_OF_COPIES = (0.5, 0.5, 0.25, 0.0)
+_LESS_KEPT = 0.85
 _HOST_REPAIRS = 3
 _HOST_SHARE = 0.99
 
@@ -113,29 +115,69 @@ class Decider:
     def _packed(
         self, decisions: Decisions, pressure: Pressure, in_flight: int
     ) -> tuple[Candidate, Placement] | None:
-        """What fits the device; where bytes cannot be packed, less is kept."""
+        """What fits the device; where bytes cannot be packed, less is kept.
+
+        First at the tasks where something sticks out; if that does not help, everywhere.
+        """
         device = self.caps.arena_bytes("device")
         sequence = TaskSequence.of(self.small, decisions, self._call_ns)
         judged = TaskSequence.of(self.judged, decisions, self._call_ns)
-        queues = QueueModel(self.machine, self._longest_ahead_ns(decisions.choices))
-        room = np.full(len(sequence.tasks), 0 if device is None else device, dtype=np.int64)
+        if device is None:
+            return self._placed(sequence, judged, decisions)[:2]
+        room = np.full(len(sequence.tasks), device, dtype=np.int64)
         shortage = 0
         for _ in range(_REPAIRS):
-            if device is not None:
-                fitting = filled(sequence, decisions, room - in_flight, pressure)
-                fitting = fitting or filled(sequence, decisions, room, pressure)
-                if fitting is None:
-                    return None
-                decisions = fitting
-            allowances = queues.allowances(sequence, sequence.stays(decisions), device)
-            candidate = Candidate(decisions, allowances)
-            placement, over = self._place(judged, candidate)
-            if device is None or not over:
+            fitting = filled(sequence, decisions, room - in_flight, pressure)
+            fitting = fitting or filled(sequence, decisions, room, pressure)
+            if fitting is None:
+                break
+            candidate, placement, over = self._placed(sequence, judged, fitting)
+            if not over:
                 return candidate, placement
+            decisions = fitting
             shortage = max(2 * shortage, max(over.values()))
             for task in over:
                 room[task] = min(room[task], device - shortage)
+        return None if in_flight else self._packed_with_less(sequence, judged, decisions, pressure)
+
+    def _packed_with_less(
+        self,
+        sequence: TaskSequence,
+        judged: TaskSequence,
+        decisions: Decisions,
+        pressure: Pressure,
+    ) -> tuple[Candidate, Placement] | None:
+        """With ever less kept, and ever less room for copies: pieces find room more easily."""
+        device = self.caps.arena_bytes("device")
+        assert device is not None, "without a cap everything fits"
+        most_alive = device
+        for share in _SHARES_OF_COPIES:
+            room = np.full(len(sequence.tasks), most_alive, dtype=np.int64)
+            fitting = filled(sequence, decisions, room, pressure)
+            if fitting is None:
+                return None
+            alive = int(alive_bytes(sequence, sequence.stays(fitting)).max())
+            most = alive + round(share * (device - alive))
+            candidate, placement, over = self._placed(sequence, judged, fitting, most)
+            if not over:
+                return candidate, placement
+            most_alive = round(_LESS_KEPT * alive)
         return None
+
+    def _placed(
+        self,
+        sequence: TaskSequence,
+        judged: TaskSequence,
+        decisions: Decisions,
+        most_bytes: int | None = None,
+    ) -> tuple[Candidate, Placement, dict[int, int]]:
+        """Decisions with time for their copies, and what then sticks out of the device where."""
+        queues = QueueModel(self.machine, self._longest_ahead_ns(decisions.choices))
+        device = self.caps.arena_bytes("device")
+        most = device if most_bytes is None else most_bytes
+        allowances = queues.allowances(sequence, sequence.stays(decisions), most)
+        candidate = Candidate(decisions, allowances)
+        return candidate, *self._place(judged, candidate)
 
     def _place(
         self, sequence: TaskSequence, candidate: Candidate

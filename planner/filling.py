@@ -64,13 +64,15 @@ def filled(
 class _Gaps:
     """All gaps that may change, by key: the tasks inside (several ranges), bytes, and their worth.
 
-    `worth`: copies saved, by their pressure, for each ns that a byte takes memory.
+    `worth`: copies saved, by their pressure, for each ns that a byte takes memory. `settled` are
+    decisions on gaps that may not change.
     """
 
     keys: list[GapKey]
     ranges: list[list[tuple[int, int]]]
     sizes: Bytes
     worth: NDArray[np.float64]
+    settled: dict[GapKey, bool]
 
     @staticmethod
     def of(sequence: TaskSequence, decisions: Decisions, pressure: Pressure) -> "_Gaps":
@@ -98,10 +100,15 @@ class _Gaps:
             [ranges[key] for key in keys],
             np.asarray([align_up(units[name].tensor.size_bytes) for name, _ in keys], np.int64),
             np.asarray([saved[key] / longest_ns[key] for key in keys], np.float64),
+            {
+                key: kept
+                for key, kept in decisions.kept.items()
+                if decisions.is_fixed(units[key[0]])
+            },
         )
 
     def decided(self, decisions: Decisions, kept: NDArray[np.bool_]) -> Decisions:
-        return decisions.with_kept(dict(zip(self.keys, kept.tolist(), strict=True)))
+        return decisions.with_kept(self.settled | dict(zip(self.keys, kept.tolist(), strict=True)))
 
     def give_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
         """Give up gaps, the least worth first, wherever less than nothing is left."""

@@ -51,8 +51,7 @@ class Decisions:
         return Decisions(kept, levels, slot_ns, choices)
 
     def with_kept(self, kept: Mapping[GapKey, bool]) -> "Decisions":
-        """With other decisions on some gaps."""
-        return replace(self, kept={**self.kept, **kept})
+        return replace(self, kept=kept)
 
     def recomputes(self, chain: Chain) -> dict[str, str]:
         """The level of every group of a chain of any number of rounds."""

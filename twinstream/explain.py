@@ -61,7 +61,7 @@ def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explana
     idle = idle_by_cause(idle_intervals(schedule, timeline))
     last_ns = _last_pass_ns(schedule, timeline)
     return Explanation(
-        limits=_limits(bound) if bound else (),
+        limits=limits_of(bound) if bound else (),
         compute_idle_fraction={cause: ns / last_ns for cause, ns in sorted(idle.items())},
         copied_bytes=copied_bytes(schedule),
         recomputed=_recomputed(schedule, summary),
@@ -79,7 +79,8 @@ def _last_pass_ns(schedule: Schedule, timeline: Timeline) -> float:
     return last.end_ns[mine[-1]] - before.end_ns[mine[-1]]
 
 
-def _limits(bound: StepBound) -> tuple[str, ...]:
+def limits_of(bound: StepBound) -> tuple[str, ...]:
+    """Resources without which the bound would be lower, memories among them."""
     priced = {DEVICE_MEMORY: bound.device_s_per_gib, HOST_MEMORY: bound.host_s_per_gib}
     return (*bound.limits, *(name for name, price in priced.items() if price > 0))
 

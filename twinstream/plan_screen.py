@@ -12,19 +12,11 @@ from twinstream.policies_compared import PolicyOutcome
 from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.sizes import gib
-from twinstream.tables import seconds, workload_line
+from twinstream.tables import QUEUE_NAMES, seconds, workload_line
 
 _GIB = 2**30
 _MIB = 2**20
 _WIDTH = 78
-_QUEUES = {
-    "h2d": "H2D",
-    "d2h": "D2H",
-    "h2d_inputs": "inputs",
-    "h2d_context": "context",
-    "d2h_loss": "the loss",
-    "host_compute": "the host CPU",
-}
 
 
 def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) -> Group:
@@ -59,10 +51,10 @@ def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -
         if bound.fixed:
             shown += f"\nof plans with {', '.join(bound.fixed)}"
         table.add_row("lower bound", shown)
-        limits = (_QUEUES.get(limit, limit) for limit in explanation.limits)
+        limits = (QUEUE_NAMES.get(limit, limit) for limit in explanation.limits)
         table.add_row("limited by", ", ".join(limits) or "-")
     table.add_row("compute waits", _waits(explanation))
-    queues = _QUEUES | {"compute": "inside the device"}
+    queues = QUEUE_NAMES | {"compute": "inside the device"}
     moved = ", ".join(
         f"{gib(size)} {queues.get(queue, queue)}"
         for queue, size in explanation.copied_bytes.items()
@@ -82,7 +74,7 @@ def _waits(explanation: Explanation) -> str:
     if not idle:
         return "never"
     causes = ", ".join(
-        f"{_QUEUES.get(cause, cause)} {share:.1%}"
+        f"{QUEUE_NAMES.get(cause, cause)} {share:.1%}"
         for cause, share in sorted(idle.items(), key=lambda item: -item[1])
     )
     return f"{sum(idle.values()):.1%} of the step, for {causes}"
@@ -146,7 +138,7 @@ def _prices_table(explanation: Explanation) -> Group:
         if price.saves_s_per_step:
             unit, _, thing = price.what.partition(" of ")
             table.add_row(
-                f"one more {unit} of {_QUEUES.get(thing, thing)}",
+                f"one more {unit} of {QUEUE_NAMES.get(thing, thing)}",
                 f"+{price.adds_tokens_per_s:,.1f} tokens/s",
                 f"saves {seconds(price.saves_s_per_step)} a step",
             )

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from twinstream.explain import limits_of
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.metrics import Summary
 from twinstream.models.spec import ModelSpec
@@ -17,6 +18,15 @@ from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
+
+QUEUE_NAMES = {
+    "h2d": "H2D",
+    "d2h": "D2H",
+    "h2d_inputs": "inputs",
+    "h2d_context": "context",
+    "d2h_loss": "the loss",
+    "host_compute": "the host CPU",
+}
 
 _MAX_LOSSES = 20
 
@@ -104,7 +114,7 @@ def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
     saved = [f"one more {what} saves {seconds(price)}" for what, price in prices.items() if price]
     return {
         "lower bound": f"{seconds(bound.step_s)}; this step is {gap:.1%} above it",
-        "limited by": ", ".join(bound.limits) or "-",
+        "limited by": ", ".join(QUEUE_NAMES.get(name, name) for name in limits_of(bound)) or "-",
         "worth buying": "\n".join(saved) or "-",
     }
 

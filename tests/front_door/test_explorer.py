@@ -138,7 +138,9 @@ def test_a_url_may_not_open_files(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"seq_len": "long"}, "positive whole number"),
+        ({"seq_len": "long"}, "whole number from 1"),
+        ({"seq_len": "9" * 5000}, "whole number from 1"),
+        ({"device_mem": "9" * 400}, "cannot read the size"),
         ({"seq_len": ""}, "sequence length is missing"),
         ({"tokens_per_step": "100"}, "whole sequences"),
         ({"device_mem": "24XiB"}, "24GiB"),

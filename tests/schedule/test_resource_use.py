@@ -5,6 +5,7 @@ import pytest
 
 from tests.front_door.small_schedule import small_schedule, timeline
 from twinstream.schedule.resource_use import RESOURCES, bytes_by_op, use_over_time
+from twinstream.schedule.tensors import DEVICE
 
 # Ops of the small schedule, one after the other: h2d.w, first, h2d.x, again, d2h.x, last.
 LASTING_NS = (100, 50, 10, 40, 20, 80)
@@ -15,6 +16,16 @@ def test_a_copy_moves_its_bytes_over_its_direction_hbm_and_host_dram():
     assert moved["h2d"] == [1024, 0, 512, 0, 0, 0]
     assert moved["d2h"] == [0, 0, 0, 0, 512, 0]
     assert moved["hbm"] == moved["host_dram"] == [1024, 0, 512, 0, 512, 0]
+
+
+def test_a_copy_inside_the_device_reads_and_writes_hbm_and_nothing_else():
+    schedule = small_schedule()
+    inside = schedule.model_copy(
+        update={"slots": tuple(s.model_copy(update={"tier": DEVICE}) for s in schedule.slots)}
+    )
+    moved = {name: list(amounts) for name, amounts in bytes_by_op(inside).items()}
+    assert moved["hbm"] == [2048, 0, 1024, 0, 1024, 0]
+    assert not any(moved["h2d"] + moved["d2h"] + moved["host_dram"])
 
 
 def test_bytes_are_spread_evenly_from_start_to_end():

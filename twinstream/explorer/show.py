@@ -112,8 +112,8 @@ def more_of(answers: Mapping[str, Answer]) -> html.Div:
     return html.Div(
         [
             html.H2("What if there were 10 % more?"),
-            html.P("By the prices of the lower bound, to first order; what is not here brings "
-                   "nothing. `twinstream whatif` plans every change again."),
+            html.P("By the lower bound's prices of memories and links, to first order. `twinstream "
+                   "whatif` plans every change again, a faster GPU among them."),
             _graph(figure, "more") if names else html.P("No memory and no link would help alone: "
                                                         "compute limits the step."),
         ]

@@ -7,6 +7,9 @@ from urllib.parse import parse_qs, urlencode
 from twinstream import api
 from twinstream.schedule.errors import TwinstreamError
 
+_LARGEST_COUNT = 2**40
+_MOST_DIGITS = 13
+
 
 class StateError(TwinstreamError):
     """A control or a part of the URL that cannot be used."""
@@ -65,6 +68,9 @@ def count_of(text: str, name: str) -> int | None:
     if not text.strip():
         return None
     digits = text.replace(",", "").replace("_", "").strip()
-    if not digits.isdecimal() or not 0 < int(digits) < 2**62:
-        raise StateError(f"{name} needs a positive whole number, got '{text}'")
-    return int(digits)
+    number = int(digits) if digits.isdecimal() and len(digits) <= _MOST_DIGITS else 0
+    if not 0 < number <= _LARGEST_COUNT:
+        raise StateError(
+            f"{name} needs a whole number from 1 to {_LARGEST_COUNT:,}, got '{text[:40]}'"
+        )
+    return number

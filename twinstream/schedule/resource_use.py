@@ -16,8 +16,9 @@ RESOURCES = ("h2d", "d2h", "hbm", "host_dram")
 def bytes_by_op(schedule: Schedule) -> dict[str, NDArray[np.int64]]:
     """Bytes that each op moves over each of `RESOURCES`, in the schedule's op order.
 
-    A copy uses its direction of the link, HBM and host DRAM; what the host fills or takes uses
-    host DRAM; a task uses what its kernels' cost says.
+    A copy between the memories uses its direction of the link, HBM and host DRAM; one inside the
+    device reads and writes HBM; what the host fills or takes uses host DRAM; a task uses what its
+    kernels' cost says.
     """
     access_map = AccessMap(schedule.tensors, schedule.slots)
     kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
@@ -29,6 +30,9 @@ def bytes_by_op(schedule: Schedule) -> dict[str, NDArray[np.int64]]:
             moved["host_dram"][i] = sum(work.host_dram_bytes for work in cost)
             continue
         low, high = access_map.extent(op.tensor, op.num_parts if op.kind == "copy" else None)
+        if op.kind == "copy" and kinds[op.source] == kinds[op.destination] == "device":
+            moved["hbm"][i] = 2 * (high - low)
+            continue
         moved["host_dram"][i] = high - low
         if op.kind == "copy":
             moved["hbm"][i] = high - low

@@ -9,6 +9,7 @@ _UNITS = {"": 1, "B": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
     for power, prefix in enumerate("KMGT")
 }
+_LONGEST = 40
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
 
 
@@ -24,9 +25,10 @@ def parse_bytes(text: str, *, whole_bytes: float | None = None) -> int:
     >>> parse_bytes("24GiB"), parse_bytes("50%", whole_bytes=1000)
     (25769803776, 500)
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None or (match[2] != "%" and match[2] not in _UNITS):
-        raise SizeError(f"cannot read the size '{text}'; write it as 24GiB, 80GB, 80% or in bytes")
+        shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        raise SizeError(f"cannot read the size '{shown}'; write it as 24GiB, 80GB, 80% or in bytes")
     if match[2] != "%":
         return int(float(match[1]) * _UNITS[match[2]])
     if whole_bytes is None:
