@@ -100,11 +100,14 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
     replay = None
     try:
         with torch.no_grad(), gpu.libraries_pool():
-            timed = options.graphs == "auto"  # what decides
+            timed = options.graphs == "auto" and not pass_options.times_all()  # what decides
             times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
         meter.warm({call: found.allocated_bytes for call, found in times.items()})
         with torch.no_grad():
-            replay, why = _graphs(job, options, backend, times)
+            if pass_options.times_all():
+                why = "no graphs (every step is timed op by op)"
+            else:
+                replay, why = _graphs(job, options, backend, times)
         if replay is not None and meter.is_over():
             replay.close()
             gpu.release_unused()

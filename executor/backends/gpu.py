@@ -81,6 +81,7 @@ class TorchGpu:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.MemPool()
+        self._refused_pools: list[Any] = []  # graphs captured before may live in them
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -95,13 +96,22 @@ class TorchGpu:
         torch.cuda.set_stream(stream)
 
     def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
-        """All graphs share the pool: blocks in it belong to streams, and those run in order."""
+        """All graphs share the pool: blocks in it belong to streams, and those run in order.
+
+        After a refusal there is a new one.
+        """
         graph = torch.cuda.CUDAGraph()
         # Only this thread must keep to what may be captured: others may be at work meanwhile.
         mode = "thread_local"
         pool: Any = self._pool.id
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
-            body()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+                body()
+        except RuntimeError:
+            # Some versions of torch leave the pool recording, and it could not be used again.
+            self._refused_pools.append(self._pool)
+            self._pool = torch.cuda.MemPool()
+            raise
         return graph
 
     def synchronize(self) -> None:
