@@ -3,7 +3,8 @@
 The backend's logic is tested on a GPU of the tests that runs its streams in any order they allow.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -59,6 +60,9 @@ class Gpu(Protocol):
             RuntimeError: something in it cannot be captured.
         """
 
+    def named_range(self, name: str) -> AbstractContextManager[None]:
+        """While open, what this thread does has a name in NVIDIA's profilers (NVTX)."""
+
     def synchronize(self) -> None:
         """Block until the whole device is idle."""
 
@@ -113,6 +117,14 @@ class TorchGpu:
             self._pool = torch.cuda.MemPool()
             raise
         return graph
+
+    @contextlib.contextmanager
+    def named_range(self, name: str) -> Iterator[None]:
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -21,7 +21,9 @@ def gpu(monkeypatch) -> TorchGpu:
     recording: set[Any] = set()
 
     @contextlib.contextmanager
-    def graph(made: object, *, pool: Any, stream: object, capture_error_mode: str) -> Iterator[None]:
+    def graph(
+        made: object, *, pool: Any, stream: object, capture_error_mode: str
+    ) -> Iterator[None]:
         if pool in recording:
             raise RuntimeError("already recording to mempool_id")
         recording.add(pool)
@@ -43,3 +45,12 @@ def test_after_a_refused_capture_others_are_captured(gpu):
         with pytest.raises(RuntimeError, match="not permitted"):
             gpu.capture(None, refused)
     gpu.capture(None, lambda: None)
+
+
+def test_a_named_range_is_closed_after_an_error_too(gpu, monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("end"))
+    with pytest.raises(KeyError), gpu.named_range("block_forward.3"):
+        raise KeyError
+    assert calls == ["block_forward.3", "end"]
