@@ -39,7 +39,7 @@ def clear_cuda_error() -> None:
 
     torch has no call for that alone, but reads and clears it after every kernel it launches.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device="cuda")
 
