@@ -1,7 +1,7 @@
 """A run on a GPU: warm up, check the memory, put the state in place, then the passes."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -96,15 +96,20 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
     pass_options = PassOptions(
         options.num_passes, DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes
     )
+    if options.nvtx:
+        job = replace(job, works=_named(gpu, job))
     backend = CudaBackend(job.program, job.works, gpu)
     replay = None
     try:
         with torch.no_grad(), gpu.libraries_pool():
-            timed = options.graphs == "auto"  # what decides
+            timed = options.graphs == "auto" and not pass_options.times_all()  # what decides
             times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
         meter.warm({call: found.allocated_bytes for call, found in times.items()})
         with torch.no_grad():
-            replay, why = _graphs(job, options, backend, times)
+            if pass_options.times_all():
+                why = "no graphs (every step is timed op by op)"
+            else:
+                replay, why = _graphs(job, options, backend, times)
         if replay is not None and meter.is_over():
             replay.close()
             gpu.release_unused()
@@ -132,9 +137,25 @@ def _graphs(
     content: list[Hashable] = contents(job.schedule)
     if options.poison:  # what is filled differs from op to op
         content = [op.op_id for op in job.schedule.ops]
-    replay = GraphReplay(job.program, job.works, content, backend)
+    replay = GraphReplay(job.program, job.works, content, backend, named=options.nvtx)
     refused = f", {len(replay.refused)} refused" if replay.refused else ""
     return replay, (
         f"{replay.num_graphs} graphs for {replay.num_captured_ops} of "
         f"{len(job.program.launches)} ops{refused}"
     )
+
+
+def _named(gpu: Gpu, job: Job) -> list[Work]:
+    """The works of a job, each in a range with its op's name."""
+
+    def named(name: str, work: Work) -> Work:
+        def ranged(pass_index: int) -> None:
+            with gpu.named_range(name):
+                work(pass_index)
+
+        return ranged
+
+    return [
+        named(launch.op.op_id, work)
+        for launch, work in zip(job.program.launches, job.works, strict=True)
+    ]

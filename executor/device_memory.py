@@ -1,5 +1,6 @@
 """What the process takes of the device's memory, by the driver's own figure, against the caps."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ CUBLAS_WORKSPACES_KIB = (4096, 8)
 cuBLAS API reference, cublasSetWorkspace. With a fixed workspace its results are reproducible.
 """
 CUBLASLT_WORKSPACE_KIB = 32 * 1024
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Its name in newer versions of torch, and the older one, which they still read."""
 
 
 class DeviceMemoryError(TwinstreamError):
@@ -41,6 +44,29 @@ def fix_library_workspaces() -> None:
     size, count = CUBLAS_WORKSPACES_KIB
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", f":{size}:{count}")
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", str(CUBLASLT_WORKSPACE_KIB))
+
+
+def expand_segments() -> bool:
+    """Have torch's allocator grow its segments, so that they do not fragment; whether it does.
+
+    To be called before the first allocation. It stays as it was where the user has configured the
+    allocator, and where this torch or driver cannot do it in a private pool: some versions of
+    torch refuse that.
+    """
+    if any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        return False
+    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if configure is None:
+        return False
+    try:
+        configure("expandable_segments:True")
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            torch.empty(1, device="cuda")
+    except (RuntimeError, ValueError):
+        with contextlib.suppress(RuntimeError, ValueError):
+            configure("expandable_segments:False")
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,10 @@ class PassOptions:
             return True
         return number >= self.num_passes - self.timed_passes
 
+    def times_all(self) -> bool:
+        """Whether there is no pass but timed ones."""
+        return all(self.is_timed(number) for number in range(self.num_passes))
+
 
 def run_passes(
     program: Program,

@@ -10,6 +10,7 @@ from twinstream.executor.arena_memory import arena_memory
 from twinstream.executor.arenas import ArenaMemory, Arenas
 from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.executor.cuda_run import run_on_cuda
+from twinstream.executor.device_memory import expand_segments
 from twinstream.executor.dispatch import PassOptions, run_passes
 from twinstream.executor.host_work import HostWork
 from twinstream.executor.kernels.attention.canary import check_attention
@@ -81,6 +82,8 @@ def execute(
     """
     choose_backend(options.backend)
     prove(schedule, options.backend)
+    if options.backend == "cuda":
+        expand_segments()
     check_attention(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
         timeline = _run_in(

@@ -1,6 +1,7 @@
 """Passes as CUDA graphs: segments captured once, then launched pass after pass."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter_ns
@@ -53,14 +54,18 @@ class GraphReplay:
         works: Sequence[Work],
         content: Sequence[Hashable],
         backend: CudaBackend,
+        *,
+        named: bool = False,
     ) -> None:
         """Capture what can be. The kernels must be warm; nothing runs, nothing is changed.
 
         `content` says of every op what it does and on which bytes: equal content, equal graph.
+        With `named`, every launch of a graph has a range for profilers.
         """
         self._program = program
         self._works = works
         self._backend = backend
+        self._named = named
         self.refused: dict[str, str] = {}
         self._graphs: dict[int, GpuGraph | None] = {}
         self._steps: list[list[_Step]] = []
@@ -104,13 +109,19 @@ class GraphReplay:
                     self._backend.await_host(happened)
             if step.graph is not None:
                 self._backend.use(step.segment.stream)
-                step.graph.replay()
+                with self._range(step):
+                    step.graph.replay()
             else:
                 self._one_by_one(step, done, previous)
             kind = step.launches[0].op.kind if step.graph is None else "graph"
             waited_ns = self._backend.waited_ns - waited_ns
             meter.add(kind, perf_counter_ns() - before_ns - waited_ns)
         return done
+
+    def _range(self, step: _Step) -> AbstractContextManager[None]:
+        if not self._named:
+            return nullcontext()
+        return self._backend.gpu.named_range(f"graph {_name(step.launches)}")
 
     def _one_by_one(
         self, step: _Step, done: Events[CudaEvent], previous: Events[CudaEvent]
@@ -197,8 +208,7 @@ class GraphReplay:
                 if event is not None:  # host ops have none: the dispatching thread waits
                     event.wait(stream)
 
-        name = f"{launches[0].op.op_id} to {launches[-1].op.op_id}"
-        return self._captured(segment.stream, launches, name, wait, own)
+        return self._captured(segment.stream, launches, _name(launches), wait, own)
 
     def _captured(
         self,
@@ -228,6 +238,10 @@ class GraphReplay:
             return None
         finally:
             self._backend.forget_current()
+
+
+def _name(launches: Sequence[Launch]) -> str:
+    return f"{launches[0].op.op_id} to {launches[-1].op.op_id}"
 
 
 def _no_wait(launch: Launch) -> None:

@@ -15,6 +15,10 @@ class HostMemoryError(TwinstreamError):
     """The host cannot give or pin the arena that the schedule needs."""
 
 
+class AvailableMemoryError(HostMemoryError):
+    """The system says that less is available; where memory grows as it is used it may be wrong."""
+
+
 @dataclass(frozen=True)
 class HostLimits:
     """Bytes the process may lock, may use, and that are available; None is no limit."""
@@ -35,16 +39,20 @@ def host_limits(root: Path = Path("/")) -> HostLimits:
 
 
 def check_host_memory(size_bytes: int, limits: HostLimits, *, pinned: bool) -> None:
-    """Raise HostMemoryError when the arena cannot be had; nothing has been touched yet."""
+    """Raise HostMemoryError when the arena cannot be had; nothing has been touched yet.
+
+    AvailableMemoryError only where nothing but what is available speaks against it.
+    """
     checks = [
-        ("available memory", limits.available_bytes, "free memory or lower --host-mem"),
         ("the cgroup's limit", limits.cgroup_left_bytes, "raise the container's memory limit"),
+        ("available memory", limits.available_bytes, "free memory or lower --host-mem"),
     ]
     if pinned:
         checks.insert(0, ("RLIMIT_MEMLOCK", limits.memlock_bytes, "run `ulimit -l unlimited`"))
     for what, limit, remedy in checks:
         if limit is not None and size_bytes > limit:
-            raise HostMemoryError(
+            error = AvailableMemoryError if what == "available memory" else HostMemoryError
+            raise error(
                 f"the host arena needs {gib(size_bytes)}"
                 f"{' of pinned memory' if pinned else ''}, but {what} leaves "
                 f"{gib(limit)}; {remedy}, or plan with a smaller --host-mem."

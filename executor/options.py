@@ -19,7 +19,8 @@ class RunOptions:
     `timed_passes`: of how many of the last passes, beside the first, every op is timed; by
     default all on the CPU, where it costs nothing, and one on CUDA. `graphs`: whether passes that
     are not timed run as CUDA graphs; `auto` does so where that pays. `on_pinned` is told how much
-    of the host arena is populated and pinned.
+    of the host arena is populated and pinned. `nvtx` names what every op and graph enqueues, for
+    NVIDIA's profilers (CUDA).
     """
 
     backend: BackendName = "cpu"
@@ -29,6 +30,7 @@ class RunOptions:
     timed_passes: int | None = None
     graphs: Graphs = "auto"
     on_pinned: Progress | None = None
+    nvtx: bool = False
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:
@@ -45,3 +47,16 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
     if name in choices:
         return choices[name]
     raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
+
+
+def choose_nvtx(backend: BackendName, *, asked: bool) -> bool:
+    """Whether to name ranges for NVIDIA's profilers, as asked for.
+
+    Raises:
+        TwinstreamError: it is asked for without CUDA.
+    """
+    if asked and backend != "cuda":
+        raise TwinstreamError(
+            f"NVTX ranges need CUDA, and this runs on the backend '{backend}': leave --nvtx away"
+        )
+    return asked

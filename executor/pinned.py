@@ -6,7 +6,7 @@ torch's own pinned allocator rounds to powers of two; at hundreds of GiB that is
 import contextlib
 import mmap
 import os
-from collections.abc import Generator, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -34,10 +34,21 @@ class Cudart(Protocol):
         """Undo it."""
 
 
+def clear_cuda_error() -> None:
+    """Take what a refused call left as the runtime's last error, which torch would raise later.
+
+    torch has no call for that alone, but reads and clears it after every kernel it launches.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device="cuda")
+
+
 @dataclass(frozen=True)
 class Pinning:
     """How to pin: the driver, CPUs near the GPU (empty: any), pieces, and who is told.
 
+    `clear_error` is called whenever the driver has refused something.
     A virtual machine whose memory grows as it is used has less available than it will give; only
     without `heeds_available` does it.
     """
@@ -47,6 +58,7 @@ class Pinning:
     max_piece_bytes: int = MAX_PIECE_BYTES
     on_progress: Progress | None = None
     heeds_available: bool = True
+    clear_error: Callable[[], None] = clear_cuda_error
 
 
 @contextlib.contextmanager
@@ -56,21 +68,22 @@ def pinned_arena(
     """Host memory of exactly the size asked for, page-locked for the device while open.
 
     Whichever way the block is left, Ctrl-C and a failed registration included, every piece that
-    the driver was asked to lock is unlocked.
+    the driver has locked is unlocked.
 
     Raises:
+        AvailableMemoryError: the system says that less is available; the driver was not asked.
         HostMemoryError: memory or a limit is short, or the driver refuses a piece.
         NoBoundaryError: the ranges cannot be cut into pieces.
     """
     limits = host_limits()
     heeded = limits.memlock_bytes
-    if heeded is not None and size_bytes > heeded and not _driver_heeds(heeded, pinning.cudart):
+    if heeded is not None and size_bytes > heeded and not _driver_heeds(heeded, pinning):
         limits = replace(limits, memlock_bytes=None)
     if not pinning.heeds_available:
         limits = replace(limits, available_bytes=None)
     check_host_memory(size_bytes, limits, pinned=True)
     ends = piece_ends(size_bytes, ranges, pinning.max_piece_bytes) if size_bytes else []
-    locks = _Locks(pinning.cudart)
+    locks = _Locks(pinning)
     try:
         pieces, start = [], 0
         for end in ends:
@@ -86,30 +99,37 @@ def pinned_arena(
 
 
 class _Locks:
-    """What the driver was asked to lock."""
+    """What the driver has locked, or may have when an interrupt came."""
 
-    def __init__(self, cudart: Cudart) -> None:
-        self._cudart = cudart
-        self._asked: list[int] = []
-        self._granted: set[int] = set()
+    def __init__(self, pinning: Pinning) -> None:
+        self._cudart = pinning.cudart
+        self._clear_error = pinning.clear_error
+        self._granted: list[int] = []
+        self._in_flight: int | None = None
 
     def lock(self, flat: torch.Tensor) -> int:
         """Lock a mapping; the driver's error, 0 if there is none."""
         pointer = flat.data_ptr()
         # Noted first: an interrupt may come between the driver's work and the next line.
-        self._asked.append(pointer)
+        self._in_flight = pointer
         error = int(self._cudart.cudaHostRegister(pointer, flat.numel(), 0))
         if error == 0:
-            self._granted.add(pointer)
+            self._granted.append(pointer)
+        self._in_flight = None
+        if error:
+            self._clear_error()
         return error
 
     def release(self) -> int:
         """Unlock everything; how many pieces the driver keeps nevertheless."""
-        kept = 0
-        while self._asked:
-            pointer = self._asked.pop()
-            error = int(self._cudart.cudaHostUnregister(pointer))
-            kept += error != 0 and pointer in self._granted
+        kept = refused = 0
+        if self._in_flight is not None and self._in_flight not in self._granted:
+            refused += int(self._cudart.cudaHostUnregister(self._in_flight)) != 0
+        self._in_flight = None
+        while self._granted:
+            kept += int(self._cudart.cudaHostUnregister(self._granted.pop())) != 0
+        if kept or refused:
+            self._clear_error()
         return kept
 
 
@@ -171,14 +191,14 @@ def _populated(flat: torch.Tensor, cpus: Set[int]) -> Generator[int]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _driver_heeds(limit_bytes: int, cudart: Cudart) -> bool:
+def _driver_heeds(limit_bytes: int, pinning: Pinning) -> bool:
     """Whether RLIMIT_MEMLOCK binds the driver, which pins pages by its own means.
 
     Found out by pinning just more than a small limit; a large one is left to the real attempt.
     """
     if limit_bytes > _PROBED_LIMIT_BYTES:
         return False
-    locks = _Locks(cudart)
+    locks = _Locks(pinning)
     try:
         return locks.lock(_mapped(limit_bytes + mmap.PAGESIZE)) != 0
     finally:

@@ -127,7 +127,8 @@ class RunSettings:
     `on_loss` is called with the loss of every step as soon as it is there, in a thread of the run.
     `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
     auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
-    the last steps, beside the first, are; by default one on CUDA, all on the CPU.
+    the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
+    every op for NVIDIA's profilers (CUDA).
     """
 
     backend: str = "auto"
@@ -139,6 +140,7 @@ class RunSettings:
     on_pinned: Callable[[int, int], None] | None = None
     graphs: str = "auto"
     timed_steps: int | None = None
+    nvtx: bool = False
 
 
 def execute(
@@ -164,7 +166,7 @@ def execute(
     from twinstream.executor.execute import choose_backend
     from twinstream.executor.execute import execute as run
     from twinstream.executor.kernels.availability import require_kernels
-    from twinstream.executor.options import RunOptions, choose_graphs
+    from twinstream.executor.options import RunOptions, choose_graphs, choose_nvtx
     from twinstream.executor.state import initial_state
     from twinstream.executor.training import Training
 
@@ -183,6 +185,7 @@ def execute(
         timed_passes=settings.timed_steps,
         graphs=choose_graphs(settings.graphs, backend),
         on_pinned=settings.on_pinned,
+        nvtx=choose_nvtx(backend, asked=settings.nvtx),
     )
     _check_memory(schedule, backend)
     start = state if state is not None else initial_state(spec, settings.seed)

@@ -3,7 +3,8 @@
 The backend's logic is tested on a GPU of the tests that runs its streams in any order they allow.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -59,6 +60,9 @@ class Gpu(Protocol):
             RuntimeError: something in it cannot be captured.
         """
 
+    def named_range(self, name: str) -> AbstractContextManager[None]:
+        """While open, what this thread does has a name in NVIDIA's profilers (NVTX)."""
+
     def synchronize(self) -> None:
         """Block until the whole device is idle."""
 
@@ -81,6 +85,7 @@ class TorchGpu:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.MemPool()
+        self._refused_pools: list[Any] = []  # graphs captured before may live in them
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -95,14 +100,31 @@ class TorchGpu:
         torch.cuda.set_stream(stream)
 
     def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
-        """All graphs share the pool: blocks in it belong to streams, and those run in order."""
+        """All graphs share the pool: blocks in it belong to streams, and those run in order.
+
+        After a refusal there is a new one.
+        """
         graph = torch.cuda.CUDAGraph()
         # Only this thread must keep to what may be captured: others may be at work meanwhile.
         mode = "thread_local"
         pool: Any = self._pool.id
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
-            body()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+                body()
+        except RuntimeError:
+            # Some versions of torch leave the pool recording, and it could not be used again.
+            self._refused_pools.append(self._pool)
+            self._pool = torch.cuda.MemPool()
+            raise
         return graph
+
+    @contextlib.contextmanager
+    def named_range(self, name: str) -> Iterator[None]:
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

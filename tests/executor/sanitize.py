@@ -34,7 +34,10 @@ def sanitizer() -> str | None:
 
 
 def command(tool: str, path: str) -> list[str]:
-    pytest = ["-m", "pytest", "-q", "-p", "no:xdist", "-m", "gpu", "-k", LEFT_OUT, *TESTS]
+    plugins = ["-p", "no:xdist", "-p", "no:cacheprovider"]
+    # Warnings of another machine's packages are errors in our settings, and stop the first test.
+    pytest = ["-m", "pytest", "-W", "default", *plugins, "-q"]
+    pytest += ["-m", "gpu", "-k", LEFT_OUT, *TESTS]
     checks = ["--tool", tool, "--error-exitcode", str(FOUND_SOMETHING), "--print-limit", "20"]
     return [path, *checks, sys.executable, *pytest]
 

@@ -156,6 +156,23 @@ def test_the_host_is_timed_and_the_drivers_figure_is_reported():
     assert provenance.timed_passes == 2
 
 
+def test_after_a_refused_capture_the_device_goes_on():
+    gpu = TorchGpu(torch.device("cuda"))
+    stream = gpu.new_stream()
+    number = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            gpu.capture(stream, lambda: number.item())
+    graph = gpu.capture(stream, lambda: number.add_(1))
+    gpu.use(stream)
+    graph.replay()
+    with gpu.libraries_pool():
+        number.add(1)
+    torch.cuda.synchronize()
+    assert number.item() == 1
+
+
 # --- pinned memory
 
 

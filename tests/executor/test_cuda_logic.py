@@ -136,6 +136,13 @@ def test_graphs_hold_most_ops_and_are_given_back():
     assert 0.7 * len(schedule.ops) < captured < len(schedule.ops)
 
 
+def test_where_every_pass_is_timed_nothing_is_captured():
+    gpu = FakeGpu()
+    found = on_fake_gpu(schedule_of("resident"), RunOptions(num_passes=2, graphs="on"), gpu)
+    assert gpu.graphs == []
+    assert found.graphs == "no graphs (every step is timed op by op)"
+
+
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_a_pass_that_is_not_timed_records_no_times(graphs: Graphs):
     schedule = schedule_of("resident")

@@ -14,11 +14,12 @@ from twinstream.executor.arenas import Arenas
 from twinstream.executor.cuda_run import CudaRun, run_on_cuda
 from twinstream.executor.device_memory import DeviceMemoryError
 from twinstream.executor.measured import measured_timeline
-from twinstream.executor.options import RunOptions
+from twinstream.executor.options import RunOptions, choose_nvtx
 from twinstream.executor.program import compile_program
 from twinstream.executor.state import fill_carried, initial_state
 from twinstream.executor.work import OpRunner
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 
@@ -94,3 +95,21 @@ def test_libraries_without_room_are_told_of_in_a_sentence(gpu, schedule, monkeyp
     monkeypatch.setattr(cuda_run, "warm_up", none_left)
     with pytest.raises(DeviceMemoryError, match=r"Tried to allocate 2\.00 GiB\. Plan with a smal"):
         ran(gpu, schedule, RunOptions("cuda"))
+
+
+def test_every_op_and_every_graph_has_a_named_range_when_asked(gpu, schedule):
+    ran(gpu, schedule, RunOptions("cuda", num_passes=4, graphs="on", nvtx=True))
+    graphs = [name for name in gpu.named if name.startswith("graph ")]
+    assert len(graphs) == sum(graph.num_launches for graph in gpu.graphs)
+    assert {op.op_id for op in schedule.ops} <= set(gpu.named)
+
+
+def test_nothing_is_named_unless_asked(gpu, schedule):
+    ran(gpu, schedule, RunOptions("cuda", num_passes=4, graphs="on"))
+    assert gpu.named == []
+
+
+def test_named_ranges_on_the_cpu_are_refused():
+    with pytest.raises(TwinstreamError, match="leave --nvtx away"):
+        choose_nvtx("cpu", asked=True)
+    assert choose_nvtx("cuda", asked=True)

@@ -1,12 +1,16 @@
 """The driver's figure against the caps: what is reported, what is refused, and in which words."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
 
 from twinstream.executor import device_memory
 from twinstream.executor.device_memory import (
     DeviceMemoryError,
     DeviceMeter,
     MemoryReading,
+    expand_segments,
     fix_library_workspaces,
 )
 from twinstream.schedule.document import Caps
@@ -92,3 +96,48 @@ def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():
     meter.warm({})
     assert meter.is_over()
     assert meter.report().peak_bytes == 23 * GIB
+
+
+# --- torch's allocator
+
+
+@pytest.fixture
+def configured(monkeypatch) -> list[str]:
+    """What the allocator was told; allocations come from the host."""
+    found: list[str] = []
+    empty = torch.empty
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: None)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
+    monkeypatch.setattr(torch, "empty", lambda size, device: empty(size))
+    return found
+
+
+def test_the_allocator_is_told_to_grow_its_segments(configured):
+    assert expand_segments()
+    assert configured == ["expandable_segments:True"]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_an_allocator_that_the_user_configured_stays_as_it_is(configured, monkeypatch, name):
+    monkeypatch.setenv(name, "max_split_size_mb:512")
+    assert not expand_segments()
+    assert configured == []
+
+
+def test_a_torch_that_cannot_grow_segments_in_a_private_pool_is_told_to_leave_it(
+    configured, monkeypatch
+):
+    def refused(pool: object) -> None:
+        raise RuntimeError("MemPool does not currently support expandable_segments")
+
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", refused)
+    assert not expand_segments()
+    assert configured == ["expandable_segments:True", "expandable_segments:False"]
+
+
+def test_a_torch_without_the_setting_is_left_alone(configured, monkeypatch):
+    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
+    assert not expand_segments()

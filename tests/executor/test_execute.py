@@ -196,7 +196,7 @@ def test_a_plan_of_another_chain_is_refused(schedule, monkeypatch):
 def test_arenas_larger_than_the_memory_there_is_are_refused(schedule, monkeypatch):
     little = HostLimits(memlock_bytes=0, cgroup_left_bytes=None, available_bytes=1000)
     monkeypatch.setattr(arena_memory, "host_limits", lambda: little)
-    with pytest.raises(HostMemoryError, match=r"available memory leaves 0\.00 GiB"):
+    with pytest.raises(HostMemoryError, match=r"available memory leaves 0\.98 KiB"):
         execute(schedule, start(schedule), refuse_host_work(), RunOptions())
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor import pinned
-from twinstream.executor.host_limits import HostLimits, HostMemoryError
+from twinstream.executor.host_limits import AvailableMemoryError, HostLimits, HostMemoryError
 from twinstream.executor.pinned import Pinning, pinned_arena
 from twinstream.executor.pinned_pieces import HostRange, NoBoundaryError
 
@@ -25,7 +25,12 @@ def pinning(cudart: FakeCudart, told: list[tuple[int, int]] | None = None) -> Pi
         if told is not None:
             told.append((done, total))
 
-    return Pinning(cudart, max_piece_bytes=2 * MIB, on_progress=on_progress)
+    return Pinning(
+        cudart,
+        max_piece_bytes=2 * MIB,
+        on_progress=on_progress,
+        clear_error=cudart.clear_error,
+    )
 
 
 def test_the_arena_is_zeros_in_pieces_that_are_locked_while_it_is_open():
@@ -69,6 +74,7 @@ def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(pi
     )
     assert len(cudart.asked) == piece + 1
     assert cudart.locked == {}
+    assert cudart.last_error == 0, "torch's next kernel would raise it"
 
 
 @pytest.mark.parametrize("piece", [0, 1, 2])
@@ -78,6 +84,34 @@ def test_ctrl_c_while_a_piece_is_locked_leaves_none_locked(piece):
     with pytest.raises(KeyboardInterrupt), pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
         raise AssertionError("never opened")
     assert cudart.locked == {}
+
+
+def test_a_piece_never_granted_is_not_unlocked():
+    """Unlocking it would leave an error of its own, after the one that was taken."""
+    cudart, cleared = FakeCudart(fails_at=1), []
+
+    def clear() -> None:
+        cleared.append(cudart.last_error)
+        cudart.clear_error()
+
+    with (
+        pytest.raises(HostMemoryError, match="cannot pin"),
+        pinned_arena(6 * MIB, SLOTS, Pinning(cudart, max_piece_bytes=2 * MIB, clear_error=clear)),
+    ):
+        raise AssertionError("never opened")
+    assert cleared == [2]
+    assert cudart.last_error == 0
+
+
+def test_ctrl_c_before_the_driver_did_anything_leaves_no_error():
+    class Interrupted(FakeCudart):
+        def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
+            raise KeyboardInterrupt
+
+    cudart = Interrupted()
+    with pytest.raises(KeyboardInterrupt), pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
+        raise AssertionError("never opened")
+    assert cudart.last_error == 0
 
 
 def test_ctrl_c_while_pages_are_touched_leaves_none_locked():
@@ -124,7 +158,7 @@ def test_too_little_memory_is_refused_before_anything_is_touched(monkeypatch):
     monkeypatch.setattr(pinned, "_mapped", untouched)
     monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, 5 * MIB))
     with (
-        pytest.raises(HostMemoryError, match="available memory leaves"),
+        pytest.raises(AvailableMemoryError, match="available memory leaves"),
         pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())),
     ):
         raise AssertionError("never opened")
@@ -164,6 +198,7 @@ def test_a_limit_on_locked_memory_counts_where_the_driver_heeds_it(monkeypatch):
         raise AssertionError("never opened")
     assert cudart.asked == [65536 + resource.getpagesize()]
     assert cudart.locked == {}
+    assert cudart.last_error == 0
 
 
 def test_a_limit_that_the_driver_does_not_heed_refuses_nothing(monkeypatch):

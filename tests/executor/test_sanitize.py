@@ -39,3 +39,9 @@ def test_its_tests_are_there():
     files = [REPO / path for path in sanitize.TESTS]
     assert all(path.exists() for path in files)
     assert sanitize.command("memcheck", "x")[5:8] == ["--print-limit", "20", sys.executable]
+
+
+def test_warnings_of_another_machines_packages_do_not_stop_it():
+    pytest_line = " ".join(sanitize.command("memcheck", "x"))
+    assert "-m pytest -W default " in pytest_line
+    assert " -p no:cacheprovider " in pytest_line

@@ -111,6 +111,7 @@ class FakeGpu:
         self.num_captured_waits = 0
         self.num_releases = 0
         self.allocated = 0
+        self.named: list[str] = []
         self.refused = refused
         self._rng = Random(seed)
         self._eager = eager
@@ -146,6 +147,11 @@ class FakeGpu:
 
     @contextlib.contextmanager
     def libraries_pool(self) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def named_range(self, name: str) -> Iterator[None]:
+        self.named.append(name)
         yield
 
     def begin_allocation_count(self) -> None:

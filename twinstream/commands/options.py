@@ -245,6 +245,9 @@ TimedSteps = Annotated[
         help="So many of the last steps have every op timed; by default 1 on CUDA, all on the CPU.",
     ),
 ]
+Nvtx = Annotated[
+    bool, typer.Option("--nvtx", help="Name every op for NVIDIA's profilers (CUDA only).")
+]
 Text = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Text to train on; by default Python's help topics."),

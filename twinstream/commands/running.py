@@ -56,6 +56,7 @@ def run(  # noqa: PLR0913
     poison: options.Poison = False,
     graphs: options.Graphs = "auto",
     timed_steps: options.TimedSteps = None,
+    nvtx: options.Nvtx = False,
     output: Annotated[Path | None, options.output("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -66,7 +67,7 @@ def run(  # noqa: PLR0913
     )  # fmt: skip
     settings = api.RunSettings(
         backend_named(backend), steps, learning_rate, seed, poison,
-        graphs=graphs, timed_steps=timed_steps,
+        graphs=graphs, timed_steps=timed_steps, nvtx=nvtx,
     )  # fmt: skip
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
