@@ -19,7 +19,8 @@ class RunOptions:
     `timed_passes`: of how many of the last passes, beside the first, every op is timed; by
     default all on the CPU, where it costs nothing, and one on CUDA. `graphs`: whether passes that
     are not timed run as CUDA graphs; `auto` does so where that pays. `on_pinned` is told how much
-    of the host arena is populated and pinned.
+    of the host arena is populated and pinned. Without `refuses_excess` a run whose context and
+    libraries take more of the device than the cap leaves goes on, and reports by how much.
     """
 
     backend: BackendName = "cpu"
@@ -29,6 +30,7 @@ class RunOptions:
     timed_passes: int | None = None
     graphs: Graphs = "auto"
     on_pinned: Progress | None = None
+    refuses_excess: bool = True
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

@@ -62,7 +62,8 @@ def run(  # noqa: PLR0913
     ] = None,
     host_mem: Annotated[str, typer.Option(help="Cap of pinned host memory of cells.")] = "100GiB",
     jobs: Annotated[
-        int | None, typer.Option(min=0, help="Processes that plan; by default half the cores.")
+        int | None,
+        typer.Option(min=0, help="Processes that plan; by default half the cores, at most 4."),
     ] = None,
     tests: Annotated[
         list[str] | None,
@@ -92,7 +93,11 @@ def run(  # noqa: PLR0913
         attention=attention,
         only=tuple(only or ()),
     )
-    with only_campaign(out), DeviceProcess(settings.backend) as worker:
+    with (
+        only_campaign(out),
+        DeviceProcess(settings.backend) as worker,
+        DeviceProcess(settings.backend) as peer_worker,
+    ):
         device = worker.ask(DescribeDevice(), DeviceDescription, _DESCRIBE_LIMIT_S)
         store = Store(out, _where(settings.backend, device, commit), settings.size)
         for warning in store.warnings:
@@ -100,7 +105,7 @@ def run(  # noqa: PLR0913
         for text in again or ():
             store.forget(text)
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
-        engine = Engine(settings, plan, store, worker, budget, _tell)
+        engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
         try:
             engine.run()
         finally:
@@ -123,7 +128,8 @@ def _where(backend: str, device: DeviceDescription, commit: str) -> Where:
 
 
 def _default_jobs() -> int:
-    return max(1, min(8, (os.cpu_count() or 2) // 2))
+    """Each takes some GiB, beside the pinned arena."""
+    return max(1, min(4, (os.cpu_count() or 2) // 2))
 
 
 def _tell(line: str) -> None:
