@@ -99,11 +99,8 @@ def run(  # noqa: PLR0913
         DeviceProcess(settings.backend) as peer_worker,
     ):
         device = worker.ask(DescribeDevice(), DeviceDescription, _DESCRIBE_LIMIT_S)
-        store = Store(out, _where(settings.backend, device, commit), settings.size)
-        for warning in store.warnings:
-            _tell(warning)
-        for text in again or ():
-            store.forget(text)
+        where = _where(settings.backend, device, commit)
+        store = _opened(Store(out, where, settings.size), again or ())
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
         try:
@@ -113,6 +110,15 @@ def run(  # noqa: PLR0913
     print((out / "table.md").read_text(encoding="utf-8"))
     if engine.waiting:
         _tell(f"no time left for {len(engine.waiting)} job(s): call it again with the same --out")
+
+
+def _opened(store: Store, again: Sequence[str]) -> Store:
+    """Without the outcomes to be found again; says what was damaged."""
+    for warning in store.warnings:
+        _tell(warning)
+    for text in again:
+        store.forget(text)
+    return store
 
 
 def _where(backend: str, device: DeviceDescription, commit: str) -> Where:
