@@ -53,7 +53,10 @@ def run_on_cuda(
     fix_library_workspaces()
     spare_bytes = arenas.held_bytes(DEVICE) - arena_bytes(schedule, DEVICE)
     meter = DeviceMeter(
-        schedule.caps, arena_bytes(schedule, DEVICE), lambda: read_device_memory(spare_bytes)
+        schedule.caps,
+        arena_bytes(schedule, DEVICE),
+        lambda: read_device_memory(spare_bytes),
+        refuses_excess=options.refuses_excess,
     )
     gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
     job = Job(schedule, program, arenas, works, fill)
@@ -104,13 +107,13 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
         with torch.no_grad(), gpu.libraries_pool():
             timed = options.graphs == "auto" and not pass_options.times_all()  # what decides
             times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
-        meter.warm({call: found.allocated_bytes for call, found in times.items()})
+        is_over = meter.warm({call: found.allocated_bytes for call, found in times.items()})
         with torch.no_grad():
             if pass_options.times_all():
                 why = "no graphs (every step is timed op by op)"
             else:
                 replay, why = _graphs(job, options, backend, times)
-        if replay is not None and meter.is_over():
+        if replay is not None and not is_over and meter.is_over():
             replay.close()
             gpu.release_unused()
             replay, why = None, "no graphs (their memory would exceed the cap)"

@@ -87,8 +87,16 @@ def read_device_memory(spare_bytes: int) -> MemoryReading:
 class DeviceMeter:
     """Takes readings along a run. Nothing is given back during one, so the last is the largest."""
 
-    def __init__(self, caps: Caps, arena_bytes: int, read: Callable[[], MemoryReading]) -> None:
+    def __init__(
+        self,
+        caps: Caps,
+        arena_bytes: int,
+        read: Callable[[], MemoryReading],
+        *,
+        refuses_excess: bool = True,
+    ) -> None:
         self._caps = caps
+        self._refuses_excess = refuses_excess
         self._arena_bytes = arena_bytes
         self._read = read
         self._first = read()
@@ -97,18 +105,20 @@ class DeviceMeter:
         self._libraries_bytes = 0
         self._temporary_bytes: dict[str, int] = {}
 
-    def warm(self, temporary_bytes: Mapping[str, int]) -> None:
+    def warm(self, temporary_bytes: Mapping[str, int]) -> bool:
         """Every kernel has run: what libraries take is known, call by call.
 
+        Returns whether the process takes more than the cap of the schedule.
+
         Raises:
-            DeviceMemoryError: the process takes more than the cap of the schedule; nothing has
-                been trained yet.
+            DeviceMemoryError: it does, and excess is refused; nothing has been trained yet.
         """
         self._temporary_bytes = dict(temporary_bytes)
         self._warm = self._take()
         report = self.report()
-        if report.excess_bytes:
+        if report.excess_bytes and self._refuses_excess:
             raise DeviceMemoryError(_over(report))
+        return report.excess_bytes > 0
 
     def is_over(self) -> bool:
         """Whether the process takes more than the cap right now."""

@@ -18,7 +18,12 @@ from twinstream.executor.arena_memory import arena_pinning, device_slab
 from twinstream.executor.arenas import ArenaMemory, Arenas, Piece, PieceMemory
 from twinstream.executor.device_memory import check_device_memory
 from twinstream.executor.execute import execute_in
-from twinstream.executor.host_limits import check_host_memory, host_limits
+from twinstream.executor.host_limits import (
+    AvailableMemoryError,
+    HostMemoryError,
+    check_host_memory,
+    host_limits,
+)
 from twinstream.executor.kernels.attention.canary import check_attention
 from twinstream.executor.options import BackendName, RunOptions
 from twinstream.executor.pinned import pinned_arena
@@ -56,7 +61,11 @@ class Measured:
 
 
 class MeasuringSession:
-    """Holds the host arena from the first schedule on; a device slab for each."""
+    """Holds the host arena from the first schedule on; a device slab for each.
+
+    Where context and libraries take more of the device than a schedule's cap leaves them, the run
+    goes on, and the excess is in its timeline's provenance.
+    """
 
     def __init__(self, backend: BackendName, host_bytes: int = 0) -> None:
         """`host_bytes` is the least to take of the host, so that later schedules find room."""
@@ -114,6 +123,21 @@ class MeasuringSession:
             self._pieces.append(memory[start:end])
             start = end
 
+    def take_host_anyway(self, size_bytes: int) -> str:
+        """As `take_host`, but where the system says that less is available, try all the same.
+
+        The memory of some virtual machines grows as it is used. Returns what was said, or "".
+
+        Raises:
+            HostMemoryError: so much cannot be had, or not pinned.
+        """
+        try:
+            self.take_host(size_bytes)
+        except AvailableMemoryError as error:
+            self.take_host(size_bytes, heeds_available=False)
+            return f"{error} Tried all the same, and there was enough."
+        return ""
+
     def close(self) -> None:
         """Give the host arena back."""
         self._pieces = []
@@ -132,7 +156,7 @@ class MeasuringSession:
             fill_random(schedule, arenas, spec)
             filled_s[0] = time.perf_counter()
 
-        options = RunOptions(backend=self._backend, num_passes=num_passes)
+        options = RunOptions(backend=self._backend, num_passes=num_passes, refuses_excess=False)
         timeline = execute_in(schedule, memory, fill, loop.host_work(schedule), options)
         end_s = time.perf_counter()
         return Measured(timeline, tuple(loop.losses), filled_s[0] - start_s, end_s - filled_s[0])
@@ -142,7 +166,7 @@ class MeasuringSession:
         size_bytes = Arenas.sizes(schedule).get(HOST, 0)
         found = self._cut(schedule, size_bytes)
         if found is None:
-            self.take_host(max(size_bytes, self._host_bytes))
+            self._take_for(size_bytes)
             found = self._cut(schedule, size_bytes)
         if found is None:
             raise NoBoundaryError(
@@ -151,6 +175,17 @@ class MeasuringSession:
                 "another --host-mem"
             )
         return found
+
+    def _take_for(self, size_bytes: int) -> None:
+        """As much as later schedules may need; where that cannot be had, what this one needs."""
+        if size_bytes < self._host_bytes:
+            try:
+                self.take_host_anyway(self._host_bytes)
+            except HostMemoryError:
+                self._host_bytes = 0
+            else:
+                return
+        self.take_host_anyway(size_bytes)
 
     def _cut(self, schedule: Schedule, size_bytes: int) -> ArenaMemory | None:
         """The pieces there are as the schedule's arena; None where they are too small for it."""

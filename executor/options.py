@@ -20,7 +20,8 @@ class RunOptions:
     default all on the CPU, where it costs nothing, and one on CUDA. `graphs`: whether passes that
     are not timed run as CUDA graphs; `auto` does so where that pays. `on_pinned` is told how much
     of the host arena is populated and pinned. `nvtx` names what every op and graph enqueues, for
-    NVIDIA's profilers (CUDA).
+    NVIDIA's profilers (CUDA). Without `refuses_excess` a run whose context and libraries take more
+    of the device than the cap leaves goes on, and reports by how much.
     """
 
     backend: BackendName = "cpu"
@@ -31,6 +32,7 @@ class RunOptions:
     graphs: Graphs = "auto"
     on_pinned: Progress | None = None
     nvtx: bool = False
+    refuses_excess: bool = True
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

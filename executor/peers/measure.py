@@ -73,7 +73,7 @@ def _measure(work: PeerWork, device: torch.device) -> PeerTimes:
 def _timed(work: PeerWork, peer: Trainer, device: torch.device) -> PeerTimes:
     tokens = random_tokens(work.spec.vocab_size, work.micro_batch_tokens)
     batches = tokens.view(tokens.shape[0], 2, -1, work.seq_len)
-    losses = []
+    losses: list[torch.Tensor] = []
 
     def micro_batch(number: int) -> None:
         losses.append(peer.micro_batch(batches[number % len(batches)], 1.0))
@@ -90,7 +90,7 @@ def _timed(work: PeerWork, peer: Trainer, device: torch.device) -> PeerTimes:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         used = int(total - free)
-    return PeerTimes(several_s / work.num_micro_batches, update_s, losses[-1], used)
+    return PeerTimes(several_s / work.num_micro_batches, update_s, float(losses[-1]), used)
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:

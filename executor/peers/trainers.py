@@ -28,12 +28,15 @@ class Trainer:
     device: torch.device
     is_distributed: bool = False
 
-    def micro_batch(self, tokens_2BS: torch.Tensor, share: float) -> float:
-        """Add `share` of the mean loss's gradient of ids and labels; returns the mean loss."""
+    def micro_batch(self, tokens_2BS: torch.Tensor, share: float) -> torch.Tensor:
+        """Add `share` of the mean loss's gradient of ids and labels; returns the mean loss.
+
+        The loss stays on the device: to read it would wait for the device.
+        """
         ids, labels = tokens_2BS.to(self.device, torch.int64, non_blocking=True).unbind()
         loss = self.model(ids, labels)
         (loss * share).backward()
-        return float(loss.detach())
+        return cast(torch.Tensor, loss.detach())
 
     def update(self) -> None:
         """One step of AdamW, and gradients to none."""

@@ -35,6 +35,7 @@ class ProbeRequest:
     """What to probe: chains of one layer, the datasheet's machine, who asks.
 
     `datasheet` gives the nominal rates that MFU and efficiencies are of, where the device is known.
+    `excess_bytes` are what the chosen kernels take beyond what plans count with: also reserved.
     """
 
     chains: Sequence[Chain]
@@ -42,6 +43,7 @@ class ProbeRequest:
     commit: str
     date: str
     warm_seconds: float = 4.0
+    excess_bytes: int = 0
 
 
 @dataclass
@@ -67,7 +69,7 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     samples = list(kernel_samples(request.chains, timer, request.warm_seconds))
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    reserve = _used_bytes(device) + _RESERVE_MARGIN_BYTES
+    reserve = _used_bytes(device) + _RESERVE_MARGIN_BYTES + request.excess_bytes
     where = (
         f"probed {request.date} on {torch.cuda.get_device_name(device)}, torch "
         f"{torch.__version__}, commit {request.commit or 'unknown'}, "

@@ -44,6 +44,7 @@ class FakeDevice:
     instead: Mapping[type, Callable[[], Exception]] = field(default_factory=dict)
     attention: Mapping[str, tuple[float, str | None]] = field(default_factory=dict)
     off: Mapping[str, float] = field(default_factory=dict)
+    excess: dict[str, int] = field(default_factory=dict)
     asked: list[requests.Request] = field(default_factory=list)
     limits_s: list[float] = field(default_factory=list)
 
@@ -66,7 +67,8 @@ class FakeDevice:
     def _answer(self, request: requests.Request) -> requests.Answer:
         match request:
             case requests.TryAttention():
-                return requests.TriedAttention(*self.attention[request.name])
+                excess_bytes = self.excess.get(request.name, 0)
+                return requests.TriedAttention(*self.attention[request.name], excess_bytes)
             case requests.TryKernels():
                 return requests.TriedKernels("grad.0", self.off[request.kernels.vector], 1e-2)
             case requests.ProbeDevice():

@@ -4,8 +4,8 @@ import pytest
 
 from tests.campaign.stand_ins import Clock, FakeDevice
 from twinstream.campaign import requests
-from twinstream.campaign.choosing import choose_kernels
-from twinstream.campaign.worker import JobFailed, JobRefused
+from twinstream.campaign.choosing import Tries, choose_kernels
+from twinstream.campaign.worker import JobFailed, JobRefused, JobTimeout
 from twinstream.models.attention_scratch import attention_names
 from twinstream.models.recipe import KernelChoice
 
@@ -17,9 +17,14 @@ def device(**known: tuple[float, str | None]) -> FakeDevice:
     return FakeDevice(Clock(), attention=absent | known, off=RIGHT)
 
 
+def tries(device: FakeDevice, total_s: float = 1000.0) -> Tries:
+    return Tries(device, lambda: total_s - device.clock.now_s)
+
+
 def test_the_fastest_attention_that_is_right_is_chosen_and_the_others_explained():
     found = device(sdpa_flash=(9e6, None), flash4=(7e6, None), flash2=(1e6, "it is wrong"))
-    kernels, notes = choose_kernels(found, "cuda", "auto", "auto")
+    chosen = choose_kernels(tries(found), "cuda", "auto", "auto")
+    kernels, notes = chosen.kernels, chosen.notes
     assert kernels == KernelChoice(vector="triton", attention="flash4")
     assert "attention flash2 is left out: it is wrong" in notes
     assert "attention sdpa_flash: 9.00 ms" in notes
@@ -29,7 +34,8 @@ def test_the_fastest_attention_that_is_right_is_chosen_and_the_others_explained(
 def test_triton_kernels_that_are_wrong_are_left_out(off):
     found = device(sdpa_flash=(9e6, None))
     found.off = {"triton": off, "eager": 0.0}
-    kernels, notes = choose_kernels(found, "cuda", "auto", "auto")
+    chosen = choose_kernels(tries(found), "cuda", "auto", "auto")
+    kernels, notes = chosen.kernels, chosen.notes
     assert kernels == KernelChoice(vector="eager", attention="sdpa_flash")
     assert any("triton kernels" in note and "off the eager kernels" in note for note in notes)
 
@@ -37,8 +43,9 @@ def test_triton_kernels_that_are_wrong_are_left_out(off):
 def test_a_try_that_breaks_the_process_leaves_the_rest():
     found = device()
     found.instead = {requests.TryAttention: lambda: JobFailed("illegal access")}
-    kernels, notes = choose_kernels(found, "cuda", "auto", "auto")
-    assert kernels.attention == "eager"
+    chosen = choose_kernels(tries(found), "cuda", "auto", "auto")
+    kernels, notes = chosen.kernels, chosen.notes
+    assert kernels.attention == "sdpa_flash"
     assert "attention flash4 is left out: illegal access" in notes
 
 
@@ -46,13 +53,39 @@ def test_what_is_asked_for_is_not_replaced():
     found = device()
     found.off = {"triton": 0.5, "eager": 0.0}
     with pytest.raises(JobRefused, match="triton kernels with attention sdpa_flash"):
-        choose_kernels(found, "cuda", "triton", "sdpa_flash")
+        choose_kernels(tries(found), "cuda", "triton", "sdpa_flash")
     assert found.names() == ["TryKernels"]
     with pytest.raises(JobRefused, match="no vector kernels 'none'"):
-        choose_kernels(found, "cuda", "none", "sdpa_flash")
+        choose_kernels(tries(found), "cuda", "none", "sdpa_flash")
 
 
 def test_a_cpu_has_eager_kernels_without_a_try():
     found = device()
-    assert choose_kernels(found, "cpu", "auto", "auto") == (KernelChoice(), ())
+    assert choose_kernels(tries(found), "cpu", "auto", "auto").kernels == KernelChoice()
     assert found.asked == []
+
+
+def test_attention_that_is_wrong_everywhere_chooses_nothing():
+    found = device(sdpa_flash=(0.0, "it is 3.0e-01 off"))
+    with pytest.raises(JobFailed, match=r"no attention is right here.*3.0e-01 off"):
+        choose_kernels(tries(found), "cuda", "auto", "auto")
+
+
+def test_memory_beyond_what_is_declared_is_told_and_kept_for_the_reserve():
+    found = device(sdpa_flash=(9e6, None))
+    found.excess["sdpa_flash"] = 2**25
+    chosen = choose_kernels(tries(found), "cuda", "auto", "auto")
+    assert chosen.kernels.attention == "sdpa_flash"
+    assert chosen.excess_bytes == 2**25
+    assert any("33554432 bytes of device memory more" in note for note in chosen.notes)
+
+
+def test_tries_end_with_the_time_there_is_and_nothing_is_concluded():
+    found = device(sdpa_flash=(9e6, None))
+    with pytest.raises(JobTimeout, match="no time left"):
+        choose_kernels(tries(found, 2.5), "cuda", "auto", "auto")
+    assert found.limits_s == [2.5, 1.5, 0.5]
+    found = device(sdpa_flash=(9e6, None))
+    found.instead = {requests.TryAttention: lambda: JobTimeout("not done after 2 s")}
+    with pytest.raises(JobTimeout, match="no time left"):
+        choose_kernels(tries(found, 2.5), "cuda", "auto", "auto")

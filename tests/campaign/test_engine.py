@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.campaign.stand_ins import MACHINE, WHERE, Clock, FakeDevice, engine
+from twinstream.campaign import engine as engine_module
 from twinstream.campaign import requests
 from twinstream.campaign.jobs import campaign_of
-from twinstream.campaign.results import CellFound, PeerFound, ProbeFound, Results
+from twinstream.campaign.plans import Refused
+from twinstream.campaign.results import CellFound, Outcome, PeerFound, ProbeFound, Results
 from twinstream.campaign.store import Store
 from twinstream.campaign.worker import JobFailed, JobRefused, JobTimeout
 from twinstream.hardware_profiles.schema import Number
@@ -126,16 +128,24 @@ def one_peer():
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(JobFailed("it broke", "trace"), "failed"), (JobRefused("no"), "skipped")]
+    ("error", "logged"), [(JobFailed("it broke", "trace"), "trace"), (JobRefused("no"), "no")]
 )
-def test_a_job_that_breaks_is_noted_and_the_others_go_on(store, error, status):
+def test_a_job_that_breaks_is_noted_and_the_others_go_on(store, error, logged):
     device = FakeDevice(Clock(), instead={requests.RunSchedules: lambda: error})
     engine(store, device).run()
     outcome = store.results.outcomes["tiny S64 offloading"]
-    assert (outcome.status, outcome.reason) == (status, str(error))
+    assert (outcome.status, outcome.reason) == ("failed", str(error))
     assert statuses(store)["plain tiny S64"] == "done"
-    log = store.folder / "log.txt"
-    assert ("trace" in log.read_text()) if status == "failed" else not log.exists()
+    assert logged in (store.folder / "log.txt").read_text()
+    engine(again(store), FakeDevice(Clock())).run()
+    assert again(store).results.outcomes["tiny S64 offloading"].status == "done"
+
+
+def test_a_refused_peer_is_skipped_for_good(store):
+    device = FakeDevice(Clock(), instead={requests.RunPeer: lambda: JobRefused("no room")})
+    engine(store, device, stages=("peers",)).run()
+    outcome = store.results.outcomes["plain tiny S64"]
+    assert (outcome.status, outcome.reason) == ("skipped", "no room")
 
 
 def test_a_job_cut_off_by_the_end_of_the_call_may_be_tried_again_and_again(store):
@@ -191,3 +201,69 @@ def test_a_run_whose_loss_is_no_number_does_not_count(store, monkeypatch):
     engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
     outcome = store.results.outcomes["tiny S64 offloading"]
     assert outcome.status == "failed" and "nan" in outcome.reason
+
+
+class Plans:
+    """Of cells: never ready where `stuck`, and waiting for them moves the clock."""
+
+    def __init__(self, clock: Clock, stuck: set[str]) -> None:
+        self.clock, self.stuck = clock, stuck
+
+    def is_ready(self, key: str) -> bool:
+        self.clock.now_s += 1.0
+        return key not in self.stuck
+
+    def get(self, key: str) -> Refused:
+        return Refused("planning broke: AssertionError: seven", broke=True)
+
+
+def test_a_plan_that_broke_or_never_comes_costs_only_its_cell(store, monkeypatch):
+    monkeypatch.setattr(engine_module, "_POLL_S", 0.0)
+    clock = Clock()
+    made = engine(store, FakeDevice(clock))
+    first, second, third = made.plan.cells
+    made._run_as_planned([first, second, third], Plans(clock, {first.key, third.key}), MACHINE)
+    found = store.results.outcomes
+    assert list(found) == [second.key, "plain tiny S64", "compiled tiny S64", first.key, third.key]
+    assert (found[second.key].status, found[second.key].attempts) == ("failed", 1)
+    assert "AssertionError: seven" in found[second.key].reason
+    assert found[first.key].reason == "no plan after 120 s of waiting for it"
+    assert made.waiting == []
+
+
+def test_early_peers_come_after_the_most_telling_cells_in_a_process_of_their_own(
+    store, monkeypatch
+):
+    monkeypatch.setattr(engine_module, "_NUM_TELLING", 1)
+    plain, *others = campaign_of("tiny", None).peers
+    plan = replace(campaign_of("tiny", None), peers=(*others, replace(plain, early=True)))
+    device, beside = FakeDevice(Clock()), FakeDevice(Clock())
+    made = engine(store, device, plan=plan)
+    made.peer_worker = beside
+    made.run()
+    cells = [cell.key for cell in plan.cells]
+    order = [key for key in store.results.outcomes if key not in ("kernels", "probe")]
+    assert order[:3] == [cells[0], plain.key, cells[1]]
+    assert device.names() == ["ProbeDevice", "RunSchedules", "RunSchedules"]
+    assert beside.names() == ["RunPeer"] * 3
+
+
+def test_a_new_process_takes_the_host_memory_again_and_has_time_for_it(store):
+    device = FakeDevice(Clock())
+    made = engine(store, device, stages=("probe", "cells"))
+    made._host_bytes = 2**30
+    made.run()
+    runs = [r for r in device.asked if isinstance(r, requests.RunSchedules)]
+    assert [run.host_bytes for run in runs] == [2**30, 2**30]
+    limits = device.limits_s[-2:]
+    assert limits[0] > limits[1] + 100  # pinning, twice its estimate; the second finds it done
+
+
+def test_nothing_is_measured_with_kernels_that_are_not_right(store):
+    store.put("kernels", Outcome(status="failed", attempts=1, reason="no attention is right here"))
+    device = FakeDevice(Clock())
+    made = engine(store, device, stages=("probe", "cells", "peers"))
+    made._choose = lambda limit_s: (_ for _ in ()).throw(JobFailed("no attention is right here"))
+    made.run()
+    assert device.names() == ["RunPeer"] * 3
+    assert made.waiting == KEYS[2:5]

@@ -101,3 +101,12 @@ def test_processes_plan_in_the_order_asked(request_of, monkeypatch):
 )
 def test_a_step_is_extended_linearly(rounds, short, seconds, step_s):
     assert extended_s(rounds, short, seconds) == pytest.approx(step_s)
+
+
+def test_a_bug_met_in_planning_is_told_apart_from_a_cell_that_does_not_fit(request_of, monkeypatch):
+    def broken(request, cell):
+        raise AssertionError("seven")
+
+    monkeypatch.setattr(plans, "_planned", broken)
+    found = plans.plan_cell(request_of(replace(CELL, key="met a bug")))
+    assert found == Refused("planning broke: AssertionError: seven", broke=True)

@@ -88,3 +88,10 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CampaignError, match="cannot write into"), only_campaign(tmp_path / "file"):
         pass
+
+
+def test_few_files_stay_whatever_was_killed_or_damaged(tmp_path):
+    for name in ("table.md.partial", "timelines.json.gz.damaged", "results.json"):
+        (tmp_path / name).write_text("half")
+    Store(tmp_path, WHERE, "tiny")
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json.damaged"]

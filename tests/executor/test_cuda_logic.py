@@ -297,11 +297,16 @@ def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
 # --- device memory
 
 
-def over_from(reading: int) -> DeviceMeter:
+def over_from(reading: int, *, refuses_excess: bool = True) -> DeviceMeter:
     """The driver's figure is over the cap from its so manyeth reading on."""
     count = iter(range(100))
     caps = Caps(device_bytes=100, device_reserve_bytes=10)
-    return DeviceMeter(caps, 90, lambda: MemoryReading(101 if next(count) >= reading else 100, 90))
+    return DeviceMeter(
+        caps,
+        90,
+        lambda: MemoryReading(101 if next(count) >= reading else 100, 90),
+        refuses_excess=refuses_excess,
+    )
 
 
 def test_more_than_the_cap_once_warm_is_refused_before_the_state_is_filled():
@@ -316,6 +321,15 @@ def test_more_than_the_cap_once_warm_is_refused_before_the_state_is_filled():
         on_fake_gpu(schedule_of("resident"), RunOptions(), gpu, untouched, over_from(1))
     assert threading.active_count() == before
     assert gpu.graphs == []
+
+
+def test_excess_that_is_only_reported_ends_neither_the_run_nor_its_graphs():
+    meter = over_from(1, refuses_excess=False)
+    options = RunOptions(num_passes=NUM_STEPS, graphs="on")
+    found = on_fake_gpu(schedule_of("streaming"), options, FakeGpu(), meter=meter)
+    assert not found.graphs.startswith("no graphs")
+    assert_same_bits(found.bits, expected_bits("streaming", "packed", "tiny"))
+    assert meter.report().excess_bytes == 1
 
 
 def test_graphs_whose_memory_does_not_fit_are_given_back_and_the_bits_stay():

@@ -98,6 +98,16 @@ def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():
     assert meter.report().peak_bytes == 23 * GIB
 
 
+def test_excess_is_reported_where_it_is_not_refused():
+    figures = iter([22.5, 24.5, 24.5, 24.5])
+    meter = DeviceMeter(
+        CAPS, 22 * GIB, lambda: MemoryReading(round(next(figures) * GIB), 22 * GIB),
+        refuses_excess=False,
+    )  # fmt: skip
+    assert meter.warm({})
+    assert meter.report().excess_bytes == GIB // 2
+
+
 # --- torch's allocator
 
 

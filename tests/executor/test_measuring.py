@@ -55,6 +55,26 @@ def test_a_host_arena_that_is_too_large_is_refused_before_it_is_taken():
         session.take_host(2**50)
 
 
+def test_memory_is_taken_whatever_is_said_and_less_of_it_where_so_much_cannot_be_had(
+    schedules, monkeypatch
+):
+    _, streaming = schedules
+    needed = Arenas.sizes(streaming)[HOST]
+    asked = []
+
+    def take(self, size_bytes, *, heeds_available=True):
+        asked.append((size_bytes, heeds_available))
+        if heeds_available or size_bytes > needed:
+            raise HostMemoryError("available memory leaves 20.00 GiB.")
+        self._pieces = [torch.empty(size_bytes, dtype=torch.uint8)]
+
+    monkeypatch.setattr(MeasuringSession, "take_host", take)
+    with MeasuringSession("cpu", needed + 1000) as session:
+        assert session._host_arena(streaming).numel() == needed
+    more = needed + 1000
+    assert asked == [(more, True), (more, False), (needed, True), (needed, False)]
+
+
 def test_an_arena_in_pieces_is_cut_where_the_schedule_allows(schedules, monkeypatch):
     _, streaming = schedules
     size = Arenas.sizes(streaming)[HOST]

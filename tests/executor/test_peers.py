@@ -51,7 +51,7 @@ def test_a_peer_trains_as_we_do(ours, kind):
     try:
         for step, expected in enumerate(losses):
             chunks = tokens[step]
-            found = [peer.micro_batch(chunk, 1 / len(chunks)) for chunk in chunks]
+            found = [float(peer.micro_batch(chunk, 1 / len(chunks))) for chunk in chunks]
             peer.update()
             assert sum(found) / len(found) == pytest.approx(expected, rel=1e-5)
         named = dict(peer.model.named_parameters())

@@ -62,7 +62,8 @@ def run(  # noqa: PLR0913
     ] = None,
     host_mem: Annotated[str, typer.Option(help="Cap of pinned host memory of cells.")] = "100GiB",
     jobs: Annotated[
-        int | None, typer.Option(min=0, help="Processes that plan; by default half the cores.")
+        int | None,
+        typer.Option(min=0, help="Processes that plan; by default half the cores, at most 4."),
     ] = None,
     tests: Annotated[
         list[str] | None,
@@ -92,15 +93,16 @@ def run(  # noqa: PLR0913
         attention=attention,
         only=tuple(only or ()),
     )
-    with only_campaign(out), DeviceProcess(settings.backend) as worker:
+    with (
+        only_campaign(out),
+        DeviceProcess(settings.backend) as worker,
+        DeviceProcess(settings.backend) as peer_worker,
+    ):
         device = worker.ask(DescribeDevice(), DeviceDescription, _DESCRIBE_LIMIT_S)
-        store = Store(out, _where(settings.backend, device, commit), settings.size)
-        for warning in store.warnings:
-            _tell(warning)
-        for text in again or ():
-            store.forget(text)
+        where = _where(settings.backend, device, commit)
+        store = _opened(Store(out, where, settings.size), again or ())
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
-        engine = Engine(settings, plan, store, worker, budget, _tell)
+        engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
         try:
             engine.run()
         finally:
@@ -108,6 +110,15 @@ def run(  # noqa: PLR0913
     print((out / "table.md").read_text(encoding="utf-8"))
     if engine.waiting:
         _tell(f"no time left for {len(engine.waiting)} job(s): call it again with the same --out")
+
+
+def _opened(store: Store, again: Sequence[str]) -> Store:
+    """Without the outcomes to be found again; says what was damaged."""
+    for warning in store.warnings:
+        _tell(warning)
+    for text in again:
+        store.forget(text)
+    return store
 
 
 def _where(backend: str, device: DeviceDescription, commit: str) -> Where:
@@ -123,7 +134,8 @@ def _where(backend: str, device: DeviceDescription, commit: str) -> Where:
 
 
 def _default_jobs() -> int:
-    return max(1, min(8, (os.cpu_count() or 2) // 2))
+    """Each takes some GiB, beside the pinned arena."""
+    return max(1, min(4, (os.cpu_count() or 2) // 2))
 
 
 def _tell(line: str) -> None:

@@ -1,69 +1,120 @@
 """Which kernels a campaign runs: the fastest of those that are right on the device."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
 from twinstream.campaign import requests
-from twinstream.campaign.worker import Backend, JobFailed, JobRefused, Worker
+from twinstream.campaign.requests import Request
+from twinstream.campaign.results import KernelsFound
+from twinstream.campaign.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
 from twinstream.models.attention_scratch import attention_names
 from twinstream.models.recipe import KernelChoice
 
+_AnswerT = TypeVar("_AnswerT")
 AUTO = "auto"
+_FALLBACK = "sdpa_flash"  # of CUDA: every torch has it, and it is deterministic
 _ATTENTION_LIMIT_S = 60.0
 _KERNELS_LIMIT_S = 150.0  # Triton compiles its kernels
 
 
+@dataclass(frozen=True)
+class Tries:
+    """The device's process, and the seconds left for all tries together."""
+
+    worker: Worker
+    left_s: Callable[[], float]
+
+    def ask(self, request: Request, kind: type[_AnswerT], limit_s: float) -> _AnswerT | str:
+        """The answer, or why there is none.
+
+        Raises:
+            JobTimeout: there is no time left, so that nothing can be said of what was tried.
+        """
+        within_s = min(limit_s, self.left_s())
+        try:
+            if within_s > 0.0:
+                return self.worker.ask(request, kind, within_s)
+        except (JobRefused, JobFailed) as error:
+            if not isinstance(error, JobTimeout) or within_s == limit_s:
+                return str(error)
+        raise JobTimeout("no time left to try all kernels")
+
+
 def choose_kernels(
-    worker: Worker, backend: Backend, vector: str, attention: str, *, small: bool = False
-) -> tuple[KernelChoice, tuple[str, ...]]:
+    tries: Tries, backend: Backend, vector: str, attention: str, *, small: bool = False
+) -> KernelsFound:
     """The kernels asked for; of those left open (`auto`) the best, and why not the others.
 
     Each is tried in the device's process, so that one that breaks the process breaks only itself.
 
     Raises:
-        JobRefused: what was asked for cannot run here, or nothing can.
+        JobRefused: what was asked for cannot run here.
+        JobFailed: no attention is right here, no kernels are, or time ran out.
     """
     if backend == "cpu" and vector == attention == AUTO:
-        return KernelChoice(), ()
+        return KernelsFound(kernels=KernelChoice())
     notes: list[str] = []
-    chosen = _attention(worker, backend, notes, small=small) if attention == AUTO else attention
+    chosen, excess_bytes = attention, 0
+    if attention == AUTO:
+        chosen, excess_bytes = _attention(tries, backend, notes, small=small)
     vectors = ("triton", "eager") if vector == AUTO and backend == "cuda" else (vector,)
     for name in ("eager",) if vectors == (AUTO,) else vectors:
         if name not in ("eager", "triton"):
             raise JobRefused(f"there are no vector kernels '{name}'; known: auto, eager, triton")
         kernels = KernelChoice(vector="triton" if name == "triton" else "eager", attention=chosen)
-        reason = _fault(worker, kernels)
+        reason = _fault(tries, kernels)
         if reason is None:
-            return kernels, tuple(notes)
+            return KernelsFound(kernels=kernels, notes=tuple(notes), excess_bytes=excess_bytes)
         notes.append(f"{name} kernels with attention {chosen} are left out: {reason}")
-    raise JobRefused("; ".join(notes))
+    raise (JobFailed if AUTO in (vector, attention) else JobRefused)("; ".join(notes))
 
 
-def _attention(worker: Worker, backend: Backend, notes: list[str], *, small: bool) -> str:
-    """The fastest that is right; eager, which is right everywhere, where none is."""
+def _attention(tries: Tries, backend: Backend, notes: list[str], *, small: bool) -> tuple[str, int]:
+    """The fastest that is right, and bytes it takes beyond what plans count with.
+
+    Never eager on CUDA: it is right, but so slow that figures made with it would tell nothing.
+    """
     if backend == "cpu":
-        return "eager"
-    times: dict[str, float] = {}
+        return "eager", 0
+    right: dict[str, requests.TriedAttention] = {}
+    wrong: set[str] = set()
     for name in attention_names():
         if name == "eager":
             continue
-        try:
-            tried = worker.ask(
-                requests.TryAttention(name, small), requests.TriedAttention, _ATTENTION_LIMIT_S
-            )
-        except (JobRefused, JobFailed) as error:
-            notes.append(f"attention {name} is left out: {error}")
-            continue
-        if tried.refused is not None:
+        wanted = requests.TryAttention(name, small)
+        tried = tries.ask(wanted, requests.TriedAttention, _ATTENTION_LIMIT_S)
+        if isinstance(tried, str):
+            notes.append(f"attention {name} is left out: {tried}")
+        elif tried.refused is not None:
             notes.append(f"attention {name} is left out: {tried.refused}")
+            wrong.add(name)
         else:
-            times[name] = tried.time_ns
-    notes += [f"attention {name}: {time_ns / 1e6:.2f} ms" for name, time_ns in times.items()]
-    return min(times, key=lambda name: times[name]) if times else "eager"
+            right[name] = tried
+    notes += [_told(name, tried) for name, tried in right.items()]
+    if right:
+        best = min(right, key=lambda name: right[name].time_ns)
+        return best, right[best].excess_bytes
+    if _FALLBACK in wrong:
+        raise JobFailed(f"no attention is right here: {'; '.join(notes)}")
+    notes.append(f"attention {_FALLBACK} is taken all the same: a small model tells if it is right")
+    return _FALLBACK, 0
 
 
-def _fault(worker: Worker, kernels: KernelChoice) -> str | None:
-    try:
-        tried = worker.ask(requests.TryKernels(kernels), requests.TriedKernels, _KERNELS_LIMIT_S)
-    except (JobRefused, JobFailed) as error:
-        return str(error)
+def _told(name: str, tried: requests.TriedAttention) -> str:
+    told = f"attention {name}: {tried.time_ns / 1e6:.2f} ms"
+    if not tried.excess_bytes:
+        return told
+    return (
+        f"{told}; it takes {tried.excess_bytes} bytes of device memory more than it declares "
+        "(reserved by the profile where it is chosen)"
+    )
+
+
+def _fault(tries: Tries, kernels: KernelChoice) -> str | None:
+    tried = tries.ask(requests.TryKernels(kernels), requests.TriedKernels, _KERNELS_LIMIT_S)
+    if isinstance(tried, str):
+        return tried
     if tried.relative <= tried.tolerance:
         return None
     return (

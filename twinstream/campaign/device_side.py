@@ -31,7 +31,6 @@ class DeviceSide:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._session: MeasuringSession | None = None
-        self._host_bytes = 0
         if backend == "cpu":
             import torch
 
@@ -61,20 +60,12 @@ class DeviceSide:
         self._close_session()
 
     def _take(self, request: requests.TakeHostMemory) -> requests.Taken:
-        from twinstream.executor.host_limits import HostMemoryError
-
         start_s = time.perf_counter()
-        self._host_bytes = request.size_bytes
-        note = ""
-        try:
-            self._opened().take_host(request.size_bytes)
-        except HostMemoryError as error:  # some machines' memory grows as it is used
-            note = f"{error} Tried all the same, and there was enough."
-            self._opened().take_host(request.size_bytes, heeds_available=False)
+        note = self._opened(0).take_host_anyway(request.size_bytes)
         return requests.Taken(time.perf_counter() - start_s, note)
 
     def _run(self, request: requests.RunSchedules) -> requests.RanSchedules:
-        session = self._opened()
+        session = self._opened(request.host_bytes)
         runs = []
         for path, num_passes in request.runs:
             measured = session.measure(read_document(Schedule, path), num_passes)
@@ -101,11 +92,11 @@ class DeviceSide:
             times.micro_batch_s, times.update_s, times.loss, times.device_used_bytes
         )
 
-    def _opened(self) -> MeasuringSession:
+    def _opened(self, host_bytes: int) -> MeasuringSession:
         from twinstream.executor.measuring import MeasuringSession
 
         if self._session is None:
-            self._session = MeasuringSession(self._backend, self._host_bytes)
+            self._session = MeasuringSession(self._backend, host_bytes)
         return self._session
 
     def _close_session(self) -> None:
@@ -152,13 +143,14 @@ def try_attention(backend: Backend, request: requests.TryAttention) -> requests.
         )
     except NoAttentionError as error:
         return requests.TriedAttention(0.0, str(error))
-    time_ns = found.best.time_ns
+    time_ns, excess_bytes = found.best.time_ns, found.best.excess_bytes
     if right:
-        return requests.TriedAttention(time_ns, None)
+        return requests.TriedAttention(time_ns, None, excess_bytes)
     return requests.TriedAttention(
         time_ns,
         f"it is not deterministic; it takes {time_ns / 1e6:.2f} ms (--attention "
         f"{request.name} runs with it all the same)",
+        excess_bytes,
     )
 
 
@@ -195,6 +187,7 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
         commit=request.commit,
         date=request.date,
         warm_seconds=0.5 if request.small else 4.0,
+        excess_bytes=request.excess_bytes,
     )
     probed = probe_cuda(wanted, device)
     choice = AttentionChoice(

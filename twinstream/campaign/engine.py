@@ -4,12 +4,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinstream.campaign import requests
 from twinstream.campaign.budget import Budget
-from twinstream.campaign.choosing import choose_kernels
+from twinstream.campaign.choosing import Tries, choose_kernels
 from twinstream.campaign.device_side import datasheet_of
 from twinstream.campaign.gpu_tests import run_gpu_tests
 from twinstream.campaign.jobs import KERNELS, PROBE, TESTS, Cell, Peer, Plan, Size, Stage
@@ -37,8 +37,12 @@ _MOST_ATTEMPTS = 2
 _TESTS_LIMIT_S = {"full": 180.0, "tiny": 60.0}
 _PROBE_S = {"full": 120.0, "tiny": 8.0}
 _CHOOSE_LIMIT_S = 400.0  # each try has a limit of its own
+_CHOOSE_S = {"cpu": 5.0, "cuda": 60.0}
 _HOST_MEMORY_LIMIT_S = 150.0
+_PIN_S = 60.0  # of 100 GiB, where a new process has to do it again
 _POLL_S = 0.2
+_MOST_IDLE_S = 120.0  # without a plan: a process that was killed never gives its own
+_NUM_TELLING = 4  # cells that come before any peer
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,11 @@ class Settings:
 
 @dataclass
 class Engine:
-    """One call: every job that is not done yet, in order of value, while the budget allows."""
+    """One call: every job that is not done yet, in order of value, while the budget allows.
+
+    Peers have a process of their own where one is given: the cells' goes on holding the host
+    arena, and what a peer loads onto the device is not counted as a cell's.
+    """
 
     settings: Settings
     plan: Plan
@@ -66,7 +74,10 @@ class Engine:
     worker: Worker
     budget: Budget
     tell: Callable[[str], None]
+    peer_worker: Worker | None = None
     waiting: list[str] = field(default_factory=list)
+    _host_bytes: int = field(default=0, init=False)
+    _is_pinned: bool = field(default=False, init=False)
 
     def run(self) -> None:
         stages = self.settings.stages
@@ -74,18 +85,29 @@ class Engine:
             self.worker.close()  # tests look at the device's memory, and should be alone there
             self._attempt(TESTS, 20.0, _TESTS_LIMIT_S[self.settings.size], self._tests)
         if "probe" in stages:
-            self._attempt(KERNELS, 5.0, _CHOOSE_LIMIT_S, self._choose)
+            expected_s = _CHOOSE_S[self.settings.backend]
+            self._attempt(KERNELS, expected_s, _CHOOSE_LIMIT_S, self._choose)
             expected_s = _PROBE_S[self.settings.size]
-            if self._probed() is None:
+            if self._probed() is None and self._has_kernels():
                 self._attempt(PROBE, expected_s, _limit_s(expected_s), self._probe)
         cells = [c for c in self.plan.cells if "cells" in stages and self._wanted(c.key)]
         if cells:
             self._cells(cells)
-        for peer in self.plan.peers:
-            if "peers" in stages and self._wanted(peer.key):
-                self._peer(peer)
+        if cells and self.peer_worker is not None:
+            self.worker.close()  # peers find the whole machine
+        for peer in self._open_peers():
+            self._peer(peer)
+
+    def _open_peers(self) -> list[Peer]:
+        if "peers" not in self.settings.stages:
+            return []
+        return [peer for peer in self.plan.peers if self._wanted(peer.key)]
 
     def _cells(self, cells: list[Cell]) -> None:
+        if not self._has_kernels():
+            self.tell("no kernels are known to be right here: cells wait")
+            self.waiting += [cell.key for cell in cells]
+            return
         machine = self._machine()
         if machine is None:
             self.tell("no profile: cells wait for the probe")
@@ -102,39 +124,67 @@ class Engine:
                 self._run_as_planned(fitting, plans, machine)
 
     def _run_as_planned(self, cells: list[Cell], plans: PlanPool, machine: Machine) -> None:
-        """The first cell whose plan is ready, again and again."""
+        """The first cell whose plan is ready, again and again; a peer meanwhile where none is."""
         left = list(cells)
-        while left:
+        telling = self.plan.cells[:_NUM_TELLING]
+        early = [peer for peer in self._open_peers() if peer.early]
+        beside = [peer for peer in self._open_peers() if peer.kind != "fsdp_offload"]
+        idle_from_s = self.budget.clock()
+        while left and self.budget.allows(_POLL_S):
             ready = next((cell for cell in left if plans.is_ready(cell.key)), None)
-            if ready is None:
-                if not self.budget.allows(_POLL_S):
-                    break
+            if early and not any(cell in left for cell in telling):
+                self._peer_between(early.pop(0))
+            elif ready is not None:
+                left.remove(ready)
+                self._cell(ready, plans.get(ready.key), machine)
+            elif beside:
+                self._peer_between(beside.pop(0))
+            elif self.budget.clock() - idle_from_s > _MOST_IDLE_S:
+                for cell in left:
+                    self._fail(cell.key, f"no plan after {_MOST_IDLE_S:.0f} s of waiting for it")
+                return
+            else:
                 time.sleep(_POLL_S)
                 continue
-            left.remove(ready)
-            self._cell(ready, plans.get(ready.key), machine)
+            idle_from_s = self.budget.clock()
         self.waiting += [cell.key for cell in left]
 
     def _cell(self, cell: Cell, planned: PlannedCell | Refused, machine: Machine) -> None:
         if isinstance(planned, Refused):
-            self._skip(cell.key, planned.reason)
+            (self._fail if planned.broke else self._skip)(cell.key, planned.reason)
             return
         expected = expected_s(planned, self.settings.backend)
+        if self._host_bytes and not self._is_pinned:
+            expected += _PIN_S
         tokens_per_s = planned.workload.tokens_per_step / planned.predicted_step_s
         self.tell(f"{cell.key}: predicted {tokens_per_s:,.0f} tokens/s, planned in "
                   f"{planned.plan_s:.0f} s")  # fmt: skip
 
         def run(limit_s: float) -> Found:
-            ran = self.worker.ask(runs_of(planned), requests.RanSchedules, limit_s)
+            wanted = replace(runs_of(planned), host_bytes=self._host_bytes)
+            self._is_pinned = False  # unless the process is still there afterwards
+            try:
+                ran = self.worker.ask(wanted, requests.RanSchedules, limit_s)
+            except JobRefused as error:  # by this state of the machine: worth a second call
+                raise JobFailed(str(error)) from None
+            self._is_pinned = True
             found, timelines = cell_found(planned, ran, machine)
             self.store.add_timelines({cell.key: timelines})
             return found
 
         self._attempt(cell.key, expected, _limit_s(expected), run)
 
+    def _peer_between(self, peer: Peer) -> None:
+        """Of cells, which then find the device as it was."""
+        self._peer(peer)
+        if self.peer_worker is not None:
+            self.peer_worker.close()
+
     def _peer(self, peer: Peer) -> None:
+        worker = self.peer_worker or self.worker
+
         def run(limit_s: float) -> Found:
-            ran = self.worker.ask(requests.RunPeer(peer), requests.RanPeer, limit_s)
+            ran = worker.ask(requests.RunPeer(peer), requests.RanPeer, limit_s)
             micro_batches = peer.tokens_per_step / peer.micro_batch_tokens
             return PeerFound(
                 tokens_per_step=peer.tokens_per_step,
@@ -156,22 +206,23 @@ class Engine:
         return done.found
 
     def _choose(self, limit_s: float) -> KernelsFound:
-        settings = self.settings
-        kernels, notes = choose_kernels(
-            self.worker,
+        settings, end_s = self.settings, self.budget.clock() + limit_s
+        found = choose_kernels(
+            Tries(self.worker, lambda: end_s - self.budget.clock()),
             settings.backend,
             settings.vector,
             settings.attention,
             small=settings.size == "tiny",
         )
-        for note in notes:
+        for note in found.notes:
             self.tell(note)
-        return KernelsFound(kernels=kernels, notes=notes)
+        return found
 
     def _probe(self, limit_s: float) -> ProbeFound:
         where, small = self.store.results.where, self.settings.size == "tiny"
         kernels = self._kernels()
-        wanted = requests.ProbeDevice(kernels, small, where.commit, where.date)
+        excess_bytes = found.excess_bytes if (found := self._chosen()) else 0
+        wanted = requests.ProbeDevice(kernels, small, where.commit, where.date, excess_bytes)
         probed = self.worker.ask(wanted, requests.ProbedDevice, limit_s)
         save_machine(probed.machine, self.store.profile)
         return ProbeFound(
@@ -212,11 +263,19 @@ class Engine:
 
     def _kernels(self) -> KernelChoice:
         """Those chosen; where none were, what needs no compiling and every torch has."""
-        outcome = self.store.results.outcomes.get(KERNELS)
-        if outcome is not None and isinstance(outcome.found, KernelsFound):
-            return outcome.found.kernels
+        if (found := self._chosen()) is not None:
+            return found.kernels
         on_cuda = self.settings.backend == "cuda"
         return KernelChoice(attention="sdpa_flash" if on_cuda else "eager")
+
+    def _chosen(self) -> KernelsFound | None:
+        outcome = self.store.results.outcomes.get(KERNELS)
+        found = outcome.found if outcome is not None else None
+        return found if isinstance(found, KernelsFound) else None
+
+    def _has_kernels(self) -> bool:
+        """Whether some were chosen, or no choice was tried."""
+        return self._chosen() is not None or KERNELS not in self.store.results.outcomes
 
     def _take_host_memory(self) -> None:
         """While plans are made; where so much cannot be had, cells ask for what they need."""
@@ -224,12 +283,16 @@ class Engine:
         if size_bytes is None or self.settings.backend == "cpu":
             return
         limit_s = min(_HOST_MEMORY_LIMIT_S, self.budget.left_s)
+        self._host_bytes = size_bytes
         try:
             taken = self.worker.ask(requests.TakeHostMemory(size_bytes), requests.Taken, limit_s)
             self.tell(
                 f"{gib(size_bytes)} of host memory pinned in {taken.seconds:.0f} s {taken.note}"
             )
+            self._is_pinned = True
         except (JobRefused, JobFailed) as error:
+            if isinstance(error, JobRefused):
+                self._host_bytes = 0  # cells take what they need
             self.tell(f"{gib(size_bytes)} of host memory: {error}")
             self.store.log(getattr(error, "details", "") or str(error))
 
@@ -284,6 +347,12 @@ class Engine:
     def _skip(self, key: str, reason: str) -> None:
         self.store.put(key, Outcome(status="skipped", reason=reason))
         self.tell(f"{key}: skipped: {reason}")
+
+    def _fail(self, key: str, reason: str) -> None:
+        attempts = self.store.results.attempts(key) + 1
+        self.store.put(key, Outcome(status="failed", attempts=attempts, reason=reason))
+        self.store.log(f"{key}: {reason}")
+        self.tell(f"{key}: failed: {reason}")
 
 
 def _limit_s(expected_s: float) -> float:

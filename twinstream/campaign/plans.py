@@ -72,9 +72,10 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class Refused:
-    """A cell that cannot be planned, and why."""
+    """A cell that cannot be planned, and why; `broke` where that may not be the cell's fault."""
 
     reason: str
+    broke: bool = False
 
 
 def extended_s(rounds: int, short_rounds: tuple[int, int], short_s: tuple[float, float]) -> float:
@@ -97,6 +98,12 @@ def plan_cell(request: PlanRequest) -> PlannedCell | Refused:
         return _plan_cell(request, start_s)
     except TwinstreamError as error:
         return Refused(str(error))
+    except Exception as error:  # a bug met in one cell must not cost the others
+        return _broken(error)
+
+
+def _broken(error: Exception) -> Refused:
+    return Refused(f"planning broke: {type(error).__name__}: {error}", broke=True)
 
 
 def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
@@ -185,4 +192,7 @@ class PlanPool:
         """The plan; made now where there are no processes. Call it when it is ready."""
         if self._pool is None:
             return plan_cell(self._requests[key])
-        return self._pending[key].get()
+        try:
+            return self._pending[key].get()
+        except Exception as error:  # what its process, or the way from there, made of it
+            return _broken(error)

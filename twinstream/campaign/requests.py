@@ -38,10 +38,14 @@ class TryAttention:
 
 @dataclass(frozen=True)
 class TriedAttention:
-    """Its time over the shapes tried; `refused` says why it cannot be chosen, if so."""
+    """Its time over the shapes tried; `refused` says why it cannot be chosen, if so.
+
+    `excess_bytes` of device memory are what it takes beyond what plans count with.
+    """
 
     time_ns: float
     refused: str | None
+    excess_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,13 @@ class TriedKernels:
 
 @dataclass(frozen=True)
 class ProbeDevice:
-    """Measure the device with these kernels."""
+    """Measure the device with these kernels; `excess_bytes` more are reserved for them."""
 
     kernels: KernelChoice
     small: bool
     commit: str
     date: str
+    excess_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,14 @@ class Taken:
 
 @dataclass(frozen=True)
 class RunSchedules:
-    """Run schedules in files, each for so many passes."""
+    """Run schedules in files, each for so many passes.
+
+    `host_bytes` is the least of pinned memory to take where none is held yet, as in a process that
+    has just been started.
+    """
 
     runs: tuple[tuple[Path, int], ...]
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,15 @@ class SuiteFound(Node):
 
 
 class KernelsFound(Node):
-    """The kernels that are right and fastest on the device, and what there is to say of others."""
+    """The kernels that are right and fastest on the device, and what there is to say of others.
+
+    `excess_bytes` of device memory are what they take beyond what plans count with.
+    """
 
     kind: Literal["kernels"] = "kernels"
     kernels: KernelChoice
     notes: tuple[str, ...] = ()
+    excess_bytes: NonNegativeInt = 0
 
 
 class LinkRate(Node):

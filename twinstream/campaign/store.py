@@ -37,6 +37,8 @@ class Store:
     def __init__(self, folder: Path, where: Where, size: Size) -> None:
         self.folder = folder
         self.warnings: list[str] = []
+        for left in folder.glob("*.partial"):  # by a call that was killed; few files come back
+            left.unlink()
         self.results = self._continued(where, size)
 
     @property
@@ -108,6 +110,8 @@ class Store:
 
     def _set_aside(self, path: Path, problem: str) -> None:
         damaged = path.with_name(path.name + ".damaged")
+        for earlier in self.folder.glob("*.damaged"):
+            earlier.unlink()
         path.replace(damaged)
         self.warnings.append(f"{problem}; kept as {damaged.name}, and begun again")
 

@@ -1,12 +1,14 @@
 """The probe chooses the fastest implementation that is right, and says why not the others."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from twinstream.executor.kernels.attention import registry
 from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.probe import attention as probe
 from twinstream.executor.probe.attention import (
     NoAttentionError,
     attention_cases,
@@ -16,6 +18,7 @@ from twinstream.executor.probe.attention import (
 )
 from twinstream.executor.probe.kernels import Sample
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, machine_toml
+from twinstream.models.attention_library import attention_library_bytes
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Workload
 
@@ -108,6 +111,17 @@ def test_one_that_leaves_nan_at_the_size_asked_for_is_not_chosen(monkeypatch):
     names, cases = ("sdpa_cpu", "eager"), attention_cases(SPEC, long)
     probed = probe_attention(cases, "cpu", names=names, timer=counting_timer())
     assert "NaN or infinity in log-sum-exp, dQ, dK and dV" in refusals(probed)["sdpa_cpu"]
+
+
+def test_memory_beyond_what_is_declared_is_told_of_the_worst_pass_and_rounding_is_not(monkeypatch):
+    shape = attention_cases(SPEC, PACKED)[0].shape
+    trial = SimpleNamespace(forward="forward", backward="backward")
+    declared = {p: attention_library_bytes("sdpa_flash", p, shape) for p in ("forward", "backward")}
+    over = {"forward": 2**20, "backward": 2**24}
+    monkeypatch.setattr(probe, "taken_bytes", lambda call: declared[call] + over[call])
+    assert probe._excess_bytes("sdpa_flash", trial, shape) == 0
+    over["backward"] += 1
+    assert probe._excess_bytes("sdpa_flash", trial, shape) == 2**24 + 1
 
 
 def test_where_none_is_right_the_error_says_why_of_each():
