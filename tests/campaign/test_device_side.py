@@ -4,7 +4,7 @@ import pytest
 
 from twinstream.campaign import requests
 from twinstream.campaign.device_side import DeviceSide, datasheet_of, try_kernels
-from twinstream.executor.host_limits import HostMemoryError
+from twinstream.executor.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
 from twinstream.executor.kernels.availability import KernelsUnavailableError
 from twinstream.executor.measuring import MeasuringSession
@@ -26,7 +26,7 @@ def test_memory_that_grows_as_it_is_used_is_taken_all_the_same(monkeypatch):
     def take(self, size_bytes, *, heeds_available=True):
         asked.append((size_bytes, heeds_available))
         if heeds_available:
-            raise HostMemoryError("available memory leaves 20.00 GiB.")
+            raise AvailableMemoryError("available memory leaves 20.00 GiB.")
 
     monkeypatch.setattr(MeasuringSession, "take_host", take)
     taken = DeviceSide("cpu").answer(requests.TakeHostMemory(2**36))
@@ -48,3 +48,16 @@ def test_attention_that_is_not_here_is_refused_with_the_reason():
     refused = side.answer(requests.TryAttention("flash4"))
     assert isinstance(refused, requests.TriedAttention)
     assert refused.refused is not None and "flash4" in refused.refused
+
+
+def test_memory_that_the_driver_refuses_is_not_pinned_again(monkeypatch):
+    asked = []
+
+    def take(self, size_bytes, *, heeds_available=True):
+        asked.append(heeds_available)
+        raise HostMemoryError("the driver refuses.")
+
+    monkeypatch.setattr(MeasuringSession, "take_host", take)
+    with pytest.raises(HostMemoryError):
+        DeviceSide("cpu").answer(requests.TakeHostMemory(2**36))
+    assert asked == [True]

@@ -7,7 +7,7 @@ from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor import measuring
 from twinstream.executor.arenas import Arenas
-from twinstream.executor.host_limits import HostMemoryError
+from twinstream.executor.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.measuring import MeasuringSession, fill_random
 from twinstream.executor.pinned_pieces import NoBoundaryError, host_ranges, piece_ends
 from twinstream.executor.random_weights import RandomWeights
@@ -65,7 +65,7 @@ def test_memory_is_taken_whatever_is_said_and_less_of_it_where_so_much_cannot_be
     def take(self, size_bytes, *, heeds_available=True):
         asked.append((size_bytes, heeds_available))
         if heeds_available or size_bytes > needed:
-            raise HostMemoryError("available memory leaves 20.00 GiB.")
+            raise AvailableMemoryError("available memory leaves 20.00 GiB.")
         self._pieces = [torch.empty(size_bytes, dtype=torch.uint8)]
 
     monkeypatch.setattr(MeasuringSession, "take_host", take)
