@@ -23,7 +23,7 @@ _MORE = 0.1
 _WORTH = 5e-5  # gains below are not shown
 _FIELD_OF_LINK = {
     "h2d": LINK_FIELDS[0], "d2h": LINK_FIELDS[1], "pcie": LINK_FIELDS[2],
-    "hbm": "hbm_bytes_per_s", "host_dram": "host_dram_bytes_per_s",
+    "host_dram": "host_dram_bytes_per_s",
 }  # fmt: skip
 
 
@@ -131,6 +131,8 @@ def _gains(answer: Answer) -> dict[str, float]:
     if caps.host_bytes is not None:
         saved_s["host memory"] = bound.host_s_per_gib * caps.host_bytes / 2**30
     for name, price in bound.link_s_per_gb_per_s.items():
+        if name not in _FIELD_OF_LINK:
+            continue
         # A price is for what the link reaches, so 10 % of that.
         saved_s[readable(name)] = price * answer.machine.rate(_FIELD_OF_LINK[name]) / 1e9
     step_s = answer.summary.step_time_s
