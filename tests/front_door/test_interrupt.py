@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 # Says `step` once two steps are done, so that the signal comes in the middle of training.
-COMMAND_LINE = """
+# A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND_LINE = (
+    f"{HEEDED}\n"
+    + """
 import contextlib, sys
 from twinstream import cli
 from twinstream.commands import output, running
@@ -25,7 +29,10 @@ def said(what, num_steps, *, quiet=False):
 running.run_progress = said
 cli.main(sys.argv[1:])
 """
-LIBRARY = """
+)
+LIBRARY = (
+    f"{HEEDED}\n"
+    + """
 import sys, threading
 import twinstream as ts
 from twinstream import api
@@ -43,6 +50,7 @@ except KeyboardInterrupt:
     done = len(losses)
     assert done < 100_000
 """
+)
 
 
 def interrupted(*arguments: str, cwd: Path) -> tuple[int, str, str]:
@@ -58,7 +66,7 @@ def interrupted(*arguments: str, cwd: Path) -> tuple[int, str, str]:
         printed, complained = process.communicate(timeout=60)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     return process.returncode, printed, complained
 
 

@@ -20,6 +20,8 @@ import signal, sys, threading
 from twinstream.commands import running
 from twinstream.cli import main
 from twinstream.commands.output import RunBars
+# A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class InterruptOnce:
     sent = False
     def __enter__(self):
