@@ -6,7 +6,8 @@ recomputed; and for every task how long its slot is and what is copied meanwhile
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
@@ -88,8 +89,8 @@ def lower_bound(
     if _persistent_bytes(chain) > _bytes_of_both(with_library_memory(caps, chain)):
         return None
     segments = Segments.of(chain, most_segments)
-    bound = _Bound(chain, machine, caps, num_rounds, segments, choices, tied=False)
-    return bound.solve(copy_cost=0.0)
+    bound = _Bound(chain, machine, num_rounds, segments, choices, tied=False)
+    return bound.solve(caps, copy_cost=0.0)
 
 
 def _persistent_bytes(chain: Chain) -> int:
@@ -103,30 +104,37 @@ def _bytes_of_both(caps: Caps) -> float:
     return inf if None in arenas else float(sum(arena or 0 for arena in arenas))
 
 
-def fewest_copies(
-    chain: Chain,
-    machine: Machine,
-    caps: Caps,
-    *,
-    num_rounds: int | None = None,
-    shares: LinkShares | None = None,
-    choices: Choices = OPEN,
-) -> LowerBound | None:
+class CopyGuide:
     """Decisions near the optimum that move little: copies cost a little, too.
 
-    What comes back is a guide for a plan; its `step_s` is not a bound. `shares`: how much of the
-    links may be used beside each task.
+    What comes back is a guide for a plan; its `step_s` is what the decisions come to, no bound.
     """
-    guide = _Bound(chain, machine, caps, num_rounds, Segments.of(chain), choices, tied=True)
-    return guide.solve(copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
 
-
-class _Bound:
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         chain: Chain,
         machine: Machine,
-        caps: Caps,
+        *,
+        num_rounds: int | None = None,
+        choices: Choices = OPEN,
+    ) -> None:
+        """The arguments are those of `lower_bound`."""
+        segments = Segments.of(chain)
+        self._bound = _Bound(chain, machine, num_rounds, segments, choices, tied=True)
+
+    def fewest_copies(self, caps: Caps, shares: LinkShares | None = None) -> LowerBound | None:
+        """Decisions within caps of the arenas; None when no schedule can satisfy them.
+
+        `shares`: how much of the links may be used beside each task.
+        """
+        return self._bound.solve(caps, copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
+
+
+class _Bound:
+    def __init__(
+        self,
+        chain: Chain,
+        machine: Machine,
         num_rounds: int | None,
         segments: Segments,
         choices: Choices,
@@ -134,39 +142,60 @@ class _Bound:
         tied: bool,
     ) -> None:
         self.chain, self.machine, self.segments = chain, machine, segments
-        self.caps = with_library_memory(caps, chain)
         rounds = RoundClasses.of(chain, self.segments, num_rounds)
         self.program = Program()
         self.gaps = GapProgram(self.program, chain, self.segments, rounds, choices, tied=tied)
         self.slots = SlotProgram(self.program, chain, self.segments, machine, rounds)
 
-    def solve(self, copy_cost: float, shares: LinkShares | None = None) -> LowerBound | None:
+    def solve(
+        self, caps: Caps, copy_cost: float, shares: LinkShares | None = None
+    ) -> LowerBound | None:
+        """May be called again with other arguments: it leaves the program as it was."""
+        with self.program.extended():
+            caps = with_library_memory(caps, self.chain)
+            arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
+            return self._solved(*arenas, copy_cost, shares)
+
+    def _solved(
+        self,
+        device_cap: int | None,
+        host_cap: int | None,
+        copy_cost: float,
+        shares: LinkShares | None,
+    ) -> LowerBound | None:
         compute = self.slots.add_compute(self.gaps.recompute)
         resources = self.slots.add_resources(shares)
         self.slots.add_loads(self.gaps)
         self.slots.add_stores(self.gaps)
-        used = self._used_gib()
-        capped = self.caps.arena_bytes("device") is not None
-        kept = self._occupied(self.gaps.kept_at) if capped else []
-        device, host = self._device_rows(kept, used), self._host_rows()
-        both = self._rows_of_both(kept, used)
-        device, host = device + both, host + both
-        costs = dict(self.slots.step_ms())
+        used = self._used_gib
+        kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
+        device, host = self._device_rows(kept, used, device_cap), self._host_rows(host_cap)
+        if device_cap is not None and host_cap is not None and not self.gaps.tied:
+            both = self._rows_of_both(kept, used, device_cap + host_cap)
+            device, host = device + both, host + both
+        step_ms = dict(self.slots.step_ms())
+        costs = dict(step_ms)
         for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
             if copy_cost:
                 costs[column] = costs.get(column, 0.0) + copy_cost * gib
         solution = self.program.minimise(costs)
         if solution is None:
             return None
-        return self._result(solution, device, host, [*resources, Resource("compute", compute, 0)])
+        resources.append(Resource("compute", compute, 0))
+        found = self._result(solution, device, host, resources)
+        if not copy_cost:
+            return found
+        reached_ms = sum(cost * float(solution.values[c]) for c, cost in step_ms.items())
+        return replace(found, step_s=reached_ms / 1e3)
 
     def _occupied(self, segments: Sequence[tuple[int, int, Terms]]) -> list[int]:
         all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
         return occupancy(self.program, segments, self.segments.count, all_gib)
 
-    def _device_rows(self, kept: Sequence[int], used_gib: Sequence[float]) -> list[int]:
+    def _device_rows(
+        self, kept: Sequence[int], used_gib: Sequence[float], cap: int | None
+    ) -> list[int]:
         """At every task: its operands, what is kept, early loads, and unfinished offloads."""
-        cap = self.caps.arena_bytes("device")
         if cap is None:
             return []
         if not self.segments.single:  # copies in flight within a segment are left out
@@ -196,9 +225,8 @@ class _Bound:
             )
         ]
 
-    def _host_rows(self) -> list[int]:
+    def _host_rows(self, cap: int | None) -> list[int]:
         """At every task: what the host holds, but for what is loaded early or not yet stored."""
-        cap = self.caps.arena_bytes("host")
         if cap is None:
             return []
         if self.gaps.tied:
@@ -211,17 +239,15 @@ class _Bound:
             for column, slot in zip(held, self.slots.slots, strict=True)
         ]
 
-    def _rows_of_both(self, kept: Sequence[int], used_gib: Sequence[float]) -> list[int]:
+    def _rows_of_both(self, kept: Sequence[int], used_gib: Sequence[float], cap: int) -> list[int]:
         """At every task: what is not made again is somewhere, on the device or on the host."""
-        caps = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
-        if caps[0] is None or caps[1] is None or self.gaps.tied:
-            return []
         loaded = self._occupied(self.gaps.loaded_at)
         return [
-            self.program.at_most([(one, 1.0), (other, 1.0)], (caps[0] + caps[1]) / GIB - used)
+            self.program.at_most([(one, 1.0), (other, 1.0)], cap / GIB - used)
             for one, other, used in zip(kept, loaded, used_gib, strict=True)
         ]
 
+    @cached_property
     def _used_gib(self) -> list[float]:
         """GiB that each task itself must have on the device; of a segment the most of any."""
         parts: dict[str, list[str]] = {}

@@ -3,7 +3,8 @@
 Units inside: GiB and ms, so that coefficients stay near one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,6 +42,12 @@ class _Rows:
         self.right.append(right)
         return number
 
+    def truncate(self, num_rows: int, num_terms: int) -> None:
+        """Forget all but the first rows, which have so many terms."""
+        del self.right[num_rows:]
+        for terms in (self.data, self.row, self.column):
+            del terms[num_terms:]
+
     def matrix(self, num_columns: int) -> csr_matrix:
         shape = (len(self.right), num_columns)
         return csr_matrix((self.data, (self.row, self.column)), shape=shape)
@@ -54,6 +61,18 @@ class Program:
         self._upper: list[float] = []
         self._at_most = _Rows()
         self._equal = _Rows()
+
+    @contextmanager
+    def extended(self) -> Iterator[None]:
+        """What is added inside is forgotten at the end."""
+        num_columns = len(self._upper)
+        kept = [(rows, len(rows.right), len(rows.data)) for rows in (self._at_most, self._equal)]
+        try:
+            yield
+        finally:
+            del self._lower[num_columns:], self._upper[num_columns:]
+            for rows, num_rows, num_terms in kept:
+                rows.truncate(num_rows, num_terms)
 
     def column(self, upper: float = 1.0, lower: float = 0.0) -> int:
         """A new column in [lower, upper]."""

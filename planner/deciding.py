@@ -1,5 +1,6 @@
 """From the program's fractions to a placement that fits both memories."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound import fewest_copies
+from twinstream.planner.bound import CopyGuide
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares
 from twinstream.planner.emission import Placement, emit, host_bytes
@@ -39,6 +40,10 @@ class DoesNotFit(TwinstreamError):
     """A plan that fits few rounds does not fit all of them."""
 
 
+class NotWanted(TwinstreamError):
+    """The program's decisions are not worth a plan."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """Decisions, and how much time their copies get."""
@@ -55,12 +60,14 @@ class Decider:
         self.caps = with_library_memory(caps, chain)
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
+        self._units, self._judged_units = UnitMap(self.small), UnitMap(self.judged)
+        self._guides: list[tuple[Choices, CopyGuide]] = []
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._block_ns = max(self._call_ns[task.call] for task in self.small.tasks)
 
     def schedule(self, candidate: Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
-        sequence = TaskSequence.of(chain, candidate.decisions, self._call_ns)
+        sequence = TaskSequence.of(chain, UnitMap(chain), candidate.decisions, self._call_ns)
         placement, over = self._place(sequence, candidate)
         if over:
             raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
@@ -73,7 +80,7 @@ class Decider:
         """
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
         beside = self._block_ns / 1e9 * sum(rate for rate in rates if rate < inf)
-        units = UnitMap(self.small).units.values()
+        units = self._units.units.values()
         saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
         wanted = round(_IN_FLIGHT_BLOCKS * beside)
         if saved:
@@ -85,24 +92,46 @@ class Decider:
         blocks = choices.prefetch_blocks
         return self._block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
 
+    def _guide(self, choices: Choices) -> CopyGuide:
+        """The program of decisions with these choices, made once."""
+        for known, guide in self._guides:
+            if known == choices:
+                return guide
+        guide = CopyGuide(self.small, self.machine, num_rounds=self.num_rounds, choices=choices)
+        self._guides.append((choices, guide))
+        return guide
+
     def fitting(
-        self, choices: Choices, in_flight: int, shares: Shares
+        self,
+        choices: Choices,
+        in_flight: int,
+        shares: Shares,
+        wanted: Callable[[float], bool] = lambda step_s: True,
     ) -> tuple[Candidate, Placement] | None:
-        """Decisions that fit both caps, with so many bytes left for copies in flight."""
+        """Decisions that fit both caps, with so many bytes left for copies in flight.
+
+        Args:
+            choices: what is fixed.
+            in_flight: those bytes.
+            shares: how much of the links may be used beside each task.
+            wanted: whether a plan is, by the step time that the program's decisions come to.
+
+        Raises:
+            NotWanted: it is not.
+        """
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
-        units = UnitMap(self.small)
+        guide = self._guide(choices)
         host_room = None if host is None else round(host * _HOST_SHARE)
         for _ in range(_HOST_REPAIRS):
             caps = _caps_of_arenas(
                 self.caps, None if device is None else device - in_flight, host_room
             )
-            solved = fewest_copies(
-                self.small, self.machine, caps, num_rounds=self.num_rounds, shares=shares,
-                choices=choices,
-            )  # fmt: skip
+            solved = guide.fewest_copies(caps, shares)
             if solved is None:
                 return None
-            decisions = Decisions.of(solved, self.small, units, choices)
+            if not wanted(solved.step_s):
+                raise NotWanted(f"decisions that come to {solved.step_s:.3f} s a step")
+            decisions = Decisions.of(solved, self.small, self._units, choices)
             found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
             if found is None:
                 return None
@@ -120,8 +149,8 @@ class Decider:
         First at the tasks where something sticks out; if that does not help, everywhere.
         """
         device = self.caps.arena_bytes("device")
-        sequence = TaskSequence.of(self.small, decisions, self._call_ns)
-        judged = TaskSequence.of(self.judged, decisions, self._call_ns)
+        sequence = TaskSequence.of(self.small, self._units, decisions, self._call_ns)
+        judged = TaskSequence.of(self.judged, self._judged_units, decisions, self._call_ns)
         if device is None:
             return self._placed(sequence, judged, decisions)[:2]
         room = np.full(len(sequence.tasks), device, dtype=np.int64)

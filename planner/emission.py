@@ -8,12 +8,13 @@ it is needed on the device.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import align_up
 from twinstream.planner.residency import Stay
-from twinstream.planner.traffic import traffic_of
+from twinstream.planner.traffic import Traffic, traffic_of
 from twinstream.planner.uses import Unit, UnitMap
 from twinstream.planner.waits import derive_waits
 from twinstream.schedule.chain import Chain, Input, Output, Task
@@ -39,6 +40,16 @@ class Placement:
     units: UnitMap
     stays: Sequence[Stay]
     offsets: Sequence[int]
+
+    def same_as(self, other: "Placement") -> bool:
+        """Whether a placement of the same chain comes to the same schedule."""
+        mine, others = (self.stays, self.offsets), (other.stays, other.offsets)
+        return self.tasks == other.tasks and mine == others
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The copies that the stays imply."""
+        return traffic_of(self.chain, self.units, self.stays)
 
 
 def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Schedule:
@@ -66,8 +77,7 @@ def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Sch
 
 def host_units(placement: Placement) -> list[Unit]:
     """Units that need a home in host memory, in a fixed order."""
-    traffic = traffic_of(placement.chain, placement.units, placement.stays)
-    stays = placement.stays
+    traffic, stays = placement.traffic, placement.stays
     moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
     moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
     moved |= traffic.host_units
@@ -87,8 +97,7 @@ def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
     if taken > cap_bytes:
         return tasks[0].task_id
     seen: set[str] = set()
-    traffic = traffic_of(placement.chain, placement.units, placement.stays)
-    for position, stores in sorted(traffic.stores.items()):
+    for position, stores in sorted(placement.traffic.stores.items()):
         for index in stores:
             unit = units[placement.stays[index].unit]
             if not unit.persistent and unit.unit_id not in seen:
@@ -103,7 +112,7 @@ class _Emission:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.units = placement.units
-        self.traffic = traffic_of(placement.chain, placement.units, placement.stays)
+        self.traffic = placement.traffic
         self.slots: dict[str, Slot] = {}
         self.homes: dict[str, str] = {}
         self._inputs: dict[tuple[str, int], Input] = {

@@ -19,7 +19,6 @@ from twinstream.planner.judge import Judge
 from twinstream.planner.plan import as_step_bound, finished, recipe_of, step_bound
 from twinstream.planner.policies.optimal import (
     MANY_TASKS,
-    Plan,
     has_plan,
     optimal_plans,
     required,
@@ -27,6 +26,7 @@ from twinstream.planner.policies.optimal import (
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused, refused_as_fixed
 from twinstream.planner.rounds import PROGRAM_ROUNDS
+from twinstream.planner.turns import Plan
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule, StepBound
 from twinstream.schedule.workload import Workload

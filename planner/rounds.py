@@ -71,19 +71,24 @@ class Folding:
         """A range of positions on the folded timeline of three rounds at the most."""
         if self.num_rounds <= 3:
             return ((begin, end),)
+        first = self.round_of(begin)
+        if begin < end <= self.starts[first + 1]:
+            shift = self._shift(first)
+            return ((begin - shift, end - shift),)
         found: set[tuple[int, int]] = set()
-        shift_of_last = self.starts[-2] - self.starts[2]
-        for round_ in range(self.round_of(begin), self.num_rounds):
+        for round_ in range(first, self.num_rounds):
             low, high = max(begin, self.starts[round_]), min(end, self.starts[round_ + 1])
             if low >= high:
                 break
-            shift = 0
-            if round_ == self.num_rounds - 1:
-                shift = shift_of_last
-            elif round_:
-                shift = self.starts[round_] - self.starts[1]
+            shift = self._shift(round_)
             found.add((low - shift, high - shift))
         return tuple(sorted(found))
+
+    def _shift(self, round_: int) -> int:
+        """How far a round lies behind the one that stands for it."""
+        if round_ == self.num_rounds - 1:
+            return self.starts[-2] - self.starts[2]
+        return self.starts[round_] - self.starts[1] if round_ else 0
 
     def round_of(self, position: int) -> int:
         """The round that a position is in, counted from 0."""

@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.packing import align_up, first_gap, moved_ahead
+from twinstream.planner.packing import align_up, first_gap, live_peak, moved_ahead
 
 Ranges = tuple[tuple[int, int], ...]
 _TRIES = 4
+_POWERS_OF_TIME = (1.0, 2.0, 0.5, 0.0)
+_TIGHT = 1.02
 
 
 @dataclass(frozen=True)
@@ -32,29 +36,80 @@ class Packed:
 def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None) -> Packed:
     """Offsets under a cap where that is possible.
 
-    One after the other, in order of bytes x time, items go to the lowest offset where nothing is
-    alive at the same time; where that is beyond the cap, a shorter level is tried. If an item's
-    shortest one finds no room, other orders are tried, with those that found none further ahead.
+    One after the other, items go to the lowest offset where nothing is alive at the same time;
+    where that is beyond the cap, a shorter level is tried. They come in several orders, of bytes x
+    a power of time, until one wastes little; if none fits the cap, other orders are tried, with
+    the items that found no room further ahead.
     """
     if not items:
         empty = np.zeros(0, dtype=np.int64)
         return Packed(empty, empty, 0)
-    order = sorted(range(len(items)), key=lambda i: (-_area(items[i]), items[i].levels[0][0], i))
-    best: Packed | None = None
-    for _ in range(_TRIES):
-        found = _Board(items, cap_bytes).placed(order)
-        if best is None or found.extent_bytes < best.extent_bytes:
-            best = found
-        if cap_bytes is None or found.extent_bytes <= cap_bytes:
+    packing = _Packing(items, cap_bytes)
+    for power in _POWERS_OF_TIME:
+        packing.attempt(packing.order(power))
+        if packing.is_tight:
             break
-        sizes = np.asarray([align_up(item.size_bytes) for item in items], dtype=np.int64)
-        order = moved_ahead(order, found.offsets + sizes > cap_bytes)
-    assert best is not None
-    return best
+    order = packing.order(_POWERS_OF_TIME[0])
+    for _ in range(_TRIES):
+        if packing.fits:
+            break
+        found = packing.attempt(order)
+        order = moved_ahead(order, packing.sticks_out(found))
+    return packing.best
 
 
-def _area(item: SoftItem) -> int:
-    return sum(end - begin for begin, end in item.levels[-1]) * align_up(item.size_bytes)
+class _Packing:
+    """Attempts, and the best of them: it fits, or exceeds least; it costs least; it is smallest."""
+
+    def __init__(self, items: Sequence[SoftItem], cap_bytes: int | None) -> None:
+        self._items, self._cap = items, inf if cap_bytes is None else cap_bytes
+        self._cap_bytes = cap_bytes
+        self._sizes = np.asarray([align_up(item.size_bytes) for item in items], dtype=np.int64)
+        self._bare = np.asarray([_length(item.levels[-1]) for item in items], dtype=np.float64)
+        self._begins = np.asarray([item.levels[0][0][0] for item in items], dtype=np.int64)
+        self._rank: tuple[float, float, int | float] = inf, inf, inf
+
+    def order(self, power: float) -> list[int]:
+        """By bytes x time without that for copies to a power, then by time of day."""
+        area = self._sizes * np.maximum(self._bare, 1.0) ** power
+        return [int(i) for i in np.lexsort((self._begins, -area))]
+
+    def attempt(self, order: Sequence[int]) -> Packed:
+        found = _Board(self._items, self._cap_bytes).placed(order)
+        lost = sum(
+            (_length(self._items[i].levels[0]) - _length(self._items[i].levels[level]))
+            * self._items[i].size_bytes
+            for i, level in enumerate(found.levels.tolist())
+            if level
+        )
+        rank = max(self._cap, found.extent_bytes), lost, found.extent_bytes
+        if rank < self._rank:
+            self.best, self._rank = found, rank
+        return found
+
+    @property
+    def fits(self) -> bool:
+        return self.best.extent_bytes <= self._cap
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether nothing gets less time for its copies, and few bytes are wasted."""
+        return self.fits and not self._rank[1] and self.best.extent_bytes <= _TIGHT * self._peak
+
+    @cached_property
+    def _peak(self) -> int:
+        """Most bytes alive at once, were there no cap."""
+        wanted = (
+            (item.levels[0], size) for item, size in zip(self._items, self._sizes, strict=True)
+        )
+        return live_peak([(b, e, int(size)) for ranges, size in wanted for b, e in ranges])[0]
+
+    def sticks_out(self, found: Packed) -> NDArray[np.bool_]:
+        return found.offsets + self._sizes > self._cap
+
+
+def _length(ranges: Ranges) -> int:
+    return sum(end - begin for begin, end in ranges)
 
 
 class _Board:

@@ -34,9 +34,10 @@ class TaskSequence:
         return [self.folding.place(i) for i in range(len(self.tasks))]
 
     @staticmethod
-    def of(chain: Chain, decisions: Decisions, call_ns: Mapping[str, float]) -> "TaskSequence":
-        """`call_ns`: how long each call takes alone."""
-        units = UnitMap(chain)
+    def of(
+        chain: Chain, units: UnitMap, decisions: Decisions, call_ns: Mapping[str, float]
+    ) -> "TaskSequence":
+        """`units`: of the chain; `call_ns`: how long each call takes alone."""
         tasks = with_recomputes(chain, decisions.recomputes(chain))
         position = {task.task_id: i for i, task in enumerate(chain.tasks)}
         position |= {r.task.task_id: position[r.before] for r in chain.recomputes}

@@ -1,16 +1,15 @@
 """`optimal`: decisions from the lower bound's program, made whole, filled, judged, and again."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, Choices, Home
-from twinstream.planner.congestion import Shares, full_shares, lowered
-from twinstream.planner.deciding import JUDGED_ROUNDS, Candidate, Decider, DoesNotFit
-from twinstream.planner.emission import emit
+from twinstream.planner.congestion import Shares, full_shares
+from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.policies.full_recompute import plan_full_recompute
@@ -18,19 +17,15 @@ from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.turns import Plan, Turns, fastest_ns, step_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Compute
-from twinstream.schedule.timeline import Timeline
 
-_LESS_IN_FLIGHT = 3
 _TURNS = 3
 _NEAR_ENOUGH = 1.005
 _FAR_ENOUGH = 1.01
 _FAR_FROM_BOUND = 1.05
-_WITHIN_REACH = 1.02
-_GAIN = 0.998
 _TURNS_OF_MANY = 3
 MANY_TASKS = 1500
 
@@ -38,20 +33,7 @@ _STATE_AT_HOME: Mapping[str, Home] = {
     "parameter": "host", "gradient": "host", "optimizer_state": "host",
 }  # fmt: skip
 
-Maker = Callable[[Chain], Schedule]
 Policy = Callable[[Chain, Machine, Caps], Schedule]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to make a schedule of a chain of any number of rounds, and its step time as judged.
-
-    `at_home`: it was decided with all state at home on the host.
-    """
-
-    step_ns: float
-    make: Maker
-    at_home: bool = False
 
 
 def plan_optimal(
@@ -150,9 +132,9 @@ class _Search:
         found: list[Plan] = []
         if self.choices.open and self._holds_all_state():
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
-        if decide and _fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
+        if decide and fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns, bound_ns, at_home=at_home)
-        if self._may_stream(min(_fastest_ns(found), beat_ns), bound_ns, thorough=thorough):
+        if self._may_stream(min(fastest_ns(found), beat_ns), bound_ns, thorough=thorough):
             found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
 
@@ -185,7 +167,7 @@ class _Search:
         if schedule is None:
             return []
         make = partial(_plain, policy, self.machine, self.caps)
-        return [Plan(self._step_ns(schedule, self.judge(schedule)), make)]
+        return [Plan(step_ns(schedule, self.judge(schedule), self.num_rounds), make)]
 
     def _made(self, policy: Policy) -> Schedule | None:
         """The judged rounds by another policy, if they fit."""
@@ -208,73 +190,25 @@ class _Search:
         if found:
             return found
         found, shares = self._turns_of(self.choices, shares, beat_ns)
-        near = _fastest_ns(found) <= bound_ns * _FAR_ENOUGH
+        near = fastest_ns(found) <= bound_ns * _FAR_ENOUGH
         if at_home or near or not self.choices.open:
             return found
-        fastest_ns = min(beat_ns, _fastest_ns(found))
-        return found + self._turns_of(all_at_home, shares, fastest_ns)[0]
+        beat_ns = min(beat_ns, fastest_ns(found))
+        return found + self._turns_of(all_at_home, shares, beat_ns)[0]
 
     def _turns_of(
         self, choices: Choices, shares: Shares, beat_ns: float
     ) -> tuple[list[Plan], Shares]:
-        """Decide, judge, and leave room on the links where compute waited for copies.
-
-        What is returned are the plans, and the shares that the fastest of them was decided with.
-        """
-        in_flight = self.decider.in_flight()
-        best_shares = shares
-        found: list[Plan] = []
-        before: Candidate | None = None
-        less_in_flight = iter((in_flight // _LESS_IN_FLIGHT, 0) if in_flight else ())
-        while len(found) < self._most_turns():
-            fitting = self.decider.fitting(choices, in_flight, shares)
-            if fitting is None:
-                in_flight = next(less_in_flight, -1)
-                if found or in_flight < 0:
-                    break
-                continue
-            candidate, placement = fitting
-            if candidate == before:
-                break
-            before = candidate
-            schedule = emit(placement, self.machine, self.caps, "optimal")
-            timeline = self.judge(schedule)
-            step_ns = self._step_ns(schedule, timeline)
-            at_home = choices is not self.choices
-            plan = Plan(step_ns, partial(self.decider.schedule, candidate), at_home)
-            tried = len(found) > (0 if at_home else 1)
-            worse = tried and plan.step_ns > _GAIN * _fastest_ns(found)
-            hopeless = bool(found) and plan.step_ns > _WITHIN_REACH * beat_ns
-            if plan.step_ns < _fastest_ns(found):
-                best_shares = shares
-            found.append(plan)
-            spans = timeline.passes[-1]
-            less = lowered(shares, schedule, spans, self.judged, self.small)
-            if worse or hopeless or less is None:
-                break
-            shares = less
-        return found, best_shares
+        """The plans, and the shares that the fastest of them was decided with."""
+        at_home = choices is not self.choices
+        most = self._most_turns()
+        turns = Turns(self.decider, self.judge, choices, at_home, beat_ns, most)
+        return turns.found, turns.take(shares)
 
     def _most_turns(self) -> int:
         if self.choices.effort == "quick":
             return 1
         return _TURNS_OF_MANY if len(self.small.tasks) > MANY_TASKS else _TURNS
-
-    def _step_ns(self, schedule: Schedule, timeline: Timeline) -> float:
-        """Step time on a few rounds, and what each further middle round adds."""
-        more = self.num_rounds - len(self.judged.round_starts)
-        if more <= 0:
-            return timeline.step_ns
-        spans = timeline.passes[-1]
-        end_of_round: dict[int, int] = {}
-        for op, end_ns in zip(schedule.ops, spans.end_ns, strict=True):
-            if isinstance(op, Compute) and op.label.round is not None:
-                end_of_round[op.label.round] = end_ns
-        return timeline.step_ns + more * (end_of_round[2] - end_of_round[1])
-
-
-def _fastest_ns(plans: list[Plan]) -> float:
-    return min((plan.step_ns for plan in plans), default=inf)
 
 
 def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedule:

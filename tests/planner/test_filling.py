@@ -14,7 +14,7 @@ from tests.helpers.small_chains import MS, UNIT_BYTES, Sort, build_chain
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering import lower
-from twinstream.planner.bound import fewest_copies
+from twinstream.planner.bound import CopyGuide
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.residency import content_gaps
@@ -42,11 +42,11 @@ def case(name: str) -> tuple[TaskSequence, Decisions]:
     """A tiny chain, and what the program decides where little more than half fits."""
     workload, machine = CASES[name]
     chain = lower(small("tiny"), workload)
-    solved = fewest_copies(chain, machine, Caps(device_bytes=170_000))
+    solved = CopyGuide(chain, machine).fewest_copies(Caps(device_bytes=170_000))
     assert solved is not None
     decisions = Decisions.of(solved, chain, UnitMap(chain))
     call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in chain.calls.items()}
-    return TaskSequence.of(chain, decisions, call_ns), decisions
+    return TaskSequence.of(chain, UnitMap(chain), decisions, call_ns), decisions
 
 
 def gap_keys(sequence: TaskSequence) -> set[GapKey]:
@@ -121,7 +121,7 @@ def test_where_everything_fits_everything_stays(name):
 def small_sequence(chain: Chain, durations_ms: list[float]) -> tuple[TaskSequence, Decisions]:
     nothing = Decisions({}, {}, {(0, i): ms * MS for i, ms in enumerate(durations_ms)})
     call_ns = {f"call{i}": ms * MS for i, ms in enumerate(durations_ms)}
-    return TaskSequence.of(chain, nothing, call_ns), nothing
+    return TaskSequence.of(chain, UnitMap(chain), nothing, call_ns), nothing
 
 
 def kept_in(sequence: TaskSequence, start: Decisions, room_units: list[int]) -> dict[GapKey, bool]:

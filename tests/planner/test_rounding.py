@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
-from twinstream.planner.bound import LowerBound, fewest_copies
+from twinstream.planner.bound import CopyGuide, LowerBound
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import Folding
 from twinstream.planner.uses import UnitMap
@@ -31,7 +31,7 @@ def chain_of(rounds: int) -> Chain:
 def solved() -> tuple[Chain, LowerBound]:
     """Any solution; the tests put fractions of their own into it."""
     chain = chain_of(3)
-    found = fewest_copies(chain, MACHINE, Caps(device_bytes=2**20), num_rounds=6)
+    found = CopyGuide(chain, MACHINE, num_rounds=6).fewest_copies(Caps(device_bytes=2**20))
     assert found is not None
     return chain, found
 
@@ -139,3 +139,14 @@ def test_the_same_blocks_are_recomputed_in_every_round_of_a_longer_step():
     assert len(rows) == 6
     assert all(row == rows[0] for row in rows)
     assert {"ATTENTION", "INPUT", None} == set(rows[0])
+
+
+def test_a_guide_asked_twice_answers_as_a_new_one():
+    chain, wide = chain_of(3), Caps(device_bytes=2**20)
+    tight, asked = Caps(device_bytes=2**17, host_bytes=2**24), CopyGuide(chain, MACHINE)
+    first, second, again = (asked.fewest_copies(caps) for caps in (wide, tight, wide))
+    assert first == again == CopyGuide(chain, MACHINE).fewest_copies(wide)
+    assert second == CopyGuide(chain, MACHINE).fewest_copies(tight)
+    assert first is not None
+    assert second is not None
+    assert second.choices != first.choices

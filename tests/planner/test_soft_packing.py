@@ -123,3 +123,9 @@ def test_an_item_without_room_in_one_order_goes_ahead_in_the_next():
 
 def test_the_offsets_of_no_items_take_no_bytes():
     assert pack_soft([], 0).extent_bytes == 0
+
+
+def test_where_the_largest_areas_first_do_not_fit_another_order_does():
+    alive_and_units = [((1, 2), 1), ((3, 5), 1), ((0, 4), 3), ((4, 5), 4), ((2, 6), 1)]
+    items = [SoftItem(((alive,),), units * ALIGNMENT) for alive, units in alive_and_units]
+    assert pack_soft(items, 7 * ALIGNMENT).extent_bytes <= 7 * ALIGNMENT
