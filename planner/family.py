@@ -36,6 +36,7 @@ _PLANNED_IF_FAR = 4
 _FAR = 1.025
 _NEAR = 1.01
 _SLOW = 1.2
+_HELPS = 0.995
 _WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.08
@@ -129,16 +130,24 @@ class Family:
 
     @cached_property
     def _usual(self) -> list[Cut]:
-        """The preferred ways to cut; all there are, where copies make even the best of them slow.
+        """The preferred ways to cut; and where copies make even the best of them slow, others.
 
-        Smaller chunks are slower to compute, and take less memory.
+        Smaller chunks are slower to compute, and take less memory: they are bounded as long as
+        each size has a bound clearly below that of all larger ones.
         """
         usual = self.bounded(admissible(self.spec, self.step))
-        if usual and self.choices.effort != "thorough":
-            best = usual[0]
-            if best.bound.step_s <= _SLOW * self._alone_s(best.small, best.workload):
-                return usual
-        return self._with_all_others(usual)
+        if self.choices.effort == "thorough" or not usual:
+            return self._with_all_others(usual)
+        best = usual[0]
+        if best.bound.step_s <= _SLOW * self._alone_s(best.small, best.workload):
+            return usual
+        for workloads in self._others_by_size(usual):
+            cuts = _least_first([*usual, *self.bounded(workloads, every=True)])
+            helped = cuts[0].bound.step_s < _HELPS * usual[0].bound.step_s
+            usual = cuts
+            if not helped:
+                break
+        return usual
 
     @cached_property
     def _all(self) -> list[Cut]:
@@ -146,10 +155,18 @@ class Family:
 
     def _with_all_others(self, cuts: list[Cut]) -> list[Cut]:
         """With smaller chunks, too, and whatever else is possible at all."""
+        others = [w for workloads in self._others_by_size(cuts) for w in workloads]
+        return _least_first([*cuts, *self.bounded(others, every=True)])
+
+    def _others_by_size(self, cuts: Sequence[Cut]) -> list[list[Workload]]:
+        """What may be possible beside these, by the size of chunks, the largest first."""
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
         known = self._impossible.union(cut.workload for cut in cuts)
-        others = [w for w in dict.fromkeys(workloads) if w not in known]
-        return _least_first([*cuts, *self.bounded(others, every=True)])
+        by_size: dict[int, list[Workload]] = {}
+        for workload in dict.fromkeys(workloads):
+            if workload not in known:
+                by_size.setdefault(workload.chunk_tokens, []).append(workload)
+        return [by_size[size] for size in sorted(by_size, reverse=True)]
 
     def bounded(self, workloads: Sequence[Workload], *, every: bool = False) -> list[Cut]:
         """Those of the workloads that have a bound, the least first.

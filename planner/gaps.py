@@ -117,23 +117,19 @@ def _remade_how(
 def _touches(chain: Chain, units: UnitMap, segments: Segments) -> dict[str, list[Touch]]:
     """Uses of each leaf; of several in a segment, content is read if the first of them reads it."""
     found: dict[str, list[Touch]] = {}
-    for task_position, task in enumerate(chain.tasks):
-        position = segments.of_task[task_position]
-        in_task: dict[str, Touch] = {}
+    segment: dict[str, tuple[int, bool, bool]] = {}  # first task, whether it reads, any makes
+    last = len(chain.tasks) - 1
+    for number, task in enumerate(chain.tasks):
+        position = segments.of_task[number]
         for leaves in units.touched(task).values():
             for use in leaves:
-                before = in_task.get(use.leaf, Touch(position, False, False))
-                in_task[use.leaf] = Touch(
-                    position,
-                    before.reads or use.reads is not None,
-                    before.makes or use.makes is not None,
-                )
-        for leaf, touch in in_task.items():
-            mine = found.setdefault(leaf, [])
-            if mine and mine[-1].position == position:
-                first = mine.pop()
-                touch = Touch(position, first.reads, first.makes or touch.makes)
-            mine.append(touch)
+                first, reads, makes = segment.get(use.leaf, (number, False, False))
+                reads = reads or (first == number and use.reads is not None)
+                segment[use.leaf] = first, reads, makes or use.makes is not None
+        if number == last or segments.of_task[number + 1] != position:
+            for leaf, (_, reads, makes) in segment.items():
+                found.setdefault(leaf, []).append(Touch(position, reads, makes))
+            segment.clear()
     return found
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from twinstream.planner.packing import align_up, first_gap, live_peak, moved_ahead
 
 Ranges = tuple[tuple[int, int], ...]
-_TRIES = 4
+_MOST_PLACED = 30_000
+_LEAST_ATTEMPTS, _MOST_ATTEMPTS = 2, 8
 _POWERS_OF_TIME = (1.0, 2.0, 0.5, 0.0)
 _TIGHT = 1.02
 
@@ -45,16 +46,18 @@ def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None) -> Packed:
         empty = np.zeros(0, dtype=np.int64)
         return Packed(empty, empty, 0)
     packing = _Packing(items, cap_bytes)
-    for power in _POWERS_OF_TIME:
+    attempts = min(_MOST_ATTEMPTS, max(_LEAST_ATTEMPTS, _MOST_PLACED // len(items)))
+    powers = _POWERS_OF_TIME[:attempts]
+    for power in powers:
         packing.attempt(packing.order(power))
         if packing.is_tight:
             break
-    order = packing.order(_POWERS_OF_TIME[0])
-    for _ in range(_TRIES):
+    order, found = packing.best_order, packing.best
+    for _ in range(attempts - len(powers)):
         if packing.fits:
             break
-        found = packing.attempt(order)
         order = moved_ahead(order, packing.sticks_out(found))
+        found = packing.attempt(order)
     return packing.best
 
 
@@ -84,7 +87,7 @@ class _Packing:
         )
         rank = max(self._cap, found.extent_bytes), lost, found.extent_bytes
         if rank < self._rank:
-            self.best, self._rank = found, rank
+            self.best, self.best_order, self._rank = found, order, rank
         return found
 
     @property

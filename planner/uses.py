@@ -51,6 +51,7 @@ class UnitMap:
         self.units: dict[str, Unit] = {}
         self.unit_of_leaf: dict[str, str] = {}
         self._touched: dict[str, dict[str, tuple[LeafUse, ...]]] = {}
+        self._alike: dict[tuple[str, int | None, int | None], dict[str, tuple[LeafUse, ...]]] = {}
         persistent = set(chain.persistent)
         for tensor in chain.tensors:
             name = tensor.tensor_id
@@ -67,15 +68,29 @@ class UnitMap:
     def touched(self, task: Task) -> dict[str, tuple[LeafUse, ...]]:
         """What a task does to each unit it uses."""
         if task.task_id not in self._touched:
-            found: dict[str, list[LeafUse]] = {}
+            found: dict[str, tuple[LeafUse, ...]] = {}
             for operand in task.operands:
                 reads = operand.version if operand.mode in ("read", "update") else None
                 makes = {"write": operand.version, "update": operand.version + 1}.get(operand.mode)
-                for leaf in self.leaves(operand.tensor, operand.num_parts):
-                    use = LeafUse(leaf, reads, makes)
-                    found.setdefault(self.unit_of_leaf[leaf], []).append(use)
-            self._touched[task.task_id] = {name: tuple(uses) for name, uses in found.items()}
+                for unit, uses in self._uses_of(operand.tensor, reads, makes).items():
+                    found[unit] = found.get(unit, ()) + uses[: operand.num_parts]
+            self._touched[task.task_id] = found
         return self._touched[task.task_id]
+
+    def _uses_of(
+        self, tensor: str, reads: int | None, makes: int | None
+    ) -> dict[str, tuple[LeafUse, ...]]:
+        """What is done to all leaves of a tensor, by unit; made once for all tasks alike.
+
+        A tensor of several units has no operand of its first few parts alone.
+        """
+        key = tensor, reads, makes
+        if key not in self._alike:
+            found: dict[str, list[LeafUse]] = {}
+            for leaf in self.leaves(tensor, None):
+                found.setdefault(self.unit_of_leaf[leaf], []).append(LeafUse(leaf, reads, makes))
+            self._alike[key] = {unit: tuple(uses) for unit, uses in found.items()}
+        return self._alike[key]
 
     def _used_together(self, chain: Chain, tensors: dict[str, Tensor]) -> set[str]:
         together: set[str] = set()
