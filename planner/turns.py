@@ -15,7 +15,6 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import Timeline
 
-_LESS_IN_FLIGHT = 3
 _WITHIN_REACH = 1.02
 _NOTHING_NEW = 2e-5
 GAIN = 0.998
@@ -64,6 +63,9 @@ class Turns:
             where already the program's decisions are no faster than `beat_ns`.
         beat_ns: the step time of the best plan known.
         most: turns to take.
+        shares: how much of the links the program may use beside each task at first; after the
+            turns, what the fastest of the plans was decided with.
+        rooms: bytes to leave for copies in flight, the first with which anything fits.
     """
 
     decider: Decider
@@ -72,25 +74,16 @@ class Turns:
     at_home: bool
     beat_ns: float
     most: int
+    shares: Shares
+    rooms: list[int]
     found: list[Plan] = field(default_factory=list)
     _decided_s: float = 0.0
     _before_s: float = 0.0
     _before: Placement | None = None
 
-    def __post_init__(self) -> None:
-        in_flight = self.decider.in_flight()
-        self._rooms = [in_flight, in_flight // _LESS_IN_FLIGHT, 0] if in_flight else [0]
-
-    def take(self, shares: Shares) -> Shares:
-        """Turns until one is no better; `found` has their plans.
-
-        Args:
-            shares: how much of the links the program may use beside each task at first.
-
-        Returns:
-            Those that the fastest of the plans was decided with.
-        """
-        best_shares = shares
+    def take(self) -> None:
+        """Turns until one is no better; `found` has their plans."""
+        shares = self.shares
         while len(self.found) < self.most:
             fitting = self._fitting(shares)
             if fitting is None or (self._before and fitting[1].same_as(self._before)):
@@ -101,27 +94,26 @@ class Turns:
             timeline = self.judge(schedule)
             plan_ns = step_ns(schedule, timeline, self.decider.num_rounds)
             if plan_ns < fastest_ns(self.found):
-                best_shares = shares
-            make = partial(self.decider.schedule, candidate)
+                self.shares = shares
             going_on = self._goes_on(plan_ns)
+            make = partial(self.decider.schedule, candidate)
             self.found.append(Plan(plan_ns, make, self.at_home))
             spans = timeline.passes[-1]
             less = lowered(shares, schedule, spans, self.decider.judged, self.decider.small)
             if not going_on or less is None:
                 break
             shares = less
-        return best_shares
 
     def _fitting(self, shares: Shares) -> tuple[Candidate, Placement] | None:
         """The first time with as little room for copies in flight as it takes, then with that."""
-        while self._rooms:
+        while self.rooms:
             try:
-                fitting = self.decider.fitting(self.choices, self._rooms[0], shares, self._wanted)
+                fitting = self.decider.fitting(self.choices, self.rooms[0], shares, self._wanted)
             except NotWanted:
                 return None
             if fitting is not None or self.found:
                 return fitting
-            del self._rooms[0]
+            del self.rooms[0]
         return None
 
     def _wanted(self, decided_s: float) -> bool:

@@ -1,6 +1,6 @@
 """`optimal`: decisions from the lower bound's program, made whole, filled, judged, and again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -22,6 +22,7 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 
+_LESS_IN_FLIGHT = 3
 _TURNS = 3
 _NEAR_ENOUGH = 1.005
 _FAR_ENOUGH = 1.01
@@ -144,8 +145,8 @@ class _Search:
             return False
         if best_ns == inf:
             return thorough
-        if self.choices.effort == "quick":
-            return False
+        if self.choices.effort != "normal":
+            return self.choices.effort == "thorough"
         return best_ns > bound_ns * _FAR_FROM_BOUND and len(self.small.tasks) <= MANY_TASKS
 
     def fits(self) -> bool:
@@ -182,28 +183,32 @@ class _Search:
         The program may split what persists over both memories wherever that saves a copy; at home
         on the host it all takes turns on the device, which at times packs better than it bounds.
         """
+        in_flight = self.decider.in_flight()
+        rooms = [in_flight, in_flight // _LESS_IN_FLIGHT, 0] if in_flight else [0]
         shares = full_shares(len(self.small.tasks))
         all_at_home = replace(self.choices, homes=_STATE_AT_HOME)
-        found: list[Plan] = []
         if at_home and self.choices.open:
-            found, _ = self._turns_of(all_at_home, shares, beat_ns)
-        if found:
-            return found
-        found, shares = self._turns_of(self.choices, shares, beat_ns)
-        near = fastest_ns(found) <= bound_ns * _FAR_ENOUGH
+            turns = self._turns_of(all_at_home, beat_ns, shares, rooms)
+            if turns.found:
+                return turns.found
+        turns = self._turns_of(self.choices, beat_ns, shares, rooms)
+        near = fastest_ns(turns.found) <= bound_ns * _FAR_ENOUGH
         if at_home or near or not self.choices.open:
-            return found
-        beat_ns = min(beat_ns, fastest_ns(found))
-        return found + self._turns_of(all_at_home, shares, beat_ns)[0]
+            return turns.found
+        beat_ns = min(beat_ns, fastest_ns(turns.found))
+        rooms = turns.rooms or rooms
+        return turns.found + self._turns_of(all_at_home, beat_ns, turns.shares, rooms).found
 
     def _turns_of(
-        self, choices: Choices, shares: Shares, beat_ns: float
-    ) -> tuple[list[Plan], Shares]:
-        """The plans, and the shares that the fastest of them was decided with."""
-        at_home = choices is not self.choices
-        most = self._most_turns()
-        turns = Turns(self.decider, self.judge, choices, at_home, beat_ns, most)
-        return turns.found, turns.take(shares)
+        self, choices: Choices, beat_ns: float, shares: Shares, rooms: Sequence[int]
+    ) -> Turns:
+        """Turns with these choices, taken."""
+        turns = Turns(
+            self.decider, self.judge, choices, choices is not self.choices, beat_ns,
+            self._most_turns(), shares, list(rooms),
+        )  # fmt: skip
+        turns.take()
+        return turns
 
     def _most_turns(self) -> int:
         if self.choices.effort == "quick":
