@@ -67,9 +67,12 @@ def test_a_profile_that_names_an_unknown_attention_is_told_so(tmp_path):
     assert "'flash9' is unknown" in error_of("plan", *step)
 
 
-def test_the_seed_policy_does_not_take_another_attention():
+@pytest.mark.parametrize("other", [("--attention", "flash4"), ("--kernels", "triton")])
+def test_the_seed_policy_does_not_take_other_kernels(other):
     step = ("--model", "8b", "--seq-len", 1024, "--machine", "h100", "--policy", "ml_dataflow")
-    assert "leave out --attention" in error_of("plan", *step, "--attention", "flash4")
+    told = error_of("plan", *step, *other)
+    assert " ".join(other) in told
+    assert "leave it out" in told
 
 
 def test_a_run_whose_attention_cannot_run_says_what_to_install(tmp_path):

@@ -17,8 +17,8 @@ from twinstream.schedule.files import DocumentError
 from twinstream.schedule.sizes import SizeError
 
 
-class FixedAttentionError(TwinstreamError):
-    """A policy that does not leave attention open, and --attention."""
+class FixedKernelsError(TwinstreamError):
+    """A policy that does not leave its kernels open, and --attention or --kernels."""
 
 
 class ShareError(TwinstreamError):

@@ -148,7 +148,7 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
 
     Raises:
         ShareError: the tokens per step are given, and a share to propose them by.
-        FixedAttentionError: the policy does not leave attention open.
+        FixedKernelsError: the policy does not leave its kernels open.
         TwinstreamError: the model, the machine, the kernels or the attention are unknown, or do
             not go together.
     """
@@ -159,10 +159,13 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
-    if wanted.policy == SEED_POLICY and wanted.attention not in (None, "auto", "eager"):
-        raise options.FixedAttentionError(
-            f"policy '{SEED_POLICY}' is planned with eager attention: leave out --attention"
-        )
+    if wanted.policy == SEED_POLICY:
+        for flag, name in (("--attention", wanted.attention), ("--kernels", wanted.kernels)):
+            if name not in (None, "auto", "eager"):
+                raise options.FixedKernelsError(
+                    f"policy '{SEED_POLICY}' is planned with eager kernels, not {flag} {name}: "
+                    "leave it out"
+                )
     machine, spec = load_machine(wanted.machine), load_model(wanted.model)
     attention = attention_for(machine, spec, wanted.attention or "auto")
     kernels = kernels_for(machine, wanted.kernels or "auto", attention)
