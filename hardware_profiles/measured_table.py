@@ -1,28 +1,14 @@
 """Tables of measured training speeds, as CSV: what `calibrate` and `validate` read.
 
-The first line that does not begin with `#` names the columns, in any order. Each row is one
-configuration that was run, or failed:
-
-| column | needed | meaning |
-|---|---|---|
-| `machine` | yes | name of the GPU: `H100`, `RTX3090` |
-| `model` | yes | name of a preset, in any case: `8B` |
-| `seq_len` | yes | tokens of a sequence |
-| `host_mem_gib`, `dev_mem_gib` | yes | caps, in GiB of 2^30 bytes |
-| `tokens_per_s` | yes | mean throughput; empty where the run failed |
-| `status` | no | `ok` or `failed`; without it, a row with a throughput is `ok` |
-| `status_detail` | no | why it failed |
-| `step_time_s` | no | seconds of a step |
-| `rounds_per_step` | no | rounds of gradient accumulation; without them, those that step time and
-throughput imply |
-| `rounds_rule` | no | rule that gave them: `v1`, `v2` (taken where nothing tells the rounds) |
-
-Further columns are kept as text.
+docs/calibration.md has every column and its unit. The first line that does not begin with `#` names
+the columns, in any order; each row is one configuration that was run, or failed. Columns that
+`MeasuredRow` does not name are kept as text.
 """
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +21,7 @@ NEEDED = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "tokens_
 _NUMBERS = (*NEEDED[2:], "step_time_s", "rounds_per_step")
 _MOST_FAULTS = 3
 _LONGEST_SEQUENCE = 2**30
+_OUT_OF_MEMORY = ("oom", "out of memory")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -44,9 +31,10 @@ class MeasuredTableError(TwinstreamError):
 
 
 class MeasuredRow(Node):
-    """One measured configuration; see the table in this module's docstring.
+    """One measured configuration.
 
-    `line` is the row's in its file, counted from 1.
+    `line` is the row's in its file, counted from 1. `tokens_per_s` is None where the run failed,
+    and `status_detail` then says why.
     """
 
     line: PositiveInt
@@ -76,21 +64,10 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
         MeasuredTableError: it cannot be read, lacks a needed column, has no rows, or rows that
             are not what they should be.
     """
-    lines = list(_lines(path))
-    if not lines:
-        raise MeasuredTableError(f"{path} is empty; it needs the columns {', '.join(NEEDED)}")
-    names = _names(lines[0][1])
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise MeasuredTableError(f"{path} has the column {twice[0]} twice; leave one out")
-    if missing := [name for name in NEEDED if name not in names]:
-        raise MeasuredTableError(
-            f"{path} has no column {', '.join(missing)}; a table of measured speeds needs "
-            f"{', '.join(NEEDED)}, and this one has {', '.join(names)}"
-        )
+    names, lines = _read(path, NEEDED)
     found: list[MeasuredRow] = []
     faults: list[str] = []
-    for number, text in lines[1:]:
-        values = next(csv.reader([text]))
+    for number, values in lines:
         if len(values) != len(names) and any(value.strip() for value in values[len(names) :]):
             faults.append(f"line {number} has {len(values)} values for {len(names)} columns")
             continue
@@ -102,14 +79,52 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
         more = len(faults) - _MOST_FAULTS
         shown = "; ".join(faults[:_MOST_FAULTS]) + (f" (and {more} more)" if more > 0 else "")
         raise MeasuredTableError(f"{path} is not a table of measured speeds: {shown}")
-    if not found:
-        raise MeasuredTableError(f"{path} has no rows under its header")
     return tuple(found)
 
 
-def _names(header: str) -> list[str]:
+def read_cells(path: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """Lines of a list of cells, with their numbers, as the values of their columns.
+
+    Headers, comments and blank lines are read as a measured table's.
+
+    Raises:
+        MeasuredTableError: it cannot be read, lacks a needed column, or lists nothing.
+    """
+    names, lines = _read(path, needed)
+    return [
+        (number, dict(zip_longest(names, values[: len(names)], fillvalue="")))
+        for number, values in lines
+    ]
+
+
+def _read(path: Path, needed: Sequence[str]) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The columns, and the values of each line under them with its number."""
+    lines = list(_lines(path))
+    if not lines:
+        raise MeasuredTableError(f"{path} is empty; it needs the columns {', '.join(needed)}")
+    names = _names(_values(path, *lines[0]))
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise MeasuredTableError(f"{path} has the column {twice[0]} twice; leave one out")
+    if missing := [name for name in needed if name not in names]:
+        raise MeasuredTableError(
+            f"{path} has no column {', '.join(missing)}; it needs {', '.join(needed)}, and has "
+            f"{', '.join(names)}"
+        )
+    if not lines[1:]:
+        raise MeasuredTableError(f"{path} has no rows under its header")
+    return names, [(number, _values(path, number, text)) for number, text in lines[1:]]
+
+
+def _values(path: Path, number: int, text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]))
+    except csv.Error as error:
+        raise MeasuredTableError(f"{path}, line {number}: {error}") from None
+
+
+def _names(header: Sequence[str]) -> list[str]:
     """Columns as documented, however they are spaced or capitalised; others as they are."""
-    names = [name.strip() for name in next(csv.reader([header]))]
+    names = [name.strip() for name in header]
     return [name.lower() if name.lower() in MeasuredRow.model_fields else name for name in names]
 
 
@@ -137,6 +152,10 @@ def _row(number: int, cells: dict[str, str]) -> MeasuredRow:
     given = (name for name in MeasuredRow.model_fields if name not in ("line", "columns"))
     known = {name: fields.pop(name) for name in given if name in fields}
     known.setdefault("status", "ok" if "tokens_per_s" in known else "failed")
+    known["status"] = str(known["status"]).lower()
+    if known["status"] in _OUT_OF_MEMORY:
+        known.setdefault("status_detail", known["status"])
+        known["status"] = "failed"
     if known["status"] == "ok":
         known.setdefault("tokens_per_s", "")  # an ok row without a throughput is a fault
     others = {name: text for name, text in cells.items() if name in fields}

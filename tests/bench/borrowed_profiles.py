@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.shipped import shipped_path
 # Mean errors of borrowing where it could be tested, docs/benchmarks/fidelity.md.
 _TEST = "borrowing was off by {} % on average in a test: {}'s efficiencies on {}'s runs"
 H100_NOTE = _TEST.format(19, "h100", "rtx3090")
-RTX3090_NOTE = _TEST.format(15, "rtx3090", "h100")
+RTX3090_NOTE = _TEST.format(14, "rtx3090", "h100")
 
 
 @dataclass(frozen=True)

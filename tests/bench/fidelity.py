@@ -3,7 +3,7 @@
     python -m tests.bench.fidelity summary PREDICTED.csv --measured TABLE.csv [--only model=8B]
     python -m tests.bench.fidelity plot PREDICTED.csv ... --measured TABLE.csv -o PLOT.svg
     python -m tests.bench.fidelity phases --machine PROFILE.toml
-    python -m tests.bench.fidelity borrow --machine NAME --relative PROFILE.toml -o NEW.toml
+    python -m tests.bench.fidelity borrow --machine NAME --relative NAME [--keep CURVE] -o NEW.toml
 
 `summary` leaves out the schedules of the calibration cells (the default rule's, of the rows that
 `--only` keeps), and counts each distinct schedule once.
@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+
+import numpy as np
 
 from tests.bench.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
@@ -114,7 +116,7 @@ def _line(name: str, found: Sequence[Schedule]) -> str:
     if not found:
         return f"| {name} | 0 | | | | | |"
     errors = sorted(abs(one.error) for one in found)
-    p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    p90 = float(np.percentile(errors, 90))
     figures = [fmean(errors), median(errors), p90, errors[-1]]
     shown = " | ".join(f"{error:.2%}" for error in figures)
     return f"| {name} | {len(found)} | {shown} | {fmean(one.error for one in found):+.2%} |"
@@ -168,11 +170,17 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--machine")
     parser.add_argument("--relative")
+    parser.add_argument("--keep", action="append", default=[])
     parser.add_argument("--note", default="")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
     if given.what == "borrow":
-        machine = borrowed(load_machine(given.machine), load_machine(given.relative), given.note)
+        machine = borrowed(
+            load_machine(given.machine),
+            load_machine(given.relative),
+            given.note,
+            lambda key: key not in given.keep,
+        )
         save_machine(machine.model_copy(update={"name": given.output.stem}), given.output)
     elif given.what == "phases":
         print("\n".join(phase_lines(given.machine, given.measured)))

@@ -5,7 +5,7 @@ import pytest
 from twinstream.fidelity.row_choice import chosen_cells, rows_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.measured_table import read_measured
+from twinstream.hardware_profiles.measured_table import MeasuredTableError, read_measured
 from twinstream.hardware_profiles.schema import Machine
 
 TABLE = """machine,model,seq_len,host_mem_gib,dev_mem_gib,tokens_per_s,status
@@ -74,24 +74,42 @@ def test_without_a_list_the_default_rule_chooses(rows):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "lists no cells: its header needs seq_len"),
-        ("seq_len,host_mem_gib\n512,75\n", "it lacks dev_mem_gib"),
+        ("", "is empty; it needs the columns seq_len, host_mem_gib, dev_mem_gib"),
+        ("line\n2\n", "no column seq_len, host_mem_gib, dev_mem_gib"),
+        ("seq_len,host_mem_gib\n512,75\n", "has no column dev_mem_gib"),
+        ("seq_len,host_mem_gib,dev_mem_gib\n", "no rows under its header"),
         ("seq_len,host_mem_gib,dev_mem_gib\n512,75,79\n", "line 2: no successful row .*dev_mem_g"),
-        ("seq_len,host_mem_gib,dev_mem_gib\n1024,60,24\n", "line 2: no successful row"),
+        ("seq_len,host_mem_gib,dev_mem_gib\n1024,60,24\n", "no successful row .*line 5 failed"),
         ("seq_len,host_mem_gib,dev_mem_gib\n512,75,x\n", "line 2: dev_mem_gib needs a number"),
-        ("seq_len,host_mem_gib,dev_mem_gib\n512,75\n", "line 2.* is no condition"),
+        ("seq_len,host_mem_gib,dev_mem_gib\nnan,75,78\n", "line 2: no successful row"),
+        ("# mine\n\nseq_len,host_mem_gib,dev_mem_gib\n512,75\n", "line 4 has no dev_mem_gib"),
     ],
 )
 def test_a_wrong_list_of_cells_is_one_clear_error(rows, tmp_path, text, message):
     cells = tmp_path / "cells.csv"
     cells.write_text(text)
-    with pytest.raises(CalibrationError, match=message):
+    with pytest.raises((CalibrationError, MeasuredTableError), match=message):
         chosen_cells(rows, cells)
 
 
-def test_a_list_that_is_not_there_is_named(rows, tmp_path):
-    with pytest.raises(CalibrationError, match=r"cannot read .*none\.csv"):
-        chosen_cells(rows, tmp_path / "none.csv")
+@pytest.mark.parametrize("name", ["none.csv", ""])
+def test_a_list_that_is_not_there_or_a_folder_is_named(rows, tmp_path, name):
+    with pytest.raises(MeasuredTableError, match=rf"cannot read .*{name}: "):
+        chosen_cells(rows, tmp_path / name)
+
+
+def test_a_list_is_read_as_spreadsheets_and_people_write_it(rows, tmp_path):
+    cells = tmp_path / "cells.csv"
+    cells.write_bytes(b"\xef\xbb\xbfSeq_Len, Host_Mem_GiB ,dev_mem_gib\r\n 512 ,75, 78\r\n\r\n")
+    assert [row.line for row in chosen_cells(rows, cells)] == [4]
+
+
+def test_a_cell_that_several_models_or_machines_have_is_not_guessed(rows, tmp_path):
+    cells = tmp_path / "cells.csv"
+    cells.write_text("seq_len,host_mem_gib,dev_mem_gib\n512,75,78\n")
+    other = rows[2].model_copy(update={"line": 7, "model": "1B"})
+    with pytest.raises(CalibrationError, match=r"line 2: rows of H100 1B, H100 8B have seq_len"):
+        chosen_cells([*rows, other], cells)
 
 
 def test_the_rule_chooses_only_what_can_be_predicted(rows):

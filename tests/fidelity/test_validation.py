@@ -100,6 +100,13 @@ def test_rows_of_models_that_nobody_knows_are_counted_and_left_out():
         validate(odd[:1], [load_machine("rtx3090")], jobs=1)
 
 
+def test_rows_that_ran_but_are_refused_are_counted():
+    rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
+    small = rows[0].model_copy(update={"line": 100, "dev_mem_gib": 1.0})
+    found = validate([*rows, small], [load_machine("rtx3090")], jobs=1)
+    assert (found.cells, found.refused_rows, found.failed_rows) == (2, 1, 1)
+
+
 def test_a_fitted_profile_of_any_name_finds_its_rows_in_a_table_of_several_machines():
     mine = load_machine("rtx3090").model_copy(update={"name": "mine"})
     found = validate(read_measured(FEW), [mine], jobs=1)

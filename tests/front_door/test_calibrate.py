@@ -104,3 +104,22 @@ def test_a_run_of_ones_own_calibrates_too(tmp_path):
     assert by_name["matmul_float32"]["value"] == pytest.approx(0.2, rel=0.05)
     assert found["mean_error"] < 0.01
     assert load_machine(tmp_path / "me.toml").efficiency["matmul/float32"].kind == "fitted"
+
+
+WRONG_TABLES = {
+    "missing.csv": ("machine,model,seq_len\nH100,1B,512\n", "no column host_mem_gib"),
+    "empty.csv": ("", "is empty"),
+    "nan.csv": (HEADER + "H100,1B,512,16,16,nan,ok,2\n", "line 2, tokens_per_s"),
+    "folder": (None, "Is a directory"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TABLES)
+@pytest.mark.parametrize("command", [("calibrate", "--base"), ("validate", "--machine")])
+def test_what_is_no_table_is_one_message(command, name, tmp_path):
+    text, told = WRONG_TABLES[name]
+    path = tmp_path / name
+    path.mkdir() if text is None else path.write_text(text)
+    message = error_of(*command, "h100", "--measured", path)
+    assert told in message and name in message
+    assert message.count("\n") == 1

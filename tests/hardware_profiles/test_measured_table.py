@@ -30,6 +30,13 @@ def test_a_row_without_a_speed_failed(tmp_path):
     assert (row.status, row.tokens_per_s) == ("failed", None)
 
 
+def test_a_row_that_ran_out_of_memory_failed_for_that_reason(tmp_path):
+    lines = ("H100,8B,512,60,24,,OOM,", "H100,8B,512,60,24,,oom,host", "H100,8B,512,60,24,9,Ok,")
+    rows = read_measured(written(tmp_path, HEADER + ",status,status_detail", *lines))
+    assert [row.status for row in rows] == ["failed", "failed", "ok"]
+    assert [row.status_detail for row in rows] == ["oom", "host", ""]
+
+
 def test_recorded_cells_are_read():
     rows = read_measured(FEW)
     assert [row.status for row in rows].count("failed") == 3
@@ -67,6 +74,7 @@ def test_further_columns_may_be_called_anything(tmp_path):
         ([HEADER + ",model", "H100,8B,512,60,24,10,8B"], "the column model twice"),
         ([HEADER + ",status", "H100,8B,512,60,24,,ok"], "line 2, tokens_per_s"),
         ([HEADER + ",status", "H100,8B,512,60,24,,lost"], "line 2, status"),
+        ([HEADER, "H100," + "B" * 140_000], "line 2: field larger than"),
     ],
 )
 def test_what_is_no_table_is_refused_with_its_place(lines, told, tmp_path):

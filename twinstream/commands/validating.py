@@ -90,6 +90,7 @@ def validation_json(validation: Validation) -> dict[str, object]:
         "by_seq_len": validation.by_seq_len,
         "failed_rows": validation.failed_rows,
         "refused_alike": validation.refused_alike,
+        "refused_rows": validation.refused_rows,
         "left_out": validation.left_out,
         "unknown": validation.unknown,
     }

@@ -1,13 +1,12 @@
 """Which rows of a measured table are meant: by machine, by column, by a list of cells."""
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from twinstream.fidelity.matching import class_named, class_of, nothing_left, planned
 from twinstream.hardware_profiles.calibration.cells import default_cells
 from twinstream.hardware_profiles.errors import CalibrationError
-from twinstream.hardware_profiles.measured_table import MeasuredRow
+from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.policies.ml_dataflow_classes import UnknownMachineClass
 
@@ -74,7 +73,8 @@ def chosen_cells(rows: Sequence[MeasuredRow], cells: Path | None) -> tuple[Measu
     machine and model where the table has several; other columns are not read.
 
     Raises:
-        CalibrationError: the file cannot be read, or lists what is not in the table.
+        MeasuredTableError: the file cannot be read or is no list of cells.
+        CalibrationError: it lists what is not in the table, or in it more than once.
     """
     if cells is not None:
         return _listed(rows, cells)
@@ -86,34 +86,25 @@ def chosen_cells(rows: Sequence[MeasuredRow], cells: Path | None) -> tuple[Measu
 
 
 def _listed(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, ...]:
-    try:
-        with cells.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise CalibrationError(f"cannot read {cells}: {error}") from None
-    known = [name for name in _COLUMNS if lines and name in lines[0]]
-    if missing := [name for name in _CAPS if name not in known]:
-        raise CalibrationError(
-            f"{cells} lists no cells: its header needs {', '.join(_CAPS)}, and machine and model "
-            f"where the table has several; it lacks {', '.join(missing)}"
-        )
     found: dict[int, MeasuredRow] = {}
-    for number, line in enumerate(lines, start=2):
+    for number, line in read_cells(cells, _CAPS):
         where = f"{cells}, line {number}"
-        wanted = {name: _value(name, line[name] or "", where) for name in known}
-        match = next(
-            (
-                row
-                for row in rows
-                if row.status == "ok"
-                and all(_COLUMNS[name](row) == value for name, value in wanted.items())
-            ),
-            None,
-        )
-        if match is None:
-            told = ", ".join(f"{name} {line[name]}" for name in known)
-            raise CalibrationError(f"{where}: no successful row of the table has {told}")
-        found[id(match)] = match
+        told = {name: line[name].strip() for name in _COLUMNS if name in line}
+        if empty := [name for name, text in told.items() if not text]:
+            raise CalibrationError(f"{where} has no {', '.join(empty)}; each cell needs one")
+        wanted = {name: _value(name, text, where) for name, text in told.items()}
+        match = [row for row in rows if all(_COLUMNS[n](row) == v for n, v in wanted.items())]
+        row = next((row for row in match if row.status == "ok"), None)
+        shown = ", ".join(f"{name} {text}" for name, text in told.items())
+        if row is None:
+            failed = f" (line {match[0].line} failed)" if match else ""
+            raise CalibrationError(f"{where}: no successful row of the table has {shown}{failed}")
+        if len(several := sorted({f"{row.machine} {row.model}" for row in match})) > 1:
+            raise CalibrationError(
+                f"{where}: rows of {', '.join(several)} have {shown}; give the list a column "
+                "machine or model"
+            )
+        found[id(row)] = row
     return tuple(found.values())
 
 

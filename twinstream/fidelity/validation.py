@@ -55,7 +55,8 @@ class Validation(Node):
 
     A schedule's measured and predicted speeds are the means over its rows. `stalled` are those
     predicted over 10 % slower than with infinite links. `failed_rows` of the table did not run;
-    `refused_alike` of these are refused for the reason that the table gives. `left_out` rows are
+    `refused_alike` of these are refused for the reason that the table gives; `refused_rows` ran,
+    but the policy refuses them, so that nothing is predicted of them. `left_out` rows are
     of machines that no profile was given for; `unknown` counts rows of models that nobody here
     knows, by the reason.
     """
@@ -68,6 +69,7 @@ class Validation(Node):
     by_seq_len: dict[str, Errors]
     failed_rows: int
     refused_alike: int
+    refused_rows: int
     left_out: int
     unknown: dict[str, int]
 
@@ -183,6 +185,7 @@ def _summed_up(
         )
     compared = [each for each in found if each.error is not None]
     failed = [each for each in found if each.row.status == "failed"]
+    ran = [each for each in found if each.row.status == "ok"]
     return Validation(
         rows=tuple(found),
         cells=len(compared),
@@ -192,6 +195,7 @@ def _summed_up(
         by_seq_len=_grouped(compared, lambda row: str(row.seq_len)),
         failed_rows=len(failed),
         refused_alike=sum(each.refused == each.row.status_detail for each in failed),
+        refused_rows=sum(each.refused is not None for each in ran),
         left_out=left_out,
         unknown=dict(known.unknown),
     )
