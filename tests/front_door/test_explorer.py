@@ -59,7 +59,19 @@ def test_a_changed_cap_changes_the_number_to_that_of_the_command_line(address):
         query = parse_qs(urlsplit(page.url).query)
         assert query["device_mem"] == ["16MiB"]
         assert query["model"] == ["tiny"]
+        page.wait_for_selector("#timeline-cpu >> text=/cap 16.00 MiB/")
+        assert complaints(opened) == []
+
+
+def test_figures_follow_the_numbers_and_go_where_nothing_fits(address):
+    with browser_page() as opened:
+        page = opened.page
+        page.goto(address + TINY.url)
         page.wait_for_selector("#timeline-cpu .main-svg")
+        page.fill("#device_mem", "1MiB")
+        page.press("#device_mem", "Enter")
+        page.wait_for_selector("#error-cpu")
+        page.wait_for_selector("#timeline-cpu", state="detached")
         assert complaints(opened) == []
 
 
