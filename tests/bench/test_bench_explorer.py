@@ -37,7 +37,8 @@ document.addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
   }
   for (const plot of document.querySelectorAll("[id^=timeline-] .js-plotly-plot"))
     if (plot.on && !plot.watched)
-      plot.watched = !!plot.on("plotly_afterplot", () => { seen[plot.parentElement.id] = performance.now(); });
+      plot.watched = !!plot.on("plotly_afterplot",
+        () => { seen[plot.parentElement.id] = performance.now(); });
 }).observe(document.body, {subtree: true, childList: true, characterData: true}));
 """
 MAIN = "from twinstream.cli import main; main()"
@@ -91,8 +92,8 @@ def test_seconds_to_load_and_to_update(server, machines, policy, effort):
         assert opened.complaints == []
     number, figures, cpu = (median(one[i] for one in updates) for i in range(3))
     print(
-        f"\n| {machines}, {policy}, {effort} | {load[0]:.1f} s ({load[1]:.1f} s) | {number:.1f} s | "
-        f"{figures:.1f} s ({cpu:.1f} s) | load of the machine {os.getloadavg()[0]:.1f}"
+        f"\n| {machines}, {policy}, {effort} | {load[0]:.1f} s ({load[1]:.1f} s) | "
+        f"{number:.1f} s | {figures:.1f} s ({cpu:.1f} s) | load {os.getloadavg()[0]:.1f}"
     )
 
 

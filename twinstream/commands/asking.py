@@ -137,11 +137,11 @@ def _vary(
 
 def _search(question: Question, target: str, num_jobs: int, *, as_json: bool) -> None:
     from twinstream.whatif.screen import target_screen
-    from twinstream.whatif.target import check_target, search_target
+    from twinstream.whatif.target import check_target, num_searches, search_target
 
     check_target(target)
-    with progress("searching", quiet=as_json):
-        found = search_target(question, target, num_jobs)
+    with progress("searching", num_searches(question), quiet=as_json) as advance:
+        found = search_target(question, target, num_jobs, advance)
     if as_json:
         print_json(found)
     else:

@@ -45,6 +45,7 @@ def sweep(
     from twinstream.sweep.cell import BUG, OK
     from twinstream.sweep.config import load_config
     from twinstream.sweep.pages import sweep_html
+    from twinstream.sweep.rows import SUPERSEDED
     from twinstream.sweep.sweep import SweepSettings, run_sweep
 
     wanted = load_config(config)
@@ -66,13 +67,19 @@ def sweep(
         count[row["status"]] += 1
     if as_json:
         files = {"rows": swept.file, "page": page, "images": images}
-        print_json(files | {"num_new": swept.num_new, "seconds": seconds, "num_cells": count})
+        numbers = {"num_new": swept.num_new, "num_superseded": swept.num_superseded}
+        print_json(files | numbers | {"seconds": seconds, "num_cells": count})
     else:
         told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
         print_report(
             f"{len(swept.rows):,} cells: {told}; {swept.num_new:,} now, in {seconds:,.1f} s.",
             f"Wrote {swept.file}, {page} and {_told(images)}.",
         )
+        if swept.num_superseded:
+            print_report(
+                f"Moved to {swept.file.with_name(SUPERSEDED)}: {swept.num_superseded:,} rows of "
+                "another twinstream or of other profiles.",
+            )
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)

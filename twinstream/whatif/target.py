@@ -28,8 +28,9 @@ class TargetError(TwinstreamError):
 class Reached(Node):
     """The smallest value of a property that reaches the target, everything else as it is.
 
-    It lies within 2 % above the smallest. `value` is None where the property alone never reaches
-    it; `tokens_per_s` is then the most that was found, at `tried` of `unit`.
+    It lies within 2 % above the smallest; but where `less_may_do`, every smaller value that was
+    tried reached the target, too. `value` is None where the property alone never reaches it;
+    `tokens_per_s` is then the most that was found, at `tried` of `unit`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Reached(Node):
     value: float | None
     tried: float
     tokens_per_s: float
+    less_may_do: bool = False
 
 
 class TargetFound(Node):
@@ -110,9 +112,7 @@ def search_target(
     target = target_of(text, limit)
     reached = base.tokens_per_s >= target
     searches = [
-        _Search(question, one, target, reached, base.tokens_per_s)
-        for one in properties_of(question)
-        if one.name in SEARCHED
+        _Search(question, one, target, reached, base.tokens_per_s) for one in _searched_of(question)
     ]
     found: dict[str, Reached] = {}
     for search, outcome in in_processes(_searched, searches, min(num_jobs, len(searches))):
@@ -126,6 +126,15 @@ def search_target(
         base=base,
         found=tuple(found[search.one.name] for search in searches),
     )
+
+
+def num_searches(question: Question) -> int:
+    """How many properties `search_target` searches."""
+    return len(_searched_of(question))
+
+
+def _searched_of(question: Question) -> list[Property]:
+    return [one for one in properties_of(question) if one.name in SEARCHED]
 
 
 def _searched(search: _Search) -> Reached:
@@ -150,6 +159,7 @@ def _searched(search: _Search) -> Reached:
         value=None if high is None else now * high,
         tried=now * best,
         tokens_per_s=speeds[best],
+        less_may_do=low is None,
     )
 
 
