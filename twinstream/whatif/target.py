@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -138,12 +139,24 @@ def _searched_of(question: Question) -> list[Property]:
 
 
 def _searched(search: _Search) -> Reached:
-    """Double or halve until the target lies between, then bisect."""
+    """Double or halve until the target lies between, then bisect.
+
+    What is smaller than a refusal said would do is not planned: to be refused takes longest.
+    """
     speeds = {1.0: search.tokens_per_s}
+    would_do = 0.0
 
     def reaches(factor: float) -> bool:
+        nonlocal would_do
+        if factor not in speeds and factor < would_do:
+            return False
         if factor not in speeds:
-            speeds[factor] = _speed(changed(search.question, search.one, factor))
+            try:
+                asked = changed(search.question, search.one, factor)
+                speeds[factor] = asked.planned()[1].tokens_per_s
+            except TwinstreamError as error:
+                speeds[factor] = 0.0
+                would_do = max(would_do, _would_do(search, error))
         return speeds[factor] >= search.target_tokens_per_s
 
     low, high = _bracket(reaches, search.reached_now)
@@ -181,9 +194,14 @@ def _bracket(
     return factor, None
 
 
-def _speed(question: Question) -> float:
-    """Tokens/s; 0 where nothing fits."""
-    try:
-        return question.planned()[1].tokens_per_s
-    except TwinstreamError:
+def _would_do(search: _Search, error: TwinstreamError) -> float:
+    """The smallest factor of a memory with which there is a plan; 0 where that is not known."""
+    if search.one.fields or not isinstance(error, InfeasiblePlan):
         return 0.0
+    found = error.shortage
+    size_bytes = (
+        found.smallest_device_bytes
+        if search.one.price_of == "device"
+        else found.smallest_host_bytes
+    )
+    return (size_bytes or 0) / value_of(search.question, search.one)
