@@ -210,6 +210,12 @@ def fetched(url: str, server: subprocess.Popen[str]) -> str:
             time.sleep(0.05)
 
 
+def test_a_host_that_is_not_this_machines_is_an_error_that_names_another():
+    message = error_of("explore", "--host", "192.0.2.1")  # of RFC 5737, nobody's
+    assert "choose another --host" in message
+    assert "while" not in message
+
+
 def test_a_port_in_use_is_an_error_that_names_another(address):
     port = urlsplit(address).port
     assert "choose another --port" in error_of("explore", "--port", port)

@@ -127,6 +127,23 @@ def test_rows_of_values_no_longer_asked_for_stay(swept):
     assert len(rows_of(swept / "rows" / "rows.csv")) == 2
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "a:b"])
+def test_an_address_without_a_ray_cluster_is_refused_at_once(address, swept):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    said = error_of("sweep", swept / "two.toml", "-o", swept / "new", "--ray", address)
+    assert f"no Ray cluster at '{address}'" in said
+
+
+def test_where_no_cell_can_be_planned_the_reason_is_told(tmp_path):
+    path = tmp_path / "odd.toml"
+    path.write_text(SWEEP.replace("[axes]", "chunk_tokens = 48\n[axes]"))
+    outcome = call("sweep", path, "-o", tmp_path / "rows", "--jobs", 1)
+    assert outcome.code == 0
+    assert "2 refused" in outcome.out
+    assert "No cell could be planned; the first: " in outcome.out
+    assert "48" in outcome.out.partition("the first: ")[2]
+
+
 def test_a_worker_with_other_sources_is_refused(swept, monkeypatch):
     def others(cells, jobs):
         yield from ({**sweep_row(cell), "key": "of another version"} for cell in cells)

@@ -15,6 +15,7 @@ from twinstream.schedule.files import write_text
 
 if TYPE_CHECKING:
     from twinstream.sweep.config import SweepConfig
+    from twinstream.sweep.sweep import Swept
 
 _BUG = 1
 
@@ -45,7 +46,6 @@ def sweep(
     from twinstream.sweep.cell import BUG, OK
     from twinstream.sweep.config import load_config
     from twinstream.sweep.pages import sweep_html
-    from twinstream.sweep.rows import SUPERSEDED
     from twinstream.sweep.sweep import SweepSettings, run_sweep
 
     wanted = load_config(config)
@@ -74,15 +74,26 @@ def sweep(
         print_report(
             f"{len(swept.rows):,} cells: {told}; {swept.num_new:,} now, in {seconds:,.1f} s.",
             f"Wrote {swept.file}, {page} and {_told(images)}.",
+            *_notes(swept, num_planned=count[OK]),
         )
-        if swept.num_superseded:
-            print_report(
-                f"Moved to {swept.file.with_name(SUPERSEDED)}: {swept.num_superseded:,} rows of "
-                "another twinstream or of other profiles.",
-            )
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)
+
+
+def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
+    """What is not as it was meant to be."""
+    from twinstream.sweep.rows import SUPERSEDED
+
+    found = []
+    if not num_planned:
+        found.append(f"No cell could be planned; the first: {swept.rows[0]['reason']}")
+    if swept.num_superseded:
+        found.append(
+            f"Moved to {swept.file.with_name(SUPERSEDED)}: {swept.num_superseded:,} rows of "
+            "another twinstream or of other profiles."
+        )
+    return found
 
 
 def _images(
