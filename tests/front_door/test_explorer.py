@@ -1,6 +1,7 @@
 """The explorer: what it shows is what the command line says, and the URL is all of its state."""
 
 import json
+import re
 import shlex
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.browser import browser_page
 from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.app import explorer
+from twinstream.explorer.show import timeline_of
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.schedule.errors import TwinstreamError
 
@@ -100,6 +102,17 @@ def test_machines_stand_side_by_side_and_the_url_sets_the_controls(address):
         assert page.input_value("#host_mem") == "1GiB"
         assert page.inner_text("#policy").startswith("resident")
         assert complaints(opened) == []
+
+
+def test_a_step_of_one_round_is_not_counted():
+    def title(tokens: str) -> str:
+        state = State("tiny", "cpu", "64", tokens, "", "", "resident")
+        found = Answers({}, {}).answer(state, "cpu")
+        assert isinstance(found, Answer)
+        return str(timeline_of("cpu", found).children[0].children)
+
+    assert title("64") == "cpu: the step's only round"
+    assert re.fullmatch(r"cpu: round \d+ of 0 to \d+", title("65536"))
 
 
 def test_the_report_of_a_plan_is_one_link_away(address):

@@ -110,7 +110,7 @@ def _images(
 def _told(images: list[Path] | None) -> str:
     if images is None:
         return "no PNG files: these need matplotlib, pip install 'twinstream[png]'"
-    return f"{len(images)} PNG files"
+    return f"{len(images)} PNG file{'s' if len(images) != 1 else ''}"
 
 
 def _advance_by(advance: Callable[[], None]) -> Callable[[int, int], None]:
