@@ -11,7 +11,7 @@ from twinstream.metrics import Summary
 from twinstream.policies_compared import PolicyOutcome
 from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import brief, gib
 from twinstream.tables import QUEUE_NAMES, seconds, workload_line
 
 _GIB = 2**30
@@ -93,7 +93,10 @@ def _recomputed(recomputed: Recomputed) -> str:
 
 
 def _residence_table(residence: Residence, caps: Caps) -> Group:
-    """A row per role, in GiB, or in MiB where all is small; peaks add up to what is taken."""
+    """A row per role, in GiB, or in MiB where all is small; peaks add up to what is taken.
+
+    What would be 0.00 has a unit of its own.
+    """
     device = sum(role.device_peak_bytes for role in residence.roles)
     host = sum(role.host_peak_bytes for role in residence.roles)
     taken = device + residence.device_unused_bytes + residence.device_reserve_bytes
@@ -106,7 +109,8 @@ def _residence_table(residence: Residence, caps: Caps) -> Group:
         table.add_column(column, justify="right", no_wrap=True)
 
     def shown(size_bytes: int) -> str:
-        return f"{size_bytes / unit:,.2f}" if size_bytes else "-"
+        text = f"{size_bytes / unit:,.2f}" if size_bytes else "-"
+        return text if text != "0.00" else brief(size_bytes)
 
     for role in residence.roles:
         if any(value for value in role.model_dump(exclude={"role"}).values()):

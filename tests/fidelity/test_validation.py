@@ -75,16 +75,17 @@ def test_a_table_of_one_machine_takes_a_profile_of_any_name():
 
 def test_processes_find_what_one_finds(validation):
     machines = [load_machine(name) for name in ("h100", "rtx3090")]
-    begun: list[int] = []
-    advanced: list[int] = []
+    begun: list[tuple[str, int]] = []
+    advanced: list[str] = []
 
-    def start(total: int):
-        begun.append(total)
-        return lambda: advanced.append(1)
+    def start(what: str, total: int):
+        begun.append((what, total))
+        return lambda: advanced.append(what)
 
     found = validate(read_measured(FEW), machines, jobs=2, on_start=start)
     assert found == validation
-    assert begun == [6] and len(advanced) == 6
+    assert begun == [("sizing", len(found.rows)), ("predicting", 6)]
+    assert advanced == ["sizing"] * len(found.rows) + ["predicting"] * 6
 
 
 def test_rows_of_models_that_nobody_knows_are_counted_and_left_out():

@@ -1,6 +1,7 @@
 """The explorer: what it shows is what the command line says, and the URL is all of its state."""
 
 import json
+import re
 import shlex
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.browser import browser_page
 from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.app import explorer
+from twinstream.explorer.show import timeline_of
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.schedule.errors import TwinstreamError
 
@@ -59,7 +61,19 @@ def test_a_changed_cap_changes_the_number_to_that_of_the_command_line(address):
         query = parse_qs(urlsplit(page.url).query)
         assert query["device_mem"] == ["16MiB"]
         assert query["model"] == ["tiny"]
+        page.wait_for_selector("#timeline-cpu >> text=/cap 16.00 MiB/")
+        assert complaints(opened) == []
+
+
+def test_figures_follow_the_numbers_and_go_where_nothing_fits(address):
+    with browser_page() as opened:
+        page = opened.page
+        page.goto(address + TINY.url)
         page.wait_for_selector("#timeline-cpu .main-svg")
+        page.fill("#device_mem", "1MiB")
+        page.press("#device_mem", "Enter")
+        page.wait_for_selector("#error-cpu")
+        page.wait_for_selector("#timeline-cpu", state="detached")
         assert complaints(opened) == []
 
 
@@ -88,6 +102,17 @@ def test_machines_stand_side_by_side_and_the_url_sets_the_controls(address):
         assert page.input_value("#host_mem") == "1GiB"
         assert page.inner_text("#policy").startswith("resident")
         assert complaints(opened) == []
+
+
+def test_a_step_of_one_round_is_not_counted():
+    def title(tokens: str) -> str:
+        state = State("tiny", "cpu", "64", tokens, "", "", "resident")
+        found = Answers({}, {}).answer(state, "cpu")
+        assert isinstance(found, Answer)
+        return str(timeline_of("cpu", found).children[0].children)
+
+    assert title("64") == "cpu: the step's only round"
+    assert re.fullmatch(r"cpu: round \d+ of 0 to \d+", title("65536"))
 
 
 def test_the_report_of_a_plan_is_one_link_away(address):
@@ -196,6 +221,12 @@ def fetched(url: str, server: subprocess.Popen[str]) -> str:
                 return str(answer.read().decode())
         except URLError:
             time.sleep(0.05)
+
+
+def test_a_host_that_is_not_this_machines_is_an_error_that_names_another():
+    message = error_of("explore", "--host", "192.0.2.1")  # of RFC 5737, nobody's
+    assert "choose another --host" in message
+    assert "while" not in message
 
 
 def test_a_port_in_use_is_an_error_that_names_another(address):

@@ -37,6 +37,13 @@ def test_a_plan_is_explained_on_one_screen(policy):
     assert f"policy {policy}" in lines[0]
 
 
+def test_no_size_is_shown_as_nothing():
+    outcome = call(*PLAN, *TIGHT, "--policy", "streaming")
+    (inputs,) = (line for line in outcome.out.splitlines() if line.startswith("input"))
+    assert "KiB" in inputs
+    assert " 0.00 " not in outcome.out.partition("Memory at its fullest")[2].partition("taken")[0]
+
+
 def test_a_screen_for_a_large_model_fits_too(tmp_path):
     outcome = call(
         "plan", "--model", "8b", "--machine", "h100", "--seq-len", 8192, "--tokens-per-step", 16384,

@@ -5,6 +5,7 @@ import pytest
 from tests.front_door.small_schedule import small_schedule, timeline
 from twinstream.explain import explain
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.report.palette import ROLE_COLOURS, TASK_COLOURS
 from twinstream.report.share_figures import (
     critical_path_figure,
     idle_figure,
@@ -95,3 +96,8 @@ def test_memory_is_drawn_against_its_cap(views):
     stacks = [t for t in figure.data if t.type == "scatter" and t.stackgroup == "memory2"]
     peak = max(sum(levels) for levels in zip(*(t.y for t in stacks), strict=True))
     assert 0 < peak * 2**20 <= parse_bytes("6MiB")
+
+
+def test_no_two_tasks_and_no_two_roles_share_a_colour():
+    for colours in (TASK_COLOURS, ROLE_COLOURS):
+        assert len(set(colours.values())) == len(colours)

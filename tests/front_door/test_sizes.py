@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinstream.schedule.sizes import SizeError, gib, parse_bytes
+from twinstream.schedule.sizes import SizeError, brief, gib, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,9 @@ def test_people_read_gibibytes():
     assert gib(24 * 2**30) == "24.00 GiB"
     assert gib(2**20) == "1.00 MiB"
     assert gib(1536) == "1.50 KiB"
+
+
+def test_narrow_columns_have_two_digits_and_a_unit_that_fits():
+    sizes = (4, 2048, 10 * 2**10 - 1, 640 * 2**10, 3 * 2**19, 2**40)
+    shown = ["4 B", "2.0 KiB", "10.0 KiB", "640 KiB", "1.5 MiB", "1024 GiB"]
+    assert [brief(size) for size in sizes] == shown

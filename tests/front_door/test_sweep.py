@@ -209,6 +209,12 @@ def test_values_that_amount_to_the_same_share_a_row(config, tmp_path):
     assert "<td>8192KiB</td>" in page
 
 
+@pytest.mark.parametrize("name", ["there", "there/inside"])
+def test_a_file_where_the_folder_should_be_is_called_a_file(name, config, tmp_path):
+    (tmp_path / "there").write_text("mine")
+    assert "a file of that name" in error_of("sweep", config, "-o", tmp_path / name)
+
+
 def test_two_sweeps_do_not_write_into_one_folder(config, tmp_path):
     with only_writer(tmp_path):
         assert "another sweep is writing" in error_of("sweep", config, "-o", tmp_path)
@@ -241,10 +247,17 @@ def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):
         ("[fixed]\npolicy = 'greedy'", "known: optimal"),
         ("[fixed]\neffort = 'most'", "known: quick, normal, thorough"),
         ("[fixed]\ndevice_mem = 1.5", "needs a size"),
+        ("[axes]\ndevice_mem = ['8MiB', '24XiB']", "wrong.toml: axes.device_mem: cannot read"),
+        ("[fixed]\nhost_mem = '-4GiB'", "wrong.toml: fixed.host_mem: cannot read"),
+        ("[axes]\nhost_mem = [0]", "wrong.toml: axes.host_mem needs a size of at least a byte"),
         ("[fixed]\nmachine.hbm_bytes_per_s = 'fast'", "needs a number"),
         ("[axis]\nseq_len = [64]", "unknown 'axis'"),
         ("[fixed", "not valid TOML"),
-        (FIXED.replace("tiny", "9b"), "'9b'"),
+        (FIXED.replace("tiny", "9b"), "wrong.toml: unknown model '9b'"),
+        (
+            FIXED.replace("model", "#") + "[axes]\nmodel = ['tiny', '9b']",
+            "at model = '9b': unknown",
+        ),
         (FIXED + "machine.hbm_speed = 1e9", "hbm_bytes_per_s"),
     ],
 )
@@ -254,22 +267,6 @@ def test_a_config_that_is_wrong_gets_one_message_that_helps(text, said, tmp_path
                     .replace("hbm_speed =", 'hbm_speed" ='))  # fmt: skip
     assert said in error_of("sweep", path, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_key_changes_with_whatever_the_result_depends_on():
-    def key(**changed: object) -> str:
-        fixed = {"model": "tiny", "machine": "cpu", "seq_len": 64, **changed}
-        (cell,) = config_of({"fixed": fixed}, source="here", folder=Path()).cells()
-        return cell.key
-
-    changes = [
-        {"model": "tiny-qwen3"}, {"seq_len": 128}, {"tokens_per_step": 256}, {"chunk_tokens": 32},
-        {"device_mem": "8MiB"}, {"host_mem": "80MiB"}, {"policy": "streaming"},
-        {"effort": "quick"},
-        {"machine.hbm_bytes_per_s": 2e10}, {"machine.efficiency.matmul": 0.5},
-    ]  # fmt: skip
-    keys = {key(), *(key(**change) for change in changes)}
-    assert len(keys) == 1 + len(changes)
 
 
 def test_grids_and_curves_hold_every_row_in_its_place(swept, config):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,9 +11,10 @@ from twinstream import api
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.presets import load_model
 from twinstream.planner.chunking import TrainingStep
-from twinstream.whatif.question import changed, properties_of, question_of, value_of
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.whatif.question import Question, changed, properties_of, question_of, value_of
 from twinstream.whatif.sensitivity import what_if
-from twinstream.whatif.target import compute_limit
+from twinstream.whatif.target import _Search, _searched, compute_limit
 
 CAPS = ("--device-mem", "8MiB", "--host-mem", "20MiB", "--policy", "streaming")
 ASK = ("whatif", *TINY_STEP, "--machine", "cpu", *CAPS)
@@ -102,6 +104,51 @@ def test_the_smallest_value_that_reaches_a_target_is_found():
     host = next(one for one in found["found"] if one["name"] == "host memory")
     assert host["value"] is None
     assert host["tokens_per_s"] < target
+
+
+def test_where_all_less_reaches_the_target_the_value_is_only_a_most():
+    found = call(*ASK, "--target", "1tok/s", "--json").json()["found"]
+    by_name = {one["name"]: one for one in found}
+    link, memory = by_name["PCIe, all three"], by_name["device memory"]
+    assert link["less_may_do"]
+    assert link["value"] == pytest.approx(link["now"] / 64)
+    assert not memory["less_may_do"]
+    printed = call(*ASK, "--target", "1tok/s").out
+    (line,) = (line for line in printed.splitlines() if line.startswith("PCIe"))
+    assert f"at most {link['value']:,.4g} GB/s" in line
+    assert printed.count("at most") == 1
+
+
+def test_a_search_counts_what_it_has_found(monkeypatch):
+    counted = []
+
+    @contextmanager
+    def progress(what, total=None, *, quiet=False):
+        yield lambda: counted.append(total)
+
+    monkeypatch.setattr("twinstream.commands.asking.progress", progress)
+    assert call(*ASK, "--target", "1tok/s").code == 0
+    assert counted == [3, 3, 3]
+
+
+def test_a_memory_is_refused_once_and_its_smallest_size_is_found(monkeypatch):
+    refused = []
+    planned = Question.planned
+
+    def counted(self):
+        try:
+            return planned(self)
+        except InfeasiblePlan as error:
+            refused.append(error.shortage.smallest_device_bytes)
+            raise
+
+    monkeypatch.setattr(Question, "planned", counted)
+    base = question()
+    (memory,) = (one for one in properties_of(base) if one.name == "device memory")
+    found = _searched(_Search(base, memory, 1.0, True, 2.0))
+    (smallest_bytes,) = refused
+    assert found.value is not None
+    assert 1.0 <= found.value * 2**30 / smallest_bytes < 1.03
 
 
 def test_less_than_now_is_found_where_the_target_is_reached_already():

@@ -16,6 +16,7 @@ from twinstream.planner.choices import Choices
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.whatif.question import Question, question_of
+from twinstream.whatif.target import check_target
 
 _MOST_CHANGE = 100.0
 
@@ -69,6 +70,8 @@ def whatif(  # noqa: PLR0913
         raise ChangesError("-o writes the chart of changes, which --target does not make")
     num_jobs = jobs or os.cpu_count() or 1
     factors = changes_of(changes)
+    if target is not None:
+        check_target(target)
     with progress(f"planning {model} for {machine}", quiet=as_json):
         question = _question(wanted, effort)
     if target is not None:
@@ -137,11 +140,10 @@ def _vary(
 
 def _search(question: Question, target: str, num_jobs: int, *, as_json: bool) -> None:
     from twinstream.whatif.screen import target_screen
-    from twinstream.whatif.target import check_target, search_target
+    from twinstream.whatif.target import num_searches, search_target
 
-    check_target(target)
-    with progress("searching", quiet=as_json):
-        found = search_target(question, target, num_jobs)
+    with progress("searching", num_searches(question), quiet=as_json) as advance:
+        found = search_target(question, target, num_jobs, advance)
     if as_json:
         print_json(found)
     else:

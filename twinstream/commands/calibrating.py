@@ -89,7 +89,8 @@ def _table_fit(
     profile: Machine, measured: Path, cells: Path | None, only: list[str], *, quiet: bool
 ) -> Fit:
     rows = rows_of(read_measured(measured), profile, only)
-    chosen = chosen_cells(rows, cells)
+    with progress(f"sizing {measured.name}", len(rows), quiet=quiet) as step:
+        chosen = chosen_cells(rows, cells, step)
     with progress(f"fitting {len(chosen)} of {len(rows)} rows: predictions", quiet=quiet) as step:
         return fit_table(profile, chosen, step)
 

@@ -1,5 +1,6 @@
 """`explore`: plans, predictions and what-ifs on a page of this machine's browser."""
 
+import errno
 import logging
 import socket
 from pathlib import Path
@@ -62,6 +63,9 @@ def _require_free(host: str, port: int) -> None:
         with socket.create_server((host, port)):
             pass
     except OSError as error:
+        # Python appends the address to what the system says.
+        why = str(error.strerror or error).partition(" (while")[0]
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise ExploreError(
-            f"cannot serve at {host}:{port}: {error.strerror or error}; choose another --port"
+            f"cannot serve at {host}:{port}: {why}; choose another {option}"
         ) from None

@@ -15,6 +15,7 @@ from twinstream.schedule.files import write_text
 
 if TYPE_CHECKING:
     from twinstream.sweep.config import SweepConfig
+    from twinstream.sweep.sweep import Swept
 
 _BUG = 1
 
@@ -66,16 +67,33 @@ def sweep(
         count[row["status"]] += 1
     if as_json:
         files = {"rows": swept.file, "page": page, "images": images}
-        print_json(files | {"num_new": swept.num_new, "seconds": seconds, "num_cells": count})
+        numbers = {"num_new": swept.num_new, "num_superseded": swept.num_superseded}
+        print_json(files | numbers | {"seconds": seconds, "num_cells": count})
     else:
         told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
         print_report(
             f"{len(swept.rows):,} cells: {told}; {swept.num_new:,} now, in {seconds:,.1f} s.",
             f"Wrote {swept.file}, {page} and {_told(images)}.",
+            *_notes(swept, num_planned=count[OK]),
         )
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)
+
+
+def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
+    """What is not as it was meant to be."""
+    from twinstream.sweep.rows import SUPERSEDED
+
+    found = []
+    if not num_planned:
+        found.append(f"No cell could be planned; the first: {swept.rows[0]['reason']}")
+    if swept.num_superseded:
+        found.append(
+            f"Moved to {swept.file.with_name(SUPERSEDED)}: {swept.num_superseded:,} rows of "
+            "another twinstream or of other profiles."
+        )
+    return found
 
 
 def _images(
@@ -92,7 +110,7 @@ def _images(
 def _told(images: list[Path] | None) -> str:
     if images is None:
         return "no PNG files: these need matplotlib, pip install 'twinstream[png]'"
-    return f"{len(images)} PNG files"
+    return f"{len(images)} PNG file{'s' if len(images) != 1 else ''}"
 
 
 def _advance_by(advance: Callable[[], None]) -> Callable[[int, int], None]:

@@ -59,9 +59,9 @@ def validate(  # noqa: PLR0913
     profiles = [load_machine(name) for name in machine]
     with ExitStack() as stack:
 
-        def started(total: int) -> Callable[[], None]:
-            bar = progress(f"predicting {measured.name}", total, quiet=as_json)
-            return stack.enter_context(bar)
+        def started(what: str, total: int) -> Callable[[], None]:
+            stack.close()  # the bar before
+            return stack.enter_context(progress(f"{what} {measured.name}", total, quiet=as_json))
 
         validation = validated(rows, profiles, jobs=jobs, on_start=started)
     if output is not None:

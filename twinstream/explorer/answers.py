@@ -15,6 +15,7 @@ from twinstream.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.step_plan import gc_paused
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
@@ -56,7 +57,8 @@ class Answers:
         with self._lock:  # one plan at a time: a second would only slow the first
             if key not in self._kept:
                 try:
-                    self._kept[key] = self._planned(state, machine)
+                    with gc_paused():
+                        self._kept[key] = self._planned(state, machine)
                 except TwinstreamError as error:
                     self._kept[key] = error
                 while len(self._kept) > _MOST_KEPT:

@@ -10,7 +10,7 @@ from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.show import column, more_of, timeline_of
 from twinstream.explorer.state import State
 from twinstream.planner.choices import EFFORTS
-from twinstream.planner.step_plan import policy_names
+from twinstream.planner.step_plan import gc_paused, policy_names
 from twinstream.report.report import report_html
 from twinstream.schedule.errors import TwinstreamError
 
@@ -45,9 +45,17 @@ def explorer(answers: Answers) -> Dash:
         state = State(*texts)
         return (*[no_update] * len(_CONTROLS), state.url)
 
-    @app.callback(Output("answers", "children"), Input("url", "search"))
-    def answered(search: str | None) -> list[Any]:
-        return _answered(answers, State.of_url(search))
+    @app.callback(Output("answers", "children"), Output("answered", "data"), Input("url", "search"))
+    def answered(search: str | None) -> tuple[html.Div, str]:
+        """The numbers; the figures, which take longer to draw, follow them."""
+        state = State.of_url(search)
+        return _columns(answers, state), state.url
+
+    @app.callback(
+        Output("figures", "children"), Input("answered", "data"), prevent_initial_call=True
+    )
+    def drawn(search: str) -> list[html.Div]:
+        return _figures(answers, State.of_url(search))
 
     def report() -> Response:
         state = State.of_url(request.query_string.decode())
@@ -61,15 +69,18 @@ def explorer(answers: Answers) -> Dash:
     return app
 
 
-def _answered(answers: Answers, state: State) -> list[Any]:
+def _columns(answers: Answers, state: State) -> html.Div:
+    columns = [column(state, name, answers.answer(state, name)) for name in state.machine_names]
+    return html.Div(columns or "Choose a machine.", className="machines")
+
+
+def _figures(answers: Answers, state: State) -> list[html.Div]:
     found = {machine: answers.answer(state, machine) for machine in state.machine_names}
     plans = {machine: one for machine, one in found.items() if isinstance(one, Answer)}
-    columns = [column(state, machine, one) for machine, one in found.items()]
-    parts: list[Any] = [html.Div(columns or "Choose a machine.", className="machines")]
-    if plans:
-        parts.append(more_of(plans))
-    parts += [timeline_of(machine, one) for machine, one in plans.items()]
-    return parts
+    if not plans:
+        return []
+    with gc_paused():
+        return [more_of(plans), *(timeline_of(machine, one) for machine, one in plans.items())]
 
 
 def _assets() -> str:
@@ -92,7 +103,9 @@ def _layout(answers: Answers) -> html.Div:
             dcc.Location(id="url", refresh="callback-nav"),
             html.H1("How fast would it train, and what should I buy?"),
             html.Div(controls, className="controls"),
+            dcc.Store(id="answered"),
             dcc.Loading(html.Div(id="answers"), delay_show=400, type="dot"),
+            html.Div(id="figures"),
         ]
     )
 

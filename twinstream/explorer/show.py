@@ -80,10 +80,12 @@ def _card(name: str, value: str, note: str, identity: str) -> html.Div:
 def timeline_of(machine: str, answer: Answer) -> html.Div:
     """Streams, memory and links of a middle round."""
     view = View("predicted", answer.schedule, answer.timeline)
-    number = answer.schedule.workload.rounds_per_step // 2
+    rounds = answer.schedule.workload.rounds_per_step
+    number = rounds // 2
     window = shrunk(view, view.round_span(number))
     figure = timeline_figure([Shown(view, window, op_bars(view, window))], answer.machine)
-    title = f"{machine}: round {number} of 0 to {answer.schedule.workload.rounds_per_step - 1}"
+    which = f"round {number} of 0 to {rounds - 1}" if rounds > 1 else "the step's only round"
+    title = f"{machine}: {which}"
     if window != view.round_span(number):
         title += f", {seconds(window.lasting_ns / 1e9)} around its loss"
     return html.Div([html.H2(title), _graph(figure, f"timeline-{machine}")])

@@ -1,7 +1,7 @@
 """Which machine of a table a profile is of, and which rows can be predicted at all."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.fidelity.cells import CellKey, key_of
@@ -37,8 +37,11 @@ class Known:
     unknown: Mapping[str, int]
 
 
-def planned(rows: Iterable[MeasuredRow]) -> Known:
-    """By line: what decides the schedule, or why the policy refuses the row."""
+def planned(rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None) -> Known:
+    """By line: what decides the schedule, or why the policy refuses the row.
+
+    `on_row` is called after each.
+    """
     keys: dict[int, CellKey] = {}
     refused: dict[int, str] = {}
     unknown: Counter[str] = Counter()
@@ -49,6 +52,7 @@ def planned(rows: Iterable[MeasuredRow]) -> Known:
             refused[row.line] = error.reason
         except (UnknownModelError, UnsuitableModel) as error:
             unknown[str(error)] += 1
+        on_row()
     return Known(keys, refused, unknown)
 
 

@@ -64,10 +64,15 @@ def rows_of(
     return [row for row in left if row.machine == named[0]]
 
 
-def chosen_cells(rows: Sequence[MeasuredRow], cells: Path | None) -> tuple[MeasuredRow, ...]:
+def chosen_cells(
+    rows: Sequence[MeasuredRow],
+    cells: Path | None,
+    on_row: Callable[[], None] = lambda: None,
+) -> tuple[MeasuredRow, ...]:
     """The successful rows that a file lists, or those of the default rule where there is none.
 
-    The rule chooses among the rows that can be predicted.
+    The rule chooses among the rows that can be predicted; `on_row` is called when that is known of
+    each, which takes milliseconds.
 
     The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
     machine and model where the table has several; other columns are not read.
@@ -78,7 +83,7 @@ def chosen_cells(rows: Sequence[MeasuredRow], cells: Path | None) -> tuple[Measu
     """
     if cells is not None:
         return _listed(rows, cells)
-    known = planned(rows)
+    known = planned(rows, on_row)
     left = [row for row in rows if row.line in known.keys]
     if not any(row.status == "ok" for row in left):
         raise CalibrationError(nothing_left(known))

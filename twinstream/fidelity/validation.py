@@ -19,6 +19,7 @@ from twinstream.schedule.node import Node
 
 STALLED = 0.10
 _FEW_SCHEDULES = 4
+Starts = Callable[[str, int], Callable[[], None]]
 
 
 class ValidationError(TwinstreamError):
@@ -79,7 +80,7 @@ def validate(
     machines: Sequence[Machine],
     *,
     jobs: int | None = None,
-    on_start: Callable[[int], Callable[[], None]] | None = None,
+    on_start: Starts | None = None,
 ) -> Validation:
     """Predict the rows of a table with the profiles of their machines.
 
@@ -88,7 +89,8 @@ def validate(
         machines: profiles; each is used for the rows of the machine whose class its name begins
             with, see `profiles_of`.
         jobs: processes; by default as many as there are cores.
-        on_start: is told the number of schedules to predict, and returns what to call after each.
+        on_start: is told what begins and of how many parts (sizing rows, then predicting distinct
+            schedules), and returns what to call after each.
 
     Raises:
         ValidationError: no row is of any of the machines, or none could be run.
@@ -96,20 +98,20 @@ def validate(
     """
     profiles = _profiles(rows, machines)
     mine = [row for row in rows if row.machine in profiles]
-    known = planned(mine)
+    start = on_start or (lambda what, total: lambda: None)
+    known = planned(mine, start("sizing", len(mine)))
     first_rows: dict[CellKey, MeasuredRow] = {}
     for row in mine:
         if row.status == "ok" and row.line in known.keys:
             first_rows.setdefault(known.keys[row.line], row)
     if not first_rows:
         raise ValidationError(nothing_left(known))
-    advance = on_start(len(first_rows)) if on_start is not None else None
+    advance = start("predicting", len(first_rows))
     tasks = [(key, row, profiles[row.machine]) for key, row in first_rows.items()]
     predictions: dict[CellKey, Prediction] = {}
     for key, prediction in _predicted(tasks, jobs):
         predictions[key] = prediction
-        if advance is not None:
-            advance()
+        advance()
     return _summed_up(mine, known, predictions, left_out=len(rows) - len(mine))
 
 

@@ -10,7 +10,7 @@ TASK_COLOURS = {
     "block_recompute": "#E69F00",
     "head_loss": "#CC79A7",
     "embed_forward": "#56B4E9",
-    "embed_backward": "#56B4E9",
+    "embed_backward": "#F0E442",
     "optimizer_step": "#009E73",
 }
 ROLE_COLOURS = {

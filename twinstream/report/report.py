@@ -189,7 +189,8 @@ def _one_round(views: Sequence[View], machine: Machine) -> Section:
         cut = cut or window != span
         shown.append(Shown(view, window, op_bars(view, window)))
     whole = views[0].round_span(number)
-    text = f"Round {number} of 0 to {rounds - 1}, op by op; hover says op, tensor, bytes and wait."
+    which = f"Round {number} of 0 to {rounds - 1}" if rounds > 1 else "The step's only round"
+    text = f"{which}, op by op; hover says op, tensor, bytes and wait."
     if rounds > 2:
         text += " It stands for all rounds but the first and the last."
     if cut:

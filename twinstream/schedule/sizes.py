@@ -39,6 +39,18 @@ def parse_bytes(text: str, *, whole_bytes: float | None = None) -> int:
     return int(whole_bytes * float(match[1]) / 100)
 
 
+def brief(size_bytes: int) -> str:
+    """For narrow columns, two digits: `5.1 MiB`, `64 KiB`, `4 B`.
+
+    >>> brief(5 * 2**20), brief(640 * 2**10), brief(4)
+    ('5.0 MiB', '640 KiB', '4 B')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.{int(size_bytes < 10 * size)}f} {unit}"
+    return f"{size_bytes} B"
+
+
 def gib(size_bytes: float) -> str:
     """For people: `12.34 GiB`, small sizes in MiB or KiB.
 

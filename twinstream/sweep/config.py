@@ -5,7 +5,6 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from twinstream.planner.plan import UnknownPolicyError
 from twinstream.planner.step_plan import policy_names
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import SizeError, parse_bytes
+from twinstream.sweep.sources import sources_hash
 
 Value = str | int | float
 MACHINE_NUMBER = "machine."
@@ -41,7 +42,7 @@ class SweepError(TwinstreamError):
 class Cell:
     """One plan of a sweep: what was asked for, and what that amounts to.
 
-    `key` changes with anything that the result depends on.
+    `key` changes with anything that the result depends on, twinstream's sources among it.
     """
 
     values: Mapping[str, Value]
@@ -55,7 +56,7 @@ class Cell:
     @property
     def key(self) -> str:
         about = {
-            "version": version("twinstream"),
+            "sources": sources_hash(),
             "model": model_ref(self.spec).content_hash,
             "machine": self.machine.content_hash,
             "caps": self.caps.model_dump(),
@@ -70,7 +71,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """`axes` are varied, all combinations; `fixed` have one value. `folder` is the file's.
+    """`axes` are varied, all combinations; `fixed` have one value.
+
+    `folder` is the file's, `source` what errors call it.
 
     Names are those of the options of `plan` (`seq_len`, `device_mem`, ...) and any number of a
     machine's profile (`machine.pcie_h2d_bytes_per_s`, `machine.efficiency.matmul`).
@@ -79,6 +82,7 @@ class SweepConfig:
     axes: Mapping[str, tuple[Value, ...]]
     fixed: Mapping[str, Value]
     folder: Path = field(default_factory=Path)
+    source: str = "the sweep"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,13 +96,19 @@ class SweepConfig:
         """Every combination of the axes' values, the last axis fastest.
 
         Raises:
-            TwinstreamError: a model, machine, number, size or policy is wrong.
+            SweepError: a model, machine or number of one is wrong; it names the values.
         """
         load = _Loader(self.folder)
-        combinations = product(*self.axes.values())
-        return [
-            load.cell({**self.fixed, **dict(zip(self.axes, c, strict=True))}) for c in combinations
-        ]
+        found = []
+        for combination in product(*self.axes.values()):
+            varied = dict(zip(self.axes, combination, strict=True))
+            try:
+                found.append(load.cell({**self.fixed, **varied}))
+            except TwinstreamError as error:
+                at = ", ".join(f"{name} = {value!r}" for name, value in varied.items())
+                where = f"{self.source}, at {at}" if at else self.source
+                raise SweepError(f"{where}: {error}") from None
+        return found
 
 
 def load_config(path: Path) -> SweepConfig:
@@ -141,7 +151,7 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
             raise SweepError(f"{source}: axes.{name} names a value twice")
     if missing := [name for name in _REQUIRED if name not in fixed and name not in axes]:
         raise SweepError(f"{source}: {missing[0]} is missing; put it in [fixed] or in [axes]")
-    return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder)
+    return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder, source)
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,6 +175,7 @@ def _check(name: str, value: object, where: str) -> None:
     elif name in _SIZES:
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise SweepError(f'{where} needs a size such as "24GiB", "80%" or bytes, got {value!r}')
+        _check_size(value, where)
     elif name.startswith(MACHINE_NUMBER):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise SweepError(f"{where} needs a number, got {value!r}")
@@ -176,6 +187,16 @@ def _check(name: str, value: object, where: str) -> None:
         raise UnknownPolicyError(f"{where}: unknown policy '{value}'; known: {there}")
     if name == "effort" and value not in EFFORTS:
         raise SweepError(f"{where}: effort '{value}' is unknown; known: {', '.join(EFFORTS)}")
+
+
+def _check_size(value: str | int, where: str) -> None:
+    """Refuse what is no size; of how much a share is, only a machine tells."""
+    try:
+        size_bytes = value if isinstance(value, int) else parse_bytes(value, whole_bytes=2.0**40)
+    except SizeError as error:
+        raise SweepError(f"{where}: {error}") from None
+    if size_bytes < 1:
+        raise SweepError(f"{where} needs a size of at least a byte, got {value!r}")
 
 
 class _Loader:

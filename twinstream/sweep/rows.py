@@ -4,15 +4,19 @@ import csv
 import fcntl
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from twinstream.sweep.cell import FIGURES, OUTCOME, Row
+from twinstream.schedule.files import write_text
+from twinstream.sweep.cell import BUG, FIGURES, INFEASIBLE, OK, OUTCOME, REFUSED, Row
 from twinstream.sweep.config import SweepError
 
 FILE = "rows.csv"
+SUPERSEDED = "superseded.csv"
 _LOCK = ".lock"
+_NUMBERS = ("model_tflop_per_s", "mfu", "hfu", "step_time_s")
 
 
 def columns_of(names: Sequence[str]) -> list[str]:
@@ -33,6 +37,20 @@ class RowFile:
         texts = ["" if row.get(name) is None else str(row[name]) for name in self._columns]
         self._write(texts)
         self.rows.append(dict(zip(self._columns, texts, strict=True)))
+
+    def set_aside(self, keys: Collection[str]) -> int:
+        """Move rows to `superseded.csv` beside the file; returns how many.
+
+        A kill on the way may leave them in both files, from where they are moved again.
+        """
+        aside = [row for row in self.rows if row["key"] in keys]
+        if not aside:
+            return 0
+        other = self._path.with_name(SUPERSEDED)
+        _write_whole(other, self._columns, [*(read_rows(other) if other.exists() else []), *aside])
+        self.rows = [row for row in self.rows if row["key"] not in keys]
+        _write_whole(self._path, self._columns, self.rows)
+        return len(aside)
 
     def _write(self, values: Sequence[str]) -> None:
         """One write of a whole line, so that a kill leaves it whole or cut off at the end."""
@@ -62,7 +80,24 @@ class RowFile:
                 f"{self._path} has rows of a sweep with other axes; name another folder with -o, "
                 "or move that file away"
             )
+        for number, row in enumerate(rows, start=2):
+            if not _is_row(row):
+                raise SweepError(
+                    f"line {number} of {self._path} is damaged; remove it, and it is made again"
+                )
         return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Whether it has an outcome, and figures where it was planned."""
+    if None in row or None in row.values():
+        return False  # more or fewer values than columns
+    if row["status"] != OK:
+        return row["status"] in (INFEASIBLE, REFUSED, BUG)
+    try:
+        return float(row["tokens_per_s"]) > 0 and all(float(row[name]) >= 0 for name in _NUMBERS)
+    except (TypeError, ValueError):
+        return False
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -78,6 +113,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         raise SweepError(f"cannot read {path}: {error}") from None
 
 
+def _write_whole(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> None:
+    """A whole file of rows; the same row is written once."""
+    text = io.StringIO()
+    lines = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    lines.writeheader()
+    lines.writerows({row["key"]: row for row in rows}.values())
+    write_text(text.getvalue(), path)
+
+
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Holds the folder against a second sweep; the lock goes with the process.
@@ -88,6 +132,11 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / _LOCK).open("w")
+    except (FileExistsError, NotADirectoryError):
+        raise SweepError(
+            f"{folder} cannot be a folder, because there is a file of that name on the way; -o "
+            "names the folder for the rows, the page and the images"
+        ) from None
     except OSError as error:
         raise SweepError(f"cannot write into {folder}: {error.strerror or error}") from None
     with file:

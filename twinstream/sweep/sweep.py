@@ -1,21 +1,26 @@
 """Run a sweep: the cells that have no row yet, then the figures of all."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream.sweep.cell import Row
-from twinstream.sweep.config import Cell, SweepConfig
+from twinstream.sweep.config import Cell, SweepConfig, SweepError
 from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
 from twinstream.sweep.workers import on_cores, on_ray
 
 
 @dataclass(frozen=True)
 class Swept:
-    """A row for every combination in the order of the sweep, and how many were made now."""
+    """A row for every combination in the order of the sweep, and how many were made now.
+
+    `num_superseded` rows were there for the same values, but of other sources or profiles; they
+    lie beside the others in `superseded.csv`.
+    """
 
     rows: tuple[dict[str, str], ...]
     num_new: int
+    num_superseded: int
     file: Path
 
 
@@ -41,11 +46,13 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
     path = settings.folder / FILE
     with only_writer(settings.folder):
         file = RowFile(path, columns_of(config.names))
+        num_superseded = file.set_aside(_superseded(file.rows, cells, config.names))
         there = {row["key"] for row in file.rows}
         missing = [cell for key, cell in cells.items() if key not in there]
         settings.on_start(len(cells), len(cells) - len(missing))
         if missing:
             for row in _rows(missing, settings):
+                _check_sources(row, cells)
                 file.append(row)
                 settings.on_row()
     by_key = {row["key"]: row for row in file.rows}
@@ -54,7 +61,25 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
         by_key[key] | {name: str(value) for name, value in cell.values.items()}
         for key, cell in all_cells
     )
-    return Swept(tuple(rows), len(missing), path)
+    return Swept(tuple(rows), len(missing), num_superseded, path)
+
+
+def _superseded(
+    rows: Sequence[Mapping[str, str]], cells: Mapping[str, Cell], names: Sequence[str]
+) -> set[str]:
+    """Keys of rows whose values are a cell's of now, but not what they amount to."""
+    asked = {tuple(str(cell.values[name]) for name in names) for cell in cells.values()}
+    old = (row for row in rows if row["key"] not in cells)
+    return {row["key"] for row in old if tuple(row[name] for name in names) in asked}
+
+
+def _check_sources(row: Row, cells: Mapping[str, Cell]) -> None:
+    if row["key"] not in cells:
+        raise SweepError(
+            "a process that makes rows has other sources of twinstream than this one: they changed "
+            "meanwhile, or another version is installed on the cluster; run it again, and nothing "
+            "that is done is lost"
+        )
 
 
 def _rows(missing: list[Cell], settings: SweepSettings) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,6 +14,7 @@ from twinstream.sweep.cell import Row, bug_row, run_cell
 from twinstream.sweep.config import Cell, SweepError
 
 _PER_CPU = 2
+_CONNECT_S = 10
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -80,6 +82,7 @@ def on_ray(cells: Sequence[Cell], address: str) -> Iterator[Row]:
         raise SweepError(
             "--ray needs Ray, which is not installed: pip install 'twinstream[ray]'"
         ) from None
+    _require_listening(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -88,6 +91,19 @@ def on_ray(cells: Sequence[Cell], address: str) -> Iterator[Row]:
         yield from _from_ray(ray, cells)
     finally:
         ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Ray itself tries for minutes, and then ends the process."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon:
+        return  # `auto`, `local`: Ray knows at once
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise SweepError(
+            f"there is no Ray cluster at '{address}': {error}; give HOST:PORT of its head"
+        ) from None
 
 
 def _from_ray(ray: Any, cells: Sequence[Cell]) -> Iterator[Row]:

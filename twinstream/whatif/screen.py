@@ -61,8 +61,13 @@ def target_screen(found: TargetFound, question: Question) -> Group:
         table.add_column(name, justify="right" if side == "right" else "left")
     for one in found.found:
         needs = f"{one.value:,.4g} {one.unit}" if one.value is not None else "not by this alone"
+        if one.less_may_do:
+            needs = f"at most {needs}"
         at = "" if one.value is not None else f" at {one.tried:,.4g} {one.unit}"
         table.add_row(one.name, f"{one.now:,.4g} {one.unit}", needs, f"{one.tokens_per_s:,.0f}{at}")
+    at_most = ["At most: all less that was tried reaches it, too."]
+    if not any(one.less_may_do for one in found.found):
+        at_most = []
     share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
     return Group(
         f"{question.spec.name} on {question.machine.name}, policy {question.policy}: now "
@@ -71,6 +76,7 @@ def target_screen(found: TargetFound, question: Question) -> Group:
         "compute could do if it never waited and nothing were recomputed "
         f"({found.compute_limit_tokens_per_s:,.0f} tokens/s).",
         "", "The smallest value that reaches it, everything else as it is (within 2 %)", table,
+        *at_most,
     )  # fmt: skip
 
 

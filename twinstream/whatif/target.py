@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -28,8 +29,9 @@ class TargetError(TwinstreamError):
 class Reached(Node):
     """The smallest value of a property that reaches the target, everything else as it is.
 
-    It lies within 2 % above the smallest. `value` is None where the property alone never reaches
-    it; `tokens_per_s` is then the most that was found, at `tried` of `unit`.
+    It lies within 2 % above the smallest; but where `less_may_do`, every smaller value that was
+    tried reached the target, too. `value` is None where the property alone never reaches it;
+    `tokens_per_s` is then the most that was found, at `tried` of `unit`.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Reached(Node):
     value: float | None
     tried: float
     tokens_per_s: float
+    less_may_do: bool = False
 
 
 class TargetFound(Node):
@@ -110,9 +113,7 @@ def search_target(
     target = target_of(text, limit)
     reached = base.tokens_per_s >= target
     searches = [
-        _Search(question, one, target, reached, base.tokens_per_s)
-        for one in properties_of(question)
-        if one.name in SEARCHED
+        _Search(question, one, target, reached, base.tokens_per_s) for one in _searched_of(question)
     ]
     found: dict[str, Reached] = {}
     for search, outcome in in_processes(_searched, searches, min(num_jobs, len(searches))):
@@ -128,13 +129,34 @@ def search_target(
     )
 
 
+def num_searches(question: Question) -> int:
+    """How many properties `search_target` searches."""
+    return len(_searched_of(question))
+
+
+def _searched_of(question: Question) -> list[Property]:
+    return [one for one in properties_of(question) if one.name in SEARCHED]
+
+
 def _searched(search: _Search) -> Reached:
-    """Double or halve until the target lies between, then bisect."""
+    """Double or halve until the target lies between, then bisect.
+
+    What is smaller than a refusal said would do is not planned: to be refused takes longest.
+    """
     speeds = {1.0: search.tokens_per_s}
+    would_do = 0.0
 
     def reaches(factor: float) -> bool:
+        nonlocal would_do
+        if factor not in speeds and factor < would_do:
+            return False
         if factor not in speeds:
-            speeds[factor] = _speed(changed(search.question, search.one, factor))
+            try:
+                asked = changed(search.question, search.one, factor)
+                speeds[factor] = asked.planned()[1].tokens_per_s
+            except TwinstreamError as error:
+                speeds[factor] = 0.0
+                would_do = max(would_do, _would_do(search, error))
         return speeds[factor] >= search.target_tokens_per_s
 
     low, high = _bracket(reaches, search.reached_now)
@@ -150,6 +172,7 @@ def _searched(search: _Search) -> Reached:
         value=None if high is None else now * high,
         tried=now * best,
         tokens_per_s=speeds[best],
+        less_may_do=low is None,
     )
 
 
@@ -171,9 +194,14 @@ def _bracket(
     return factor, None
 
 
-def _speed(question: Question) -> float:
-    """Tokens/s; 0 where nothing fits."""
-    try:
-        return question.planned()[1].tokens_per_s
-    except TwinstreamError:
+def _would_do(search: _Search, error: TwinstreamError) -> float:
+    """The smallest factor of a memory with which there is a plan; 0 where that is not known."""
+    if search.one.fields or not isinstance(error, InfeasiblePlan):
         return 0.0
+    found = error.shortage
+    size_bytes = (
+        found.smallest_device_bytes
+        if search.one.price_of == "device"
+        else found.smallest_host_bytes
+    )
+    return (size_bytes or 0) / value_of(search.question, search.one)
