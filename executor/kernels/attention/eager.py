@@ -18,8 +18,8 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    nothing_missing,
 )
+from twinstream.executor.kernels.attention.packing import OneByOne
 from twinstream.executor.kernels.attention.tiles import Sequence, key_tile, rounded, shaped
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.attention_scratch import KEY_TILE, QUERY_TILE
@@ -221,10 +221,4 @@ def _low(inputs: AttentionInputs, workspace: Workspace) -> torch.Tensor | None:
     return workspace.take((rows * keys,), dtype)
 
 
-EAGER = AttentionImplementation(
-    name="eager",
-    deterministic=True,
-    missing=nothing_missing,
-    forward=attention_forward,
-    backward=attention_backward,
-)
+EAGER = AttentionImplementation.of("eager", OneByOne(attention_forward, attention_backward))

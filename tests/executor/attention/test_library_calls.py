@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.executor.attention import cases, fakes
-from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES
+from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
 
 LIBRARIES = ("sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4")
 
@@ -34,6 +34,40 @@ def test_a_library_that_keeps_its_promises_gives_what_the_oracle_gives(seen, nam
         cases.attention_scratch_bytes(name, of_pass, shape) for of_pass in ("forward", "backward")
     )
     assert found.scratch_bytes == declared
+
+
+@pytest.mark.parametrize("sizes", UNEQUAL)
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_unequal_lengths_are_told_as_the_library_wants_them(seen, name, dtype, sizes):
+    """Against an oracle that goes sequence by sequence, in exactly the scratch declared."""
+    shape = cases.unequal(*sizes, dtype)
+    data = cases.random_data(shape)
+    found = cases.call(name, shape, data)
+    cases.assert_close(found, cases.oracle(data), TOLERANCES[dtype])
+    declared = tuple(
+        cases.attention_scratch_bytes(name, of_pass, shape) for of_pass in ("forward", "backward")
+    )
+    assert found.scratch_bytes == declared
+
+
+def test_torchs_flash_kernels_take_unequal_lengths_in_one_call(seen):
+    shape = cases.unequal((5, 1, 7), 4, 2, 8)
+    cases.call("sdpa_flash", shape, cases.random_data(shape))
+    forward, backward = seen
+    assert (forward["name"], forward["longest"]) == ("_varlen_flash_forward", 7)
+    assert (backward["name"], backward["longest"]) == ("_varlen_flash_backward", 7)
+    assert backward["deterministic"] and not backward["fills"]
+
+
+def test_cudnn_is_called_for_each_of_unequal_lengths(seen):
+    shape = cases.unequal((5, 1, 7), 4, 2, 8)
+    cases.call("sdpa_cudnn", shape, cases.random_data(shape))
+    assert [(call["causal"], call["keys"]) for call in seen] == 2 * [
+        (True, 5),
+        (True, 1),
+        (True, 7),
+    ]
 
 
 def test_cudnn_computes_the_past_without_a_mask_and_the_slice_with_a_causal_one(seen):
