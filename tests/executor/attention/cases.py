@@ -57,6 +57,11 @@ UNEQUAL = [
 ]
 
 
+def shape_of(sizes: tuple, dtype: str) -> AttentionShape:
+    """Of an entry of PACKED, SLICED or UNEQUAL."""
+    return (unequal if isinstance(sizes[0], tuple) else shape)(*sizes, dtype)
+
+
 @dataclass(frozen=True)
 class Data:
     """What a layer has; the first rows of slices of K and V are their context."""
