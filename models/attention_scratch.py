@@ -66,7 +66,7 @@ def _formulas() -> Mapping[str, Mapping[AttentionPass, ScratchFormula]]:
         "eager": {"forward": _eager_forward, "backward": _eager_backward},
         "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
         "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
-        "sdpa_cudnn": {"forward": _merged_forward, "backward": _sdpa_cudnn_backward},
+        "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
         "flash2": {"forward": _starts, "backward": _written_backward},
         "flash3": {"forward": _starts, "backward": _written_backward},
         "flash4": {"forward": _flash4_forward, "backward": _written_backward},
@@ -114,8 +114,15 @@ def _sdpa_flash_backward(shape: AttentionShape) -> int:
     return _starts(shape) + _aligned(_SEED_BYTES) + _dense_lse(shape)
 
 
+def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
+    """Sequences of one token among those of unequal lengths take what eager attention takes."""
+    own = _merged_forward(shape)
+    return max(own, _eager_forward(shape.of_one_token)) if 1 in shape.lengths else own
+
+
 def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
-    return _aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
+    own = _aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
+    return max(own, _eager_backward(shape.of_one_token)) if 1 in shape.lengths else own
 
 
 def _written_backward(shape: AttentionShape) -> int:

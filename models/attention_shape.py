@@ -52,9 +52,14 @@ class AttentionShape:
     @property
     def longest(self) -> "AttentionShape":
         """Of sequences of unequal lengths the longest by itself; otherwise the shape as it is."""
-        if not self.lengths:
-            return self
-        tokens = max(self.lengths)
+        return self._alone(max(self.lengths)) if self.lengths else self
+
+    @property
+    def of_one_token(self) -> "AttentionShape":
+        """A sequence of a single token by itself."""
+        return self._alone(1)
+
+    def _alone(self, tokens: int) -> "AttentionShape":
         return replace(self, num_queries=tokens, num_keys=tokens, lengths=())
 
     def __str__(self) -> str:

@@ -221,4 +221,11 @@ def _low(inputs: AttentionInputs, workspace: Workspace) -> torch.Tensor | None:
     return workspace.take((rows * keys,), dtype)
 
 
-EAGER = AttentionImplementation.of("eager", OneByOne(attention_forward, attention_backward))
+class EagerCalls:
+    """Both passes, of equally long sequences."""
+
+    forward = staticmethod(attention_forward)
+    backward = staticmethod(attention_backward)
+
+
+EAGER = AttentionImplementation.of("eager", OneByOne(EagerCalls()))

@@ -10,8 +10,7 @@ from itertools import pairwise
 import torch
 
 from twinstream.executor.kernels.attention.implementation import (
-    AttentionBackward,
-    AttentionForward,
+    AttentionCalls,
     AttentionGradients,
     AttentionInputs,
     AttentionResult,
@@ -19,20 +18,25 @@ from twinstream.executor.kernels.attention.implementation import (
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.attention_shape import equal_runs
 
+_ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class OneByOne:
-    """Forward and backward of those that take only equal lengths: a call for each sequence."""
+    """Forward and backward of those that take only equal lengths: a call for each sequence.
 
-    forward_equal: AttentionForward
-    backward_equal: AttentionBackward
+    Those of one token are called on `of_one_token`, where a library takes none so short.
+    """
+
+    equal: AttentionCalls
+    of_one_token: AttentionCalls | None = None
 
     def forward(
         self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
     ) -> None:
         for tokens in _sequences(inputs):
             of_one = _result_of(result, tokens)
-            self.forward_equal(_inputs_of(inputs, tokens), of_one, workspace)
+            self._for(tokens).forward(_inputs_of(inputs, tokens), of_one, workspace)
 
     def backward(
         self,
@@ -47,7 +51,13 @@ class OneByOne:
                 gradients.d_q[:, tokens], gradients.d_kv[:, tokens], gradients.accumulate
             )
             of_one, d_out = _result_of(result, tokens), d_out_BSHD[:, tokens]
-            self.backward_equal(_inputs_of(inputs, tokens), of_one, d_out, into, workspace)
+            backward = self._for(tokens).backward
+            backward(_inputs_of(inputs, tokens), of_one, d_out, into, workspace)
+
+    def _for(self, tokens: slice) -> AttentionCalls:
+        if self.of_one_token is not None and tokens != _ALL and tokens.stop - tokens.start == 1:
+            return self.of_one_token
+        return self.equal
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Starts:
 def _sequences(inputs: AttentionInputs) -> Iterator[slice]:
     """The tokens of each sequence; of equal lengths all at once."""
     if not inputs.lengths:
-        yield slice(None)
+        yield _ALL
         return
     ends = [0]
     for length in inputs.lengths:

@@ -30,6 +30,6 @@ def _backward(
     return found
 
 
-_CALLS = Returning(Sdpa(_forward, _backward), "top_left")
+_CALLS = OneByOne(Returning(Sdpa(_forward, _backward), "top_left"))
 
-SDPA_CPU = AttentionImplementation.of("sdpa_cpu", OneByOne(_CALLS.forward, _CALLS.backward))
+SDPA_CPU = AttentionImplementation.of("sdpa_cpu", _CALLS)

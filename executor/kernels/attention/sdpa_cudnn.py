@@ -2,11 +2,13 @@
 
 Torch offers its causal mask top-left only. It is not deterministic: torch has no way to ask cuDNN
 for its deterministic backward. It takes fewer key heads as they are, but not where lengths are
-unequal: those are called one by one. Log-sum-exps are [B, H, S, 1].
+unequal: those are called one by one, and of one token by eager attention, since torch knows cuDNN
+not to take a sequence of one. Log-sum-exps are [B, H, S, 1].
 """
 
 import torch
 
+from twinstream.executor.kernels.attention.eager import EagerCalls
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
 from twinstream.executor.kernels.attention.packing import OneByOne
 from twinstream.executor.kernels.attention.returning import Returning
@@ -41,11 +43,6 @@ def _missing() -> str | None:
     return "torch has no cuDNN here: install a CUDA build of torch"
 
 
-_CALLS = Returning(Sdpa(_forward, _backward), "top_left")
+_CALLS = OneByOne(Returning(Sdpa(_forward, _backward), "top_left"), of_one_token=EagerCalls())
 
-SDPA_CUDNN = AttentionImplementation.of(
-    "sdpa_cudnn",
-    OneByOne(_CALLS.forward, _CALLS.backward),
-    deterministic=False,
-    missing=_missing,
-)
+SDPA_CUDNN = AttentionImplementation.of("sdpa_cudnn", _CALLS, deterministic=False, missing=_missing)
