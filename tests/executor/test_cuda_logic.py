@@ -92,6 +92,7 @@ def on_fake_gpu(
         ("streaming", "packed", "tiny"),
         ("streaming", "sliced", "tiny-qwen3"),
         ("optimal", "sliced", "tiny"),
+        ("streaming", "unequal", "tiny-qwen3"),
     ],
 )
 def test_every_order_of_the_streams_gives_the_bits_of_the_cpu(
