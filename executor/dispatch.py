@@ -68,15 +68,13 @@ def run_passes(
         with torch.no_grad():
             for number in range(options.num_passes):
                 timed = options.is_timed(number)
-                if number == 1:
-                    meter.begin_steady()
                 waited_ns = backend.waited_ns
                 backend.begin_pass(number, timed=timed)
                 if timed or replay is None:
                     events = _issue(program, backend, events, meter)
                 else:
                     events = replay(number, events, meter)
-                meter.end_pass(backend.waited_ns - waited_ns)
+                meter.end_pass(backend.waited_ns - waited_ns, timed=timed)
             return Passes(tuple(backend.finish()), meter.result(len(program.launches)))
     except BaseException:
         backend.abort()

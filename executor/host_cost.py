@@ -1,40 +1,60 @@
 """What it costs the host to enqueue: ns by kind of op, measured around every one of them."""
 
+from collections import Counter
+
 from twinstream.schedule.timeline import HostCost
 
 
 class CostMeter:
-    """Sums over all passes but the first, which pays for what is done only once."""
+    """Sums over all passes but the first, which pays for what is done only once.
+
+    Passes whose ops are timed are kept apart: recording when ops start and end costs the host,
+    and they are never replayed as graphs.
+    """
 
     def __init__(self) -> None:
-        self._ns: dict[str, int] = {}
-        self._calls: dict[str, int] = {}
-        self._waited_ns = 0
-        self._num_passes = 0
-
-    def begin_steady(self) -> None:
-        """Forget what the first pass cost."""
-        self._ns, self._calls, self._waited_ns = {}, {}, 0
+        self._pass = _Sums()
+        self._plain, self._timed = _Sums(), _Sums()
+        self._is_first = True
 
     def add(self, kind: str, spent_ns: int) -> None:
         """Count one call."""
-        self._ns[kind] = self._ns.get(kind, 0) + spent_ns
-        self._calls[kind] = self._calls.get(kind, 0) + 1
+        self._pass.ns[kind] += spent_ns
+        self._pass.calls[kind] += 1
 
-    def end_pass(self, waited_ns: int) -> None:
+    def end_pass(self, waited_ns: int, *, timed: bool) -> None:
         """`waited_ns`: how long the dispatching thread was blocked in this pass."""
-        self._waited_ns += waited_ns
-        self._num_passes += 1
+        if not self._is_first:
+            kept = self._timed if timed else self._plain
+            kept.ns.update(self._pass.ns)
+            kept.calls.update(self._pass.calls)
+            kept.waited_ns += waited_ns
+            kept.num_passes += 1
+        self._is_first = False
+        self._pass = _Sums()
 
     def result(self, num_ops: int) -> HostCost | None:
-        """Means over the steady passes; None when nothing but a first pass was run."""
-        steady = self._num_passes - 1
-        if steady < 1:
+        """Means over the steady passes that are not timed op by op, or over all where all are.
+
+        None when nothing but a first pass was run.
+        """
+        sums = self._plain if self._plain.num_passes else self._timed
+        steady = sums.num_passes
+        if not steady:
             return None
         return HostCost(
             num_passes=steady,
-            ns_per_op=sum(self._ns.values()) / steady / num_ops,
-            ns_per_call={kind: self._ns[kind] / self._calls[kind] for kind in self._ns},
-            calls_per_pass={kind: self._calls[kind] / steady for kind in self._ns},
-            waited_ns_per_pass=self._waited_ns / steady,
+            ns_per_op=sums.ns.total() / steady / num_ops,
+            ns_per_call={kind: sums.ns[kind] / sums.calls[kind] for kind in sums.ns},
+            calls_per_pass={kind: sums.calls[kind] / steady for kind in sums.ns},
+            waited_ns_per_pass=sums.waited_ns / steady,
+            ops_timed=sums is self._timed,
         )
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.ns: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.waited_ns = 0
+        self.num_passes = 0

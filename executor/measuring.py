@@ -9,7 +9,6 @@ import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -77,12 +76,7 @@ class MeasuringSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def measure(self, schedule: Schedule, num_passes: int) -> Measured:

@@ -40,11 +40,6 @@ class Program:
     launches: tuple[Launch, ...]
 
     @property
-    def num_waits(self) -> int:
-        """Waits of one pass that are left, those for the pass before included."""
-        return sum(len(found.waits) + len(found.waits_previous) for found in self.launches)
-
-    @property
     def host_streams(self) -> frozenset[int]:
         """Streams whose ops the host carries out."""
         return frozenset(launch.stream for launch in self.launches if launch.on_host)

@@ -4,7 +4,8 @@ It is part of the device cap, and taken only while a kernel runs: what counts of
 largest call. A formula is the sum of the buffers that the library's source allocates in one pass,
 each rounded up to the allocator's unit; where the source is closed (cuDNN) it is an estimate. A
 probe on the device compares each with what was taken. Results that a library allocates and we copy
-count too.
+count too. Packed sequences of unequal lengths are one call where the library takes them, which pads
+each to whole blocks, and otherwise a call each, of which the longest takes most.
 
 Sources: flash_attn/cute/interface.py of flash-attn-4 4.0.0b36; hopper/flash_api.cpp and
 csrc/flash_attn/flash_api.cpp of Dao-AILab/flash-attention; in PyTorch
@@ -27,6 +28,10 @@ _ALLOCATION_BYTES = 512  # the unit of torch's CUDA allocator
 _ROW_BLOCK = 128  # the largest block of queries, and of keys, of all these kernels
 _SMALLEST_BLOCK = 32
 _MOST_SPLITS = 128
+_LOOKUP_SEQUENCES = (
+    256  # above so many, FlashAttention-4 makes tables of where each one's blocks are
+)
+_LOOKUP_ROWS = 64  # of a block there at least
 _CPU_KEYS = 512  # of a tile of PyTorch's flash attention for CPUs
 
 LibraryFormula = Callable[[AttentionShape], int]
@@ -50,7 +55,7 @@ def _formulas() -> Mapping[str, Mapping[AttentionPass, LibraryFormula]]:
         "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
         "flash2": {"forward": _flash2_forward, "backward": _flash2_backward},
         "flash3": {"forward": _flash3_forward, "backward": _flash3_backward},
-        "flash4": {"forward": _none, "backward": _flash4_backward},
+        "flash4": {"forward": _flash4_forward, "backward": _flash4_backward},
     }
 
 
@@ -60,12 +65,14 @@ def _none(shape: AttentionShape) -> int:
 
 def _returned_forward(shape: AttentionShape) -> int:
     """The output and the log-sum-exp, of each of two parts where there are keys before."""
+    shape = shape.longest
     parts = 2 if shape.num_past else 1
     return parts * (_out(shape) + _lse(shape))
 
 
 def _sdpa_cpu_forward(shape: AttentionShape) -> int:
     """Results, and on one thread a tile of scores, once more in bf16, and of the output."""
+    shape = shape.longest
     rows, keys = _cpu_rows(shape), min(_CPU_KEYS, shape.num_keys)
     tiles = _float32(rows * (keys + 2 + shape.head_dim))
     return _returned_forward(shape) + tiles + _low(shape, rows * keys)
@@ -74,6 +81,7 @@ def _sdpa_cpu_forward(shape: AttentionShape) -> int:
 def _sdpa_cpu_backward(shape: AttentionShape) -> int:
     """dQ, dK and dV, where they are added up a float32 copy, and on one thread two tiles of scores,
     in bf16 once more, beside packed tiles of what is multiplied."""
+    shape = shape.longest
     rows, keys = _cpu_rows(shape), min(_CPU_KEYS, shape.num_keys)
     added = _float32(shape.num_kv_elements // 2) if shape.sliced else 0
     packed = rows * keys + 2 * (rows + _CPU_KEYS) * shape.head_dim + 2 * _CPU_KEYS
@@ -97,6 +105,7 @@ def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
 def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
     """The gradients, and what a fused backward must keep: a float32 sum of dQ, dO * O a row, and
     dK and dV of each query head."""
+    shape = shape.longest
     kept = _float32(_padded_rows(shape) * shape.head_dim) + 2 * _float32(_padded_rows(shape))
     return _gradients(shape) + kept + _by_query_head(shape)
 
@@ -108,7 +117,7 @@ def _flash2_forward(shape: AttentionShape) -> int:
 
 def _flash2_backward(shape: AttentionShape) -> int:
     """dO * O a row, a sum of dQ for each block of keys that runs at a time, dK and dV by head."""
-    heads = shape.num_sequences * shape.num_heads
+    heads = _num_sequences(shape) * shape.num_heads
     num_splits = -(-MOST_MULTIPROCESSORS // heads)
     rows = _padded_rows(shape)
     sums = _float32(num_splits * rows * _padded_head_dim(shape))
@@ -117,28 +126,53 @@ def _flash2_backward(shape: AttentionShape) -> int:
 
 def _flash3_forward(shape: AttentionShape) -> int:
     """The log-sum-exp and the tile scheduler's counters."""
-    return _lse(shape) + _allocated((4 * shape.num_sequences + 1) * _INT32_BYTES)
+    return _lse(shape) + _allocated((4 * _num_sequences(shape) + 1) * _INT32_BYTES)
 
 
 def _flash3_backward(shape: AttentionShape) -> int:
     return _hopper_backward(shape, extra_keys=0)
 
 
+def _flash4_forward(shape: AttentionShape) -> int:
+    return _lookup(shape)
+
+
 def _flash4_backward(shape: AttentionShape) -> int:
     """As FlashAttention-3; on Blackwell pairs of blocks of keys may add one block more."""
-    return _hopper_backward(shape, extra_keys=_ROW_BLOCK)
+    return _hopper_backward(shape, extra_keys=_ROW_BLOCK) + 2 * _lookup(shape)
+
+
+def _lookup(shape: AttentionShape) -> int:
+    """Blocks before each of many sequences of unequal lengths, and the sequence of each block."""
+    count = len(shape.lengths)
+    if count <= _LOOKUP_SEQUENCES:
+        return 0
+    blocks = shape.rows // _LOOKUP_ROWS + count + 1
+    return _allocated((count + 1) * _INT32_BYTES) + _allocated(blocks * _INT32_BYTES)
 
 
 def _hopper_backward(shape: AttentionShape, extra_keys: int) -> int:
     """Float32 sums of dQ, and of dK and dV where heads share them; two floats a row; semaphores.
 
-    Blocks of keys are of 128 or fewer, so that less than 128 are added to fill the last.
+    Blocks of keys are of 128 or fewer, so that less than 128 are added to fill the last. Sums of
+    unequal lengths have that much for each sequence and one more; semaphores are for as many of
+    the longest.
     """
-    rows, head_dim = _padded_rows(shape), _padded_head_dim(shape)
-    keys = shape.num_sequences * (shape.num_keys + _ROW_BLOCK + extra_keys)
+    head_dim = _padded_head_dim(shape)
+    if shape.lengths:
+        count, keys_each = len(shape.lengths), _ROW_BLOCK + extra_keys
+        longest = _rounded(max(shape.lengths), _ROW_BLOCK)
+        rows = _padded_rows(shape) + shape.num_heads * _ROW_BLOCK
+        keys = shape.num_keys + (count + 1) * keys_each
+        rows_of_longest = count * shape.num_heads * longest
+        keys_of_longest = count * (longest + keys_each)
+    else:
+        rows = rows_of_longest = _padded_rows(shape)
+        keys = shape.num_sequences * (shape.num_keys + _ROW_BLOCK + extra_keys)
+        keys_of_longest = keys
     shared = 2 * _float32(keys * shape.num_kv_heads * head_dim) if _shares_keys(shape) else 0
-    semaphores = 2 * _float32(rows // _SMALLEST_BLOCK)
-    semaphores += 4 * _float32(keys * shape.num_kv_heads // _SMALLEST_BLOCK)
+    semaphores = 2 * _float32(rows_of_longest // _SMALLEST_BLOCK)
+    semaphores += 4 * _float32(keys_of_longest * shape.num_kv_heads // _SMALLEST_BLOCK)
     return _float32(rows * head_dim) + 2 * _float32(rows) + shared + semaphores
 
 
@@ -149,7 +183,10 @@ def _cpu_rows(shape: AttentionShape) -> int:
 
 
 def _split_results(shape: AttentionShape) -> int:
-    """FlashAttention-2 splits the keys where blocks of queries do not occupy the device."""
+    """FlashAttention-2 splits the keys where blocks of queries do not occupy the device, but not
+    those of sequences of unequal lengths."""
+    if shape.lengths:
+        return 0
     blocks = shape.num_sequences * shape.num_heads * -(-shape.num_queries // 64)
     if blocks >= 0.8 * 2 * MOST_MULTIPROCESSORS:
         return 0
@@ -192,7 +229,14 @@ def _lse(shape: AttentionShape) -> int:
     return _float32(shape.rows)
 
 
+def _num_sequences(shape: AttentionShape) -> int:
+    return len(shape.lengths) or shape.num_sequences
+
+
 def _padded_rows(shape: AttentionShape) -> int:
+    """Queries times heads where each sequence fills whole blocks."""
+    if shape.lengths:
+        return shape.num_heads * (shape.num_queries + len(shape.lengths) * _ROW_BLOCK)
     queries = _rounded(shape.num_queries, _ROW_BLOCK)
     return shape.num_sequences * shape.num_heads * queries
 

@@ -11,13 +11,18 @@ DeviceName = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class AttentionLimits:
-    """None is no limit of its own; `capabilities` are major compute capabilities."""
+    """None is no limit of its own; `capabilities` are major compute capabilities.
+
+    With `variable_length` one call takes packed sequences of unequal lengths; without, each of
+    them is a call.
+    """
 
     device: DeviceName | None = None
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     most_head_dim: int | None = None
     head_dim_multiple: int = 1
     capabilities: tuple[int, ...] = ()
+    variable_length: bool = False
 
     def refusal(self, dtype: str, head_dim: int) -> str | None:
         """Why such heads cannot be computed, or None."""
@@ -56,12 +61,15 @@ def _limits() -> Mapping[str, AttentionLimits]:
         "eager": AttentionLimits(),
         "sdpa_cpu": AttentionLimits(device="cpu"),
         "sdpa_flash": _on_cuda(256, (8, 9, 10, 11, 12)),
-        "sdpa_cudnn": _on_cuda(128, (8, 9, 10, 12)),
+        "sdpa_cudnn": _on_cuda(128, (8, 9, 10, 12), variable_length=False),
         "flash2": _on_cuda(256, (8, 9, 10, 12)),
         "flash3": _on_cuda(192, (9,)),
         "flash4": _on_cuda(128, (9, 10, 11)),
     }
 
 
-def _on_cuda(most_head_dim: int, capabilities: tuple[int, ...]) -> AttentionLimits:
-    return AttentionLimits("cuda", ("bfloat16",), most_head_dim, 8, capabilities)
+def _on_cuda(
+    most_head_dim: int, capabilities: tuple[int, ...], *, variable_length: bool = True
+) -> AttentionLimits:
+    dtypes = ("bfloat16",)
+    return AttentionLimits("cuda", dtypes, most_head_dim, 8, capabilities, variable_length)

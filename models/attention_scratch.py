@@ -18,6 +18,7 @@ KEY_TILE = 256
 MERGE_BLOCK_ELEMENTS = 2**21
 
 _FLOAT32_BYTES = 4
+_INT32_BYTES = 4
 _SEED_BYTES = 16
 
 ScratchFormula = Callable[[AttentionShape], int]
@@ -61,28 +62,44 @@ def merge_block_rows(shape: AttentionShape) -> int:
 
 
 def _formulas() -> Mapping[str, Mapping[AttentionPass, ScratchFormula]]:
-    returned: Mapping[AttentionPass, ScratchFormula] = {
-        "forward": _merged_forward,
-        "backward": _dense_lse,
-    }
     return {
         "eager": {"forward": _eager_forward, "backward": _eager_backward},
-        "sdpa_cpu": returned,
-        "sdpa_flash": {"forward": _none, "backward": _sdpa_flash_backward},
-        "sdpa_cudnn": {"forward": _merged_forward, "backward": _sdpa_cudnn_backward},
-        "flash2": {"forward": _none, "backward": _written_backward},
-        "flash3": {"forward": _none, "backward": _written_backward},
-        "flash4": {"forward": _dense_lse, "backward": _written_backward},
+        "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
+        "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
+        "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
+        "flash2": {"forward": _starts, "backward": _written_backward},
+        "flash3": {"forward": _starts, "backward": _written_backward},
+        "flash4": {"forward": _flash4_forward, "backward": _written_backward},
     }
 
 
-def _none(shape: AttentionShape) -> int:
-    return 0
+def starts_bytes(lengths: tuple[int, ...]) -> int:
+    """Cumulative lengths of packed sequences, from 0 on, in int32."""
+    return _aligned((len(lengths) + 1) * _INT32_BYTES)
+
+
+def _starts(shape: AttentionShape) -> int:
+    """What a library needs to be told of unequal lengths."""
+    return starts_bytes(shape.lengths) if shape.lengths else 0
 
 
 def _dense_lse(shape: AttentionShape) -> int:
-    """Packed sequences have their log-sum-exps head by head; libraries want them dense."""
+    """Packed sequences have their log-sum-exps head by head; libraries want them dense.
+
+    Of unequal lengths they are wanted as they are, those of all sequences together.
+    """
     return _float32(shape.rows) if shape.num_sequences > 1 else 0
+
+
+def _dense_lse_of_each(shape: AttentionShape) -> int:
+    """The same where sequences of unequal lengths are called one by one: those of one."""
+    if shape.lengths:
+        return _float32(shape.longest.rows) if shape.num_heads > 1 else 0
+    return _dense_lse(shape)
+
+
+def _flash4_forward(shape: AttentionShape) -> int:
+    return _starts(shape) + _dense_lse(shape)
 
 
 def _merged_forward(shape: AttentionShape) -> int:
@@ -94,21 +111,29 @@ def _merged_forward(shape: AttentionShape) -> int:
 
 
 def _sdpa_flash_backward(shape: AttentionShape) -> int:
-    return _aligned(_SEED_BYTES) + _dense_lse(shape)
+    return _starts(shape) + _aligned(_SEED_BYTES) + _dense_lse(shape)
+
+
+def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
+    """Sequences of one token among those of unequal lengths take what eager attention takes."""
+    own = _merged_forward(shape)
+    return max(own, _eager_forward(shape.of_one_token)) if 1 in shape.lengths else own
 
 
 def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
-    return _aligned(_SEED_BYTES) + _dense_lse(shape)
+    own = _aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
+    return max(own, _eager_backward(shape.of_one_token)) if 1 in shape.lengths else own
 
 
 def _written_backward(shape: AttentionShape) -> int:
     """Where gradients are added up, those of this call are written by themselves first."""
     d_kv = _aligned(shape.num_kv_elements * shape.itemsize_bytes) if shape.sliced else 0
-    return _dense_lse(shape) + d_kv
+    return _starts(shape) + _dense_lse(shape) + d_kv
 
 
 def _eager_forward(shape: AttentionShape) -> int:
     """Q and output of a query tile, three scalars a row, and a tile of K, V and scores."""
+    shape = shape.longest
     rows = shape.num_heads * min(QUERY_TILE, shape.num_queries)
     per_query_tile = 2 * _float32(rows * shape.head_dim) + 3 * _float32(rows)
     return per_query_tile + _key_tiles(shape, 2) + _score_tiles(shape, 1)
@@ -120,6 +145,7 @@ def _eager_backward(shape: AttentionShape) -> int:
     Packed sequences add the float32 gradients of one sequence's K and V; a slice of a sequence
     has them in d_context.
     """
+    shape = shape.longest
     rows = shape.num_heads * min(QUERY_TILE, shape.num_queries)
     per_query_tile = 3 * _float32(rows * shape.head_dim) + 2 * _float32(rows)
     d_kv = 0 if shape.sliced else _float32(shape.num_kv_elements // shape.num_sequences)

@@ -9,6 +9,7 @@ half of the S x S scores count.
 from enum import StrEnum
 
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.workload import Workload
 
 FP32_BYTES = 4
 
@@ -111,6 +112,23 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int) -> int:
         + attention_backward_flops(spec, seq_len)
     )
     return spec.num_layers * per_layer + head_flops(spec, seq_len)
+
+
+def model_flops_per_step(spec: ModelSpec, workload: Workload) -> int:
+    """Model FLOPs of all sequences of one training step, each by its own length.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> unequal = Workload(seq_len=3, chunk_tokens=4, chunks_per_round=1, rounds_per_step=2,
+    ...                    sequence_lengths=(3, 1))
+    >>> tiny = load_preset("tiny")
+    >>> once = model_flops_per_sequence(tiny, 3) + model_flops_per_sequence(tiny, 1)
+    >>> model_flops_per_step(tiny, unequal) == 2 * once
+    True
+    """
+    if not workload.sequence_lengths:
+        return workload.sequences_per_step * model_flops_per_sequence(spec, workload.seq_len)
+    per_chunk = sum(model_flops_per_sequence(spec, n) for n in workload.sequence_lengths)
+    return workload.chunks_per_round * workload.rounds_per_step * per_chunk
 
 
 def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from twinstream.models.chain_builder import ChainBuilder
 from twinstream.models.declarations import Shapes, declare_tensors
-from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.flops import model_flops_per_step
 from twinstream.models.optimizer_tasks import OptimizerTasks, gradient_attribute
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -43,7 +43,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         workload=workload,
         model=model_ref(spec),
         recipe=lowering.recipe.model_dump(mode="json"),
-        model_flops=workload.sequences_per_step * model_flops_per_sequence(spec, workload.seq_len),
+        model_flops=model_flops_per_step(spec, workload),
     )
 
 
@@ -265,6 +265,8 @@ class _Lowering:
             "chunk_start": start,
             "attention": self.recipe.kernels.attention,
         }
+        if self.workload.sequence_lengths:
+            attributes["sequence_lengths"] = self.workload.sequence_lengths
         if kernel == "block_backward":
             attributes |= gradient_attribute(self.recipe, spec.dtype)
         return self.builder.call(call_id, self._key(kernel), attributes, cost)

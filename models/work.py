@@ -13,12 +13,15 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
+from twinstream.models.attention_limits import attention_limits
+from twinstream.models.attention_shape import equal_runs
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
+_INT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class ChunkWork:
     def block_forward(self) -> tuple[Work, ...]:
         t, s = self.tokens, self.spec
         return (
+            *self.positions(),
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
             self.matmul(t, s.d_q + 2 * s.d_kv, s.d_model),
             self.vector("rope", 2 * t * (s.d_q + s.d_kv)),
@@ -81,12 +85,14 @@ class ChunkWork:
     def recompute_input(self) -> tuple[Work, ...]:
         """From level INPUT: the same and attention."""
         rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
-        return (*self.recompute_attention(), rope, self.attention_forward())
+        positions = self.positions()
+        return (*positions, *self.recompute_attention(), rope, self.attention_forward())
 
     def block_backward(self) -> tuple[Work, ...]:
         t, s = self.tokens, self.spec
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
         works = (
+            *self.positions(),
             self.matmul(t, f, d),  # gradient of the SwiGLU product
             self.gradient_matmul(d, f, t),
             self.vector("swiglu", 6 * t * f, launches=2),
@@ -122,11 +128,33 @@ class ChunkWork:
     def embed_backward(self) -> tuple[Work, ...]:
         return (self.vector("embedding_backward", 4 * self.tokens * self.spec.d_model),)
 
+    def positions(self) -> tuple[Work, ...]:
+        """Of unequal lengths, where each token is in its sequence, and where sequences start.
+
+        A run of equal lengths is a launch for the starts, and one or two for the positions.
+        """
+        lengths = self.workload.sequence_lengths
+        if not lengths:
+            return ()
+        runs = equal_runs(lengths)
+        launches = sum(1 if count == 1 else 2 for _, count in runs)
+        if self._one_call:
+            launches += len(runs)
+        elements = self.tokens + len(lengths) + 1
+        return (self._work("copy", (elements,), elements, elements * _INT32_BYTES, launches),)
+
     @property
     def tokens(self) -> int:
         return self.workload.chunk_tokens
 
+    @property
+    def _one_call(self) -> bool:
+        """Whether attention takes sequences of unequal lengths in one call."""
+        return attention_limits(self.recipe.kernels.attention).variable_length
+
     def _attention(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
+        if self.workload.sequence_lengths:
+            return self._attention_of_unequal(unit, flops_per_pair, tensors_moved)
         s, seq_len = self.spec, self.workload.seq_len
         sequences = max(1, self.tokens // seq_len)
         queries = min(self.tokens, seq_len)
@@ -137,6 +165,20 @@ class ChunkWork:
             (queries, self.start + queries, s.num_heads, s.head_dim, sequences),
             flops_per_pair * s.d_q * doubled_pairs // 2,
             tensors_moved * rows * s.itemsize,
+        )
+
+    def _attention_of_unequal(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
+        """The sum over the sequences. As queries and keys its shape has the length at which a
+        token sees as many keys as here on average."""
+        s, lengths = self.spec, self.workload.sequence_lengths
+        squares = sum(length * length for length in lengths)
+        mean = max(1, round(squares / self.tokens))
+        return self._work(
+            unit,
+            (mean, mean, s.num_heads, s.head_dim, len(lengths)),
+            flops_per_pair * s.d_q * squares // 2,
+            tensors_moved * self.tokens * (s.d_q + s.d_kv) * s.itemsize,
+            launches=1 if self._one_call else len(lengths),
         )
 
     def _work(

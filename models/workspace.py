@@ -16,8 +16,9 @@ from twinstream.models.attention_shape import AttentionShape
 from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Attribute
 
-Attributes = Mapping[str, int | float | str | bool]
+Attributes = Mapping[str, Attribute]
 
 # Float32 logits that the head works on at a time: 32 MiB.
 HEAD_BLOCK_ELEMENTS = 2**23
@@ -28,6 +29,7 @@ SUM_PROGRAMS = 264
 EMBED_BLOCK_ELEMENTS = 2**22
 
 _FLOAT32_BYTES = 4
+_INT32_BYTES = 4
 _INT64_BYTES = 8
 
 
@@ -69,7 +71,15 @@ def typed_attribute(attributes: Attributes, name: str, kind: type[_T]) -> _T:
     return value
 
 
-def required_attributes(attributes: Attributes, *names: str) -> dict[str, int | float | str | bool]:
+def sequence_lengths(attributes: Attributes) -> tuple[int, ...]:
+    """Those of a chunk's packed sequences if they are unequal; otherwise nothing."""
+    value = attributes.get("sequence_lengths", ())
+    if not isinstance(value, tuple):
+        raise TwinstreamError(f"kernel attribute 'sequence_lengths' is {value!r}, expected a tuple")
+    return value
+
+
+def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:
     """Return some attributes of a kernel call, all of which must be there."""
     if missing := [name for name in names if name not in attributes]:
         raise TwinstreamError(
@@ -118,6 +128,11 @@ class _Block:
     attention: str
     attention_shape: AttentionShape
 
+    @property
+    def positions_bytes(self) -> int:
+        """Those of all tokens, where sequences of unequal lengths are packed."""
+        return _aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
+
 
 def _block(attributes: Attributes) -> _Block:
     head_dim = typed_attribute(attributes, "head_dim", int)
@@ -142,9 +157,10 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
         TwinstreamError: an attribute is missing or of another type.
     """
     tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
-    queries = min(tokens, seq_len)
+    lengths = sequence_lengths(attributes)
+    queries = tokens if lengths else min(tokens, seq_len)
     return AttentionShape(
-        num_sequences=max(1, tokens // seq_len),
+        num_sequences=tokens // queries,
         num_queries=queries,
         num_keys=typed_attribute(attributes, "chunk_start", int) + queries,
         num_heads=typed_attribute(attributes, "num_heads", int),
@@ -152,13 +168,15 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
         head_dim=typed_attribute(attributes, "head_dim", int),
         dtype=typed_attribute(attributes, "dtype", str),
         sliced=tokens < seq_len,
+        lengths=lengths,
     )
 
 
 def _block_forward(attributes: Attributes) -> int:
     block = _block(attributes)
     swiglu = _aligned(block.tokens * block.f * block.itemsize)
-    return max(_normed(block), _rotated_and_attention(block), swiglu)
+    most = max(_normed(block), _rotated_and_attention(block), swiglu)
+    return block.positions_bytes + most
 
 
 def _block_recompute_attention(attributes: Attributes) -> int:
@@ -167,7 +185,7 @@ def _block_recompute_attention(attributes: Attributes) -> int:
 
 def _block_recompute_input(attributes: Attributes) -> int:
     block = _block(attributes)
-    return max(_normed(block), _rotated_and_attention(block))
+    return block.positions_bytes + max(_normed(block), _rotated_and_attention(block))
 
 
 def _block_backward(attributes: Attributes) -> int:
@@ -197,7 +215,8 @@ def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
     attention = d_attention_and_rotated_q + _attention_backward(block)
-    return max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
+    most = max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
+    return block.positions_bytes + most
 
 
 def _partial_sums(num_rows: int, width: int) -> int:

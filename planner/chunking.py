@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from twinstream.models.attention_shape import lengths_text
 from twinstream.models.declarations import Shapes
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.recipe import Recipe
@@ -23,7 +24,8 @@ class TrainingStep:
     """What the user fixed of a step; None is left to the planner. The recipe is never changed.
 
     `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
-    are left open.
+    are left open. Sequences of unequal lengths are packed in this order, as often as they fit a
+    chunk; `seq_len` is then the longest.
     """
 
     seq_len: int
@@ -32,6 +34,12 @@ class TrainingStep:
     chunks_per_round: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
     optimizer_overhead: float = 0.01
+    sequence_lengths: tuple[int, ...] = ()
+
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens that only whole numbers of are packed: a sequence, or one of each length."""
+        return sum(self.sequence_lengths) or self.seq_len
 
 
 def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
@@ -68,9 +76,9 @@ def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
         ChunkingError: the fixed numbers contradict each other; says which.
     """
     preferred = chunkings(spec, step)
-    found = [] if step.seq_len > _MOST_CHUNKS * preferred[0].chunk_tokens else [preferred[0]]
+    found = [] if step.pack_tokens > _MOST_CHUNKS * preferred[0].chunk_tokens else [preferred[0]]
     for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens)):
-        per_sequence = max(1, step.seq_len // size)
+        per_sequence = max(1, step.pack_tokens // size)
         for times in (1, 2, 4, 8):
             chunks = step.chunks_per_round or times * per_sequence
             if times > 1 and chunks > _MOST_CHUNKS:
@@ -86,13 +94,13 @@ def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
     if step.chunk_tokens:
         return [step.chunk_tokens]
     wanted = [preferred, preferred * 2, preferred // 2]
-    if step.seq_len > _MOST_CHUNKS * preferred:
+    if step.pack_tokens > _MOST_CHUNKS * preferred:
         wanted = [preferred * 4, preferred * 2, preferred]
     return [
         size
         for size in wanted
         if size >= _SMALLEST_SLICE_TOKENS
-        and (size % step.seq_len == 0 or step.seq_len % size == 0)
+        and (size % step.pack_tokens == 0 or (step.pack_tokens % size == 0 and _may_slice(step)))
         and (step.tokens_per_step is None or step.tokens_per_step % size == 0)
     ]
 
@@ -104,14 +112,26 @@ def _check(step: TrainingStep) -> None:
             f"the optimizer cannot take {step.optimizer_overhead:g} of a step; give a share "
             "between 0 and 1, such as 1% or 0.01"
         )
-    if tokens is not None and tokens % step.seq_len:
+    pack, lengths = step.pack_tokens, step.sequence_lengths
+    if lengths and (min(lengths) < 1 or max(lengths) != step.seq_len or len(set(lengths)) == 1):
         raise ChunkingError(
-            f"{tokens} tokens per step are not whole sequences of {step.seq_len} tokens; "
-            f"the nearest are {_nearest(tokens, step.seq_len)}"
+            f"sequences of {lengths_text(lengths)} tokens are not unequal ones of which seq_len, "
+            f"{step.seq_len}, is the longest; leave out sequence_lengths where all are equal"
+        )
+    if tokens is not None and tokens % pack:
+        of_unequal = f", together {pack}" if lengths else ""
+        raise ChunkingError(
+            f"{tokens} tokens per step are not whole sequences of {_lengths(step)} tokens"
+            f"{of_unequal}; the nearest are {_nearest(tokens, pack)}"
         )
     if chunk is None:
         return
-    longer, shorter = max(chunk, step.seq_len), min(chunk, step.seq_len)
+    if lengths and chunk % pack:
+        raise ChunkingError(
+            f"chunks of {chunk} tokens do not pack sequences of {_lengths(step)} tokens, together "
+            f"{pack}; the nearest are {_nearest(chunk, pack)}"
+        )
+    longer, shorter = max(chunk, pack), min(chunk, pack)
     if longer % shorter:
         raise ChunkingError(
             f"chunks of {chunk} tokens neither pack nor slice sequences of {step.seq_len} "
@@ -124,6 +144,14 @@ def _check(step: TrainingStep) -> None:
         )
 
 
+def _may_slice(step: TrainingStep) -> bool:
+    return not step.sequence_lengths
+
+
+def _lengths(step: TrainingStep) -> str:
+    return lengths_text(step.sequence_lengths or (step.seq_len,))
+
+
 def _nearest(tokens: int, unit: int) -> str:
     below = tokens // unit * unit
     return f"{below + unit}" if not below else f"{below} and {below + unit}"
@@ -131,17 +159,17 @@ def _nearest(tokens: int, unit: int) -> str:
 
 def _chunk_sizes(step: TrainingStep) -> list[int]:
     """Packed sizes that divide the step, then slices of a sequence, largest first."""
-    sequences = step.tokens_per_step // step.seq_len if step.tokens_per_step else None
-    most_packed = max(1, TARGET_CHUNK_TOKENS // step.seq_len)
+    sequences = step.tokens_per_step // step.pack_tokens if step.tokens_per_step else None
+    most_packed = max(1, TARGET_CHUNK_TOKENS // step.pack_tokens)
     packed = [
-        n * step.seq_len
+        n * step.pack_tokens
         for n in range(most_packed, 0, -1)
         if sequences is None or sequences % n == 0
     ]
     slices = [
-        step.seq_len // n
-        for n in range(2, step.seq_len // _SMALLEST_SLICE_TOKENS + 1)
-        if step.seq_len % n == 0
+        step.pack_tokens // n
+        for n in range(2, step.pack_tokens // _SMALLEST_SLICE_TOKENS + 1)
+        if step.pack_tokens % n == 0 and _may_slice(step)
     ]
     sizes = packed + slices
     above = [size for size in sizes if size > TARGET_CHUNK_TOKENS]
@@ -152,7 +180,7 @@ def _chunk_sizes(step: TrainingStep) -> list[int]:
 
 
 def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workload:
-    per_sequence = max(1, step.seq_len // chunk_tokens)
+    per_sequence = max(1, step.pack_tokens // chunk_tokens)
     groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None
     if step.chunks_per_round is not None:
         chunks = step.chunks_per_round
@@ -169,6 +197,7 @@ def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workloa
         chunk_tokens=chunk_tokens,
         chunks_per_round=chunks,
         rounds_per_step=rounds,
+        sequence_lengths=step.sequence_lengths * (chunk_tokens // step.pack_tokens),
     )
 
 

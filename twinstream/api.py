@@ -60,8 +60,8 @@ def plan(  # noqa: PLR0913
     Args:
         model: a preset name, a Hugging Face config.json, or a ModelSpec.
         machine: a profile name, a TOML file, or a Machine.
-        step: sequence length and, where fixed, tokens per step, chunk tokens, chunks per round;
-            and the recipe.
+        step: sequence length, or the unequal lengths that are packed, and, where fixed, tokens per
+            step, chunk tokens, chunks per round; and the recipe.
         device_mem: cap of device memory, `24GiB`, `80%` or bytes; by default all of it. The
             machine's reserve for context and libraries is taken off.
         host_mem: cap of pinned host memory; by default all that the profile states.

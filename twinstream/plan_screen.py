@@ -12,7 +12,7 @@ from twinstream.policies_compared import PolicyOutcome
 from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.sizes import brief, gib
-from twinstream.tables import QUEUE_NAMES, seconds, workload_line
+from twinstream.tables import QUEUE_NAMES, seconds, sequences_text, workload_line
 
 _GIB = 2**30
 _MIB = 2**20
@@ -165,7 +165,7 @@ def policies_screen(outcomes: Sequence[PolicyOutcome], best: Schedule) -> Group:
     work = best.workload
     title = (
         f"{best.model.name} on {best.machine.name}: {work.tokens_per_step:,} tokens a step of "
-        f"sequences of {work.seq_len:,}"
+        f"sequences of {sequences_text(work)}"
     )
     below = (
         "* the fastest; gaps are to the bound of the policy's own chain; redone is a share of all "

@@ -19,9 +19,11 @@ def _host_line(cost: HostCost) -> str:
         f"{cost.calls_per_pass[kind]:.0f} {kind} at {ns / 1e3:.1f} us"
         for kind, ns in sorted(cost.ns_per_call.items())
     )
+    timed = ", every op timed" if cost.ops_timed else ""
     return (
-        f"Host: {cost.ns_per_op / 1e3:.1f} us to enqueue an op (a step: {calls}); it was blocked "
-        f"{cost.waited_ns_per_pass / 1e6:.1f} ms of a step, waiting for the device or for data."
+        f"Host: {cost.ns_per_op / 1e3:.1f} us to enqueue an op (a step: {calls}{timed}); it was "
+        f"blocked {cost.waited_ns_per_pass / 1e6:.1f} ms of a step, waiting for the device or for "
+        "data."
     )
 
 

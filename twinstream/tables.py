@@ -12,6 +12,7 @@ from rich.table import Table
 from twinstream.explain import limits_of
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.metrics import Summary
+from twinstream.models.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule, StepBound
@@ -124,12 +125,21 @@ def workload_line(workload: Workload) -> str:
     >>> workload_line(Workload(
     ...     seq_len=512, chunk_tokens=256, chunks_per_round=4, rounds_per_step=1))
     '1 round of 4 chunks of 256 tokens, sequences of 512'
+    >>> workload_line(Workload(
+    ...     seq_len=300, chunk_tokens=512, chunks_per_round=1, rounds_per_step=2,
+    ...     sequence_lengths=(300, 106, 106)))
+    '2 rounds of 1 chunk of 512 tokens, sequences of 300, 2 x 106'
     """
     return (
         f"{_counted(workload.rounds_per_step, 'round')} of "
         f"{_counted(workload.chunks_per_round, 'chunk')} of {workload.chunk_tokens:,} tokens, "
-        f"sequences of {workload.seq_len:,}"
+        f"sequences of {sequences_text(workload)}"
     )
+
+
+def sequences_text(workload: Workload) -> str:
+    """Tokens of a sequence, or of those that a chunk packs."""
+    return lengths_text(workload.sequence_lengths) or f"{workload.seq_len:,}"
 
 
 def utilization_table(timeline: Timeline) -> Group:

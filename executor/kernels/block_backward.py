@@ -164,7 +164,7 @@ def _head_backward(
     if norm is not None and before_norm is not None:
         backward = HeadNormBackward(norm, block.by_head(before_norm), gradients.vector(name))
     d_THE = block.by_head(d_heads)
-    block.vector.rotated_backward(d_THE, block.call.rope, backward, block.workspace)
+    block.vector.rotated_backward(d_THE, block.rope, backward, block.workspace)
 
 
 def _norm_backward(

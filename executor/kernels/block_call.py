@@ -6,10 +6,15 @@ from functools import cached_property
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.kernels.rope import Rope
+from twinstream.models.attention_shape import lengths_text
 from twinstream.models.layout import Layout, block_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.models.workspace import Attributes, required_attributes, typed_attribute
+from twinstream.models.workspace import (
+    Attributes,
+    required_attributes,
+    sequence_lengths,
+    typed_attribute,
+)
 from twinstream.schedule.errors import TwinstreamError
 
 _SPEC_FIELDS = (
@@ -28,13 +33,17 @@ _SPEC_FIELDS = (
 
 @dataclass(frozen=True)
 class BlockCall:
-    """Which block it is and where the chunk of `num_tokens` lies in sequences of `seq_len`."""
+    """Which block it is and where the chunk of `num_tokens` lies in sequences of `seq_len`.
+
+    It packs sequences of `lengths`, of which `seq_len` is the largest, where they are unequal.
+    """
 
     spec: ModelSpec
     num_tokens: int
     seq_len: int
     chunk_start: int
     attention: str
+    lengths: tuple[int, ...]
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -49,7 +58,11 @@ class BlockCall:
             seq_len=typed_attribute(attributes, "seq_len", int),
             chunk_start=typed_attribute(attributes, "chunk_start", int),
             attention=typed_attribute(attributes, "attention", str),
+            lengths=sequence_lengths(attributes),
         )
+        if call.lengths:
+            call._check_lengths()
+            return call
         outside = call.chunk_start + call.num_tokens > call.seq_len
         broken = call.num_tokens % call.seq_len or call.chunk_start
         if outside if call.sliced else broken:
@@ -59,6 +72,13 @@ class BlockCall:
             )
         return call
 
+    def _check_lengths(self) -> None:
+        if sum(self.lengths) != self.num_tokens or self.chunk_start or min(self.lengths) < 1:
+            raise TwinstreamError(
+                f"a chunk of {self.num_tokens} tokens at {self.chunk_start} does not pack "
+                f"sequences of {lengths_text(self.lengths)}"
+            )
+
     @property
     def sliced(self) -> bool:
         """Whether the chunk is a slice of one sequence, and not a pack of whole ones."""
@@ -66,15 +86,12 @@ class BlockCall:
 
     @property
     def num_sequences(self) -> int:
-        return 1 if self.sliced else self.num_tokens // self.seq_len
+        """Of the batch: unequal lengths lie one behind the other in a batch of one."""
+        return 1 if self.sliced or self.lengths else self.num_tokens // self.seq_len
 
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.spec.dtype]
-
-    @property
-    def rope(self) -> Rope:
-        return Rope(self.spec.rope_theta, self.spec.head_dim, self.seq_len, self.chunk_start)
 
     @cached_property
     def layout(self) -> Layout:

@@ -46,7 +46,7 @@ def write_attention(block: BlockOperands) -> None:
 
 def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:
     """Q as attention takes it."""
-    norm, rope = block.head_norm("q_norm"), block.call.rope
+    norm, rope = block.head_norm("q_norm"), block.rope
     block.vector.write_rotated(block.by_head(block.q), norm, rope, block.by_head(out_TQ))
 
 
@@ -77,4 +77,4 @@ def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     kv = block.kv
     project(block, normed_TD, slice(block.call.spec.d_q, None), kv.flatten(1))
     keys = kv[:, 0]
-    block.vector.write_rotated(keys, block.head_norm("k_norm"), block.call.rope, keys)
+    block.vector.write_rotated(keys, block.head_norm("k_norm"), block.rope, keys)

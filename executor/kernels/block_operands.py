@@ -17,6 +17,7 @@ from twinstream.executor.kernels.gradients import weight_views
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.rms_norm import RmsNorm
+from twinstream.executor.kernels.rope import Rope, write_positions
 from twinstream.executor.kernels.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.workspace import Attributes
@@ -31,12 +32,22 @@ class BlockOperands:
     operands: Operands
     vector: VectorOps
     workspace: Workspace
+    rope: Rope
 
     @classmethod
-    def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "BlockOperands":
+    def of(
+        cls, operands: Operands, attributes: Attributes, vector: VectorOps, *, rotates: bool = True
+    ) -> "BlockOperands":
+        """With positions of unequal lengths written to scratch, unless nothing `rotates`."""
         call = BlockCall.from_attributes(attributes)
         weights = weight_views(operands["parameters"], call.layout, call.dtype)
-        return cls(call, weights, operands, vector, Workspace(operands["scratch"].bytes))
+        workspace, positions = Workspace(operands["scratch"].bytes), None
+        if call.lengths and rotates:
+            positions = workspace.take((call.num_tokens,), torch.int32)
+            write_positions(call.lengths, positions)
+        spec = call.spec
+        rope = Rope(spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions)
+        return cls(call, weights, operands, vector, workspace, rope)
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:
         """A [T, D] operand: hidden, output, d_hidden."""
@@ -96,6 +107,7 @@ class BlockOperands:
             k=seen_BC2KE[:, :, 0],
             v=seen_BC2KE[:, :, 1],
             scale=float(self.call.spec.head_dim) ** -0.5,
+            lengths=self.call.lengths,
         )
 
     @property

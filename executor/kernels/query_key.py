@@ -1,6 +1,6 @@
 """From a Q or K projection to what attention takes: an RMSNorm of each head (Qwen3), then RoPE.
 
-In float32 throughout, rounded once. Legend: T tokens, H heads, D head_dim.
+In float32 throughout, rounded once. Legend: T tokens, H heads, E head_dim.
 """
 
 from collections.abc import Iterator
@@ -17,48 +17,48 @@ from twinstream.executor.kernels.row_blocks import float32_copy, row_blocks
 class HeadNorm:
     """The RMSNorm that all heads of Q, or all of K, share."""
 
-    weight: torch.Tensor  # [D]
+    weight: torch.Tensor  # [E]
     eps: float
 
 
 def write_rotated(
-    x_THD: torch.Tensor, norm: HeadNorm | None, rope: Rope, out_THD: torch.Tensor
+    x_THE: torch.Tensor, norm: HeadNorm | None, rope: Rope, out_THE: torch.Tensor
 ) -> None:
     """out = RoPE(norm(x)); out may be x."""
-    for rows in _token_blocks(x_THD):
-        x = float32_copy(x_THD[rows])
+    for rows in _token_blocks(x_THE):
+        x = float32_copy(x_THE[rows])
         if norm is not None:
             x.mul_(rstd(x, norm.eps)).mul_(norm.weight)
         rotate(x, rope.angles(rows, x.device))
-        out_THD[rows].copy_(x)
+        out_THE[rows].copy_(x)
 
 
-def rotated_backward(d_THD: torch.Tensor, rope: Rope) -> None:
+def rotated_backward(d_THE: torch.Tensor, rope: Rope) -> None:
     """Turn the gradient of RoPE(x) into that of x, in place."""
-    for rows in _token_blocks(d_THD):
-        gradient = float32_copy(d_THD[rows])
-        rotate(gradient, rope.angles(rows, d_THD.device).neg_())
-        d_THD[rows].copy_(gradient)
+    for rows in _token_blocks(d_THE):
+        gradient = float32_copy(d_THE[rows])
+        rotate(gradient, rope.angles(rows, d_THE.device).neg_())
+        d_THE[rows].copy_(gradient)
 
 
 def normed_rotated_backward(
-    d_THD: torch.Tensor, x_THD: torch.Tensor, norm: HeadNorm, rope: Rope
+    d_THE: torch.Tensor, x_THE: torch.Tensor, norm: HeadNorm, rope: Rope
 ) -> torch.Tensor:
     """Turn the gradient of RoPE(norm(x)) into that of x, in place.
 
     Returns the float32 gradient of the norm's weight.
     """
-    weight_D = norm.weight.float()
-    d_weight_D = torch.zeros_like(weight_D)
-    for rows in _token_blocks(d_THD):
-        gradient = float32_copy(d_THD[rows])
-        rotate(gradient, rope.angles(rows, d_THD.device).neg_())
-        x_hat = float32_copy(x_THD[rows])
+    weight_E = norm.weight.float()
+    d_weight_E = torch.zeros_like(weight_E)
+    for rows in _token_blocks(d_THE):
+        gradient = float32_copy(d_THE[rows])
+        rotate(gradient, rope.angles(rows, d_THE.device).neg_())
+        x_hat = float32_copy(x_THE[rows])
         rstd_TH1 = rstd(x_hat, norm.eps)
-        d_weight_D += normed_backward(gradient, x_hat.mul_(rstd_TH1), rstd_TH1, weight_D)
-        d_THD[rows].copy_(gradient)
-    return d_weight_D
+        d_weight_E += normed_backward(gradient, x_hat.mul_(rstd_TH1), rstd_TH1, weight_E)
+        d_THE[rows].copy_(gradient)
+    return d_weight_E
 
 
-def _token_blocks(x_THD: torch.Tensor) -> Iterator[slice]:
-    return row_blocks(x_THD.shape[0], x_THD[0].numel())
+def _token_blocks(x_THE: torch.Tensor) -> Iterator[slice]:
+    return row_blocks(x_THE.shape[0], x_THE[0].numel())

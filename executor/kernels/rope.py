@@ -7,23 +7,43 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.models.attention_shape import equal_runs
+
 
 @dataclass(frozen=True)
 class Rope:
-    """The angles of a chunk: token t of it has position chunk_start + t % seq_len."""
+    """The angles of a chunk: token t of it has position chunk_start + t % seq_len.
+
+    Where packed sequences have unequal lengths, its position is that of `positions`.
+    """
 
     theta: float
     head_dim: int
     seq_len: int
     chunk_start: int
+    positions: torch.Tensor | None = None  # [T], int32
 
     def angles(self, rows: slice, device: torch.device) -> torch.Tensor:
         """Angles of a range of the chunk's tokens, [R, 1, D / 2]."""
-        positions = torch.arange(rows.start, rows.stop, device=device)
-        positions = positions.remainder_(self.seq_len).add_(self.chunk_start).float()
+        if self.positions is not None:
+            positions = self.positions[rows].float()
+        else:
+            positions = torch.arange(rows.start, rows.stop, device=device)
+            positions = positions.remainder_(self.seq_len).add_(self.chunk_start).float()
         exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64)
         frequencies = self.theta ** -(exponents / self.head_dim)
         return positions[:, None, None] * frequencies.float()
+
+
+def write_positions(lengths: tuple[int, ...], out_T: torch.Tensor) -> None:
+    """Where each token is in its sequence; a launch or two for each run of equal lengths."""
+    start = 0
+    for length, count in equal_runs(lengths):
+        run = out_T[start : start + length * count]
+        torch.arange(length * count, out=run, device=out_T.device)
+        if count > 1:
+            run.remainder_(length)
+        start += length * count
 
 
 def rotate(x_RHD: torch.Tensor, angles: torch.Tensor) -> None:

@@ -233,7 +233,8 @@ def taken_bytes(call: Callable[[], object]) -> int:
 def reduced(shape: AttentionShape) -> AttentionShape:
     """A small shape of the same kind: as many query heads a key head, and slices stay slices."""
     key_heads = min(shape.num_kv_heads, _REDUCED_KEY_HEADS)
-    queries = min(shape.num_queries, _REDUCED_QUERIES)
+    lengths = _reduced_lengths(shape.lengths)
+    queries = sum(lengths) or min(shape.num_queries, _REDUCED_QUERIES)
     return replace(
         shape,
         num_sequences=min(shape.num_sequences, _REDUCED_SEQUENCES),
@@ -241,7 +242,17 @@ def reduced(shape: AttentionShape) -> AttentionShape:
         num_keys=queries + min(shape.num_past, _REDUCED_PAST),
         num_heads=shape.num_heads // shape.num_kv_heads * key_heads,
         num_kv_heads=key_heads,
+        lengths=lengths,
     )
+
+
+def _reduced_lengths(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """The shortest, the longest and one between, made short, and then still unequal."""
+    if not lengths:
+        return ()
+    in_order = sorted(set(lengths))
+    some = dict.fromkeys((in_order[-1], in_order[0], in_order[len(in_order) // 2]))
+    return tuple(min(n, _REDUCED_QUERIES - i) for i, n in enumerate(some))
 
 
 def _error(name: str, shape: AttentionShape, device: DeviceName) -> float:
@@ -267,10 +278,11 @@ def largest_difference(found: Results, expected: Results) -> float:
 
 
 def _case(spec: ModelSpec, workload: Workload, start: int) -> AttentionCase:
-    tokens, queries = workload.chunk_tokens, min(workload.chunk_tokens, workload.seq_len)
+    tokens, lengths = workload.chunk_tokens, workload.sequence_lengths
+    queries = tokens if lengths else min(tokens, workload.seq_len)
     work = ChunkWork(spec, workload, start)
     shape = AttentionShape(
-        num_sequences=max(1, tokens // workload.seq_len),
+        num_sequences=tokens // queries,
         num_queries=queries,
         num_keys=start + queries,
         num_heads=spec.num_heads,
@@ -278,6 +290,7 @@ def _case(spec: ModelSpec, workload: Workload, start: int) -> AttentionCase:
         head_dim=spec.head_dim,
         dtype=spec.dtype,
         sliced=workload.sliced,
+        lengths=lengths,
     )
     return AttentionCase(shape, work.attention_forward(), work.attention_backward())
 

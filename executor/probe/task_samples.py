@@ -1,24 +1,18 @@
 """Time the kernels of a task chain as a run calls them, each on what those before it computed."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from twinstream.executor.kernels.attention.implementation import (
-    AttentionGradients,
-    AttentionInputs,
-    AttentionResult,
-)
 from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.attention.trial import Trial
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.chain_memory import ChainMemory, in_order
 from twinstream.executor.probe.device_timing import DeviceTimer
-from twinstream.models.workspace import workspace_bytes
+from twinstream.models.workspace import attention_shape
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
@@ -111,39 +105,13 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
     if len(works) != 1:
         return
     (backward,) = works
-    queries, keys, heads, head_dim, sequences = backward.shape
-    kv_heads = int(call.attributes["num_kv_heads"])
-    dtype, device = DTYPES[backward.dtype], timer.device
-    generator = torch.Generator(device).manual_seed(keys)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
-
-    q = random(sequences, queries, heads, head_dim)
-    kv = random(sequences, keys, 2, kv_heads, head_dim)
-    inputs = AttentionInputs(q, kv[:, :, 0], kv[:, :, 1], 1.0 / math.sqrt(head_dim))
-    lse = torch.empty(sequences, heads, queries, device=device)
-    result = AttentionResult(torch.empty_like(q), lse)
-    sliced = queries < int(call.attributes["seq_len"])
-    d_kv = torch.zeros_like(kv, dtype=torch.float32 if sliced else dtype)
-    gradients = AttentionGradients(torch.empty_like(q), d_kv, accumulate=sliced)
-    d_out = random(*q.shape)
+    queries, keys, _, _, sequences = backward.shape
     implementation = attention_implementation(str(call.attributes["attention"]))
-    size_bytes = workspace_bytes(call.kernel, call.attributes)
-    workspace = Workspace(torch.empty(size_bytes, dtype=torch.uint8, device=device))
-
-    def forward() -> None:
-        with workspace.frame():
-            implementation.forward(inputs, result, workspace)
-
-    def backward_pass() -> None:
-        with workspace.frame():
-            implementation.backward(inputs, result, d_out, gradients, workspace)
-
+    trial = Trial(implementation, attention_shape(call.attributes), timer.device, seed=keys)
     with torch.no_grad():
         for unit, flops, run in (
-            ("attention_forward", backward.flops * 4 // 10, forward),
-            ("attention_backward", backward.flops, backward_pass),
+            ("attention_forward", backward.flops * 4 // 10, trial.forward),
+            ("attention_backward", backward.flops, trial.backward),
         ):
             work = backward.model_copy(update={"unit": unit, "flops": flops})
             yield TaskSample(f"{unit} {queries}/{keys}x{sequences}", (work,), timer.mean_ns(run))

@@ -1,6 +1,7 @@
 """Plan a training step as the seed system would: its own cut of the step, for its own GPUs."""
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import finished, step_bound
@@ -26,10 +27,15 @@ def plan_seed_step(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: 
 
     Raises:
         UnknownMachineClass: it has no constants for the machine.
-        OtherCutError: chunks, rounds or tokens are fixed otherwise than it cuts a step.
+        OtherCutError: lengths, chunks, rounds or tokens are fixed otherwise than it cuts a step.
         SizingRefused: it would not run within the caps.
         UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
+    if step.sequence_lengths:
+        raise OtherCutError(
+            f"policy '{POLICY}' packs sequences of one length, not of "
+            f"{lengths_text(step.sequence_lengths)} tokens: plan with another policy"
+        )
     constants = machine_class(machine.name)
     device_bytes = caps.arena_bytes("device")
     sizing = size_step(

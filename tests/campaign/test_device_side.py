@@ -1,9 +1,12 @@
 """Requests carried out on a CPU, and what is special on machines that are lent."""
 
 import pytest
+import torch
 
-from twinstream.campaign import requests
+from twinstream.campaign import device_side, requests
 from twinstream.campaign.device_side import DeviceSide, datasheet_of, try_kernels
+from twinstream.executor import device_memory
+from twinstream.executor.execute import NoCudaError
 from twinstream.executor.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
 from twinstream.executor.kernels.availability import KernelsUnavailableError
@@ -41,6 +44,29 @@ def test_kernels_that_cannot_run_here_are_refused_with_the_reason(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(KernelsUnavailableError, match="Triton"):
         try_kernels("cpu", KernelChoice(vector="triton"))
+
+
+@pytest.mark.parametrize(("has_cuda", "expected"), [(True, ["set", "described"]), (False, [])])
+def test_a_process_sets_the_allocator_before_anything_else_as_a_run_does(
+    monkeypatch, has_cuda, expected
+):
+    """Of both processes, that of cells and that of peers: `serve` makes one of these in each."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(device_memory, "expand_segments", lambda: done.append("set"))
+    monkeypatch.setattr(device_side, "describe", lambda backend: done.append("described"))
+    side = DeviceSide("cuda")
+    if has_cuda:
+        side.answer(requests.DescribeDevice())
+    assert done == expected
+    DeviceSide("cpu")
+    assert done == expected
+
+
+def test_without_a_device_the_first_request_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(NoCudaError, match="no CUDA device"):
+        DeviceSide("cuda").answer(requests.DescribeDevice())
 
 
 def test_attention_that_is_not_here_is_refused_with_the_reason():

@@ -56,7 +56,7 @@ def bits(schedule: Schedule, **options: object) -> Bits:
     return run(schedule, given)[1]
 
 
-@pytest.mark.parametrize("workload", ["packed", "sliced"])
+@pytest.mark.parametrize("workload", ["packed", "sliced", "unequal"])
 @pytest.mark.parametrize("kernels", ["eager", "fast"])
 def test_every_plan_has_the_bits_of_resident(kernels, workload):
     chain = chain_of(workload, CHOICES[kernels])
@@ -73,7 +73,7 @@ def test_every_plan_has_the_bits_of_resident(kernels, workload):
     assert_same_bits(bits(schedule, poison=True), expected)
 
 
-@pytest.mark.parametrize("workload", ["packed", "sliced"])
+@pytest.mark.parametrize("workload", ["packed", "sliced", "unequal"])
 def test_graphs_change_no_bit(workload):
     chain = chain_of(workload)
     least = smallest_device_bytes(chain, "streaming")

@@ -58,13 +58,12 @@ def test_of_many_passes_the_last_sixteen_count():
 def test_the_hosts_cost_is_a_mean_over_the_passes_after_the_first():
     meter = CostMeter()
     meter.add("compute", 10**9)
-    meter.end_pass(waited_ns=10**9)
-    meter.begin_steady()
+    meter.end_pass(waited_ns=10**9, timed=False)
     for spent in (100, 300):
         meter.add("compute", spent)
         meter.add("compute", spent)
         meter.add("copy", 50)
-        meter.end_pass(waited_ns=40)
+        meter.end_pass(waited_ns=40, timed=False)
     cost = meter.result(num_ops=3)
     assert cost is not None
     assert cost.num_passes == 2
@@ -72,12 +71,30 @@ def test_the_hosts_cost_is_a_mean_over_the_passes_after_the_first():
     assert cost.ns_per_call == {"compute": 200, "copy": 50}
     assert cost.calls_per_pass == {"compute": 2, "copy": 1}
     assert cost.waited_ns_per_pass == 40
+    assert not cost.ops_timed
+
+
+def test_passes_that_were_timed_op_by_op_count_only_where_there_are_no_others():
+    meter = CostMeter()
+    for timed, spent in ((True, 10**9), (False, 100), (True, 400)):
+        meter.add("graph" if spent == 100 else "compute", spent)
+        meter.end_pass(waited_ns=spent, timed=timed)
+    plain = meter.result(num_ops=2)
+    assert plain is not None
+    assert (plain.ns_per_op, plain.waited_ns_per_pass, plain.ops_timed) == (50, 100, False)
+    assert plain.calls_per_pass == {"graph": 1}
+    only_timed = CostMeter()
+    for spent in (10**9, 400):
+        only_timed.add("compute", spent)
+        only_timed.end_pass(waited_ns=0, timed=True)
+    found = only_timed.result(num_ops=2)
+    assert found is not None and (found.ns_per_op, found.ops_timed) == (200, True)
 
 
 def test_of_a_first_pass_alone_no_cost_is_told():
     meter = CostMeter()
     meter.add("compute", 5)
-    meter.end_pass(waited_ns=0)
+    meter.end_pass(waited_ns=0, timed=True)
     assert meter.result(num_ops=1) is None
 
 

@@ -109,6 +109,20 @@ def test_plan_passes_every_option_on():
     assert document["policy"] == "streaming"
 
 
+def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):
+    path, model = tmp_path / "plan.json", ("--model", "tiny", "--seq-len", "30,5,1,28")
+    step = (*model, "--tokens-per-step", 256, "--chunk-tokens", 128)
+    printed = table_of("plan", *step, "--machine", "cpu", "--device-mem", "7MiB", "-o", path)
+    assert "sequences of 30, 5, 1, 28, 30, 5, 1, 28" in printed
+    workload = read_document(Schedule, path).workload
+    assert workload.sequence_lengths == 2 * (30, 5, 1, 28)
+    assert call("verify", path, "--json").json()["ok"] is True
+    losses = call("run", path, "--steps", 2, "--json").json()["losses"]
+    assert 0 < losses[1] < losses[0]
+    equal = call("plan", *TINY_STEP[:2], "--seq-len", "64,64", "--machine", "cpu", "--json").json()
+    assert equal["workload"]["seq_len"] == 64
+
+
 def test_verify_says_that_a_plan_is_safe(files):
     assert "safe in every execution" in table_of("verify", files.schedule)
     document = call("verify", files.schedule, "--json").json()

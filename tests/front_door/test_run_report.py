@@ -41,6 +41,8 @@ def test_the_hosts_time_is_told_by_op_and_by_kind_of_call():
     (line,) = lines(host_cost=COST)
     assert "5.2 us to enqueue an op (a step: 10 copy at 2.5 us, 3 graph at 9.0 us)" in line
     assert "blocked 1.5 ms of a step" in line
+    (line,) = lines(host_cost=COST.model_copy(update={"ops_timed": True}))
+    assert "3 graph at 9.0 us, every op timed)" in line
 
 
 def test_device_memory_is_told_with_what_lies_beside_the_arena():

@@ -49,6 +49,18 @@ def test_a_size_that_cannot_be_read_is_shown_with_the_right_form(size):
     assert "24GiB" in error_of(*PLAN, "--host-mem", size)
 
 
+@pytest.mark.parametrize("lengths", ["0", "-5", "long", "", "30,,5", "30,5.5", "9" * 5000])
+def test_lengths_that_cannot_be_read_are_shown_with_the_right_form(lengths):
+    step = ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", lengths)
+    assert "300,212,512" in error_of(*step)
+
+
+def test_unequal_lengths_are_refused_where_a_policy_cannot_pack_them():
+    step = ("--model", "8b", "--seq-len", "4096,512", "--tokens-per-step", 4608)
+    message = error_of("plan", *step, "--machine", "h100", "--policy", "ml_dataflow")
+    assert "packs sequences of one length, not of 4096, 512 tokens" in message
+
+
 def test_a_cap_that_is_too_small_gets_one_that_would_do():
     message = error_of(*PLAN, "--device-mem", "1MiB")
     suggested = message.split("--device-mem ")[-1].split(";")[0].split(" ")[0]

@@ -14,6 +14,14 @@ WORKLOADS = {
     "sliced": Workload(seq_len=48, chunk_tokens=16, chunks_per_round=3, rounds_per_step=2),
     # two sequences in two slices each, one round
     "sliced in pairs": Workload(seq_len=32, chunk_tokens=16, chunks_per_round=4, rounds_per_step=1),
+    # two chunks of four sequences of unequal lengths, two rounds
+    "unequal": Workload(
+        seq_len=16,
+        chunk_tokens=29,
+        chunks_per_round=2,
+        rounds_per_step=2,
+        sequence_lengths=(5, 1, 16, 7),
+    ),
     # the smallest step there is
     "one chunk": Workload(seq_len=16, chunk_tokens=16, chunks_per_round=1, rounds_per_step=1),
 }

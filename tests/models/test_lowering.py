@@ -38,6 +38,37 @@ def test_tasks_execute_the_model_flops_and_the_scores_that_attention_computes_ag
     assert executed_flops(chain) == sequences * (model + again)
 
 
+UNEQUAL = Workload(
+    seq_len=3000, chunk_tokens=4096, chunks_per_round=2, rounds_per_step=3,
+    sequence_lengths=(1000, 1, 3000, 95),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("vector", ["eager", "triton"])
+def test_unequal_lengths_take_the_flops_of_each_sequence(vector):
+    spec = load_preset("8b")
+    chain = lower(spec, UNEQUAL, Recipe(kernels=KernelChoice(vector=vector)))
+    d, d_kv = spec.d_model, spec.num_kv_heads * spec.head_dim
+    per_token = 6 * (2 * d * d + 2 * d * d_kv + 3 * d * spec.d_ff)
+    squares = 1000**2 + 1 + 3000**2 + 95**2
+    per_chunk = spec.num_layers * (per_token * 4096 + 6 * squares * d)
+    model = 2 * 3 * (per_chunk + 6 * 4096 * d * spec.vocab_size)
+    assert chain.model_flops == model
+    assert executed_flops(chain) == model + 2 * 3 * spec.num_layers * squares * d
+    assert chain.calls["block_forward@0"].attributes["sequence_lengths"] == (1000, 1, 3000, 95)
+
+
+@pytest.mark.parametrize(("attention", "launches"), [("sdpa_flash", 1), ("sdpa_cudnn", 4)])
+def test_attention_of_unequal_lengths_is_one_call_where_the_library_takes_them(attention, launches):
+    recipe = Recipe(kernels=KernelChoice(attention=attention))
+    works = lower(load_preset("8b"), UNEQUAL, recipe).calls["block_forward@0"].cost
+    (found,) = (work for work in works if work.unit == "attention_forward")
+    assert found.launches == launches
+    # a token sees on average as many keys as in sequences of this length
+    mean = round((1000**2 + 1 + 3000**2 + 95**2) / 4096)
+    assert found.shape == (mean, mean, 32, 128, 4)
+
+
 def test_8b_at_8192_tokens_takes_51_47_gflop_per_token():
     workload = Workload(seq_len=8192, chunk_tokens=8192, chunks_per_round=1, rounds_per_step=1)
     chain = lower(load_preset("8b"), workload)

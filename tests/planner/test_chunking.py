@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinstream.models.presets import load_preset
-from twinstream.planner.chunking import ChunkingError, TrainingStep, chunkings
+from twinstream.planner.chunking import ChunkingError, TrainingStep, admissible, chunkings
 from twinstream.schedule.workload import Workload
 
 SPEC = load_preset("8b")
@@ -148,3 +148,37 @@ def test_every_chunking_is_of_the_very_step_that_was_asked_for(seq_len, sequence
 def test_contradictions_are_explained(step, message):
     with pytest.raises(ChunkingError, match=message):
         chunkings(SPEC, step)
+
+
+# --- sequences of unequal lengths
+
+
+def test_unequal_lengths_are_packed_whole_and_in_order_over_and_over():
+    step = TrainingStep(seq_len=1000, tokens_per_step=1500 * 12, sequence_lengths=(300, 1000, 200))
+    found = chunkings(SPEC, step)
+    assert [workload.chunk_tokens for workload in found] == [6000, 4500, 3000, 1500]
+    assert found[0].sequence_lengths == 4 * (300, 1000, 200)
+    assert {workload.tokens_per_step for workload in found} == {1500 * 12}
+    assert {workload.sequences_per_step for workload in found} == {36}
+    assert {w.chunk_tokens % 1500 for w in admissible(SPEC, step)} == {0}
+
+
+def test_a_pack_larger_than_a_chunk_should_be_is_not_sliced():
+    step = TrainingStep(seq_len=16384, sequence_lengths=(16384, 4096))
+    assert [workload.chunk_tokens for workload in chunkings(SPEC, step)] == [20480]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens_per_step": 1501}, "1501 tokens per step are not whole sequences of 300, 1000, "
+                                    "200 tokens, together 1500; the nearest are 1500 and 3000"),
+        ({"chunk_tokens": 1000}, "chunks of 1000 tokens do not pack sequences of 300, 1000, 200"),
+        ({"seq_len": 1200}, "are not unequal ones of which seq_len, 1200, is the longest"),
+        ({"sequence_lengths": (1000, 1000)}, "leave out sequence_lengths where all are equal"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_unequal_lengths_is_refused(changes, message):
+    known = {"seq_len": 1000, "sequence_lengths": (300, 1000, 200)}
+    with pytest.raises(ChunkingError, match=message):
+        chunkings(SPEC, TrainingStep(**(known | changes)))

@@ -26,7 +26,10 @@ _DATASHEETS = {"H200": "h200", "H100": "h100_datasheet", "A100": "a100", "B200":
 
 
 class DeviceSide:
-    """Holds the host arena from request to request."""
+    """Holds the host arena from request to request.
+
+    On CUDA torch's allocator is set as `execute` sets it, which only the first in a process can.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -35,6 +38,8 @@ class DeviceSide:
             import torch
 
             torch.set_num_threads(1)
+        else:
+            _set_allocator()
 
     def answer(self, request: Request) -> Answer:
         match request:
@@ -103,6 +108,16 @@ class DeviceSide:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def _set_allocator() -> None:
+    """Where there is no device, the first request says so."""
+    import torch
+
+    from twinstream.executor.device_memory import expand_segments
+
+    if torch.cuda.is_available():
+        expand_segments()
 
 
 def describe(backend: Backend) -> requests.DeviceDescription:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from twinstream.campaign.jobs import Cell
@@ -175,12 +174,7 @@ class PlanPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._pool is not None:
             self._pool.terminate()
             self._pool.join()

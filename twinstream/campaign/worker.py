@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
 from twinstream.campaign.requests import Answer, Request
@@ -77,12 +76,7 @@ class DeviceProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def ask(self, request: Request, kind: type[_AnswerT], limit_s: float) -> _AnswerT:

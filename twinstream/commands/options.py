@@ -1,6 +1,7 @@
 """The options that commands share, and what they amount to together."""
 
 import os
+import re
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -25,10 +26,16 @@ class ShareError(TwinstreamError):
     """A share that cannot be read."""
 
 
+class LengthsError(TwinstreamError):
+    """Lengths of sequences that cannot be read."""
+
+
 _PLAN = "What to plan"
 _LIMITS = "Limits"
 _LARGEST_SEED = 2**31 - 1
 _LONGEST_SIZE = 40
+_MOST_LENGTHS = 4096
+_LENGTH = re.compile("[1-9][0-9]{0,8}")
 
 
 def check_output(path: Path | None) -> Path | None:
@@ -74,6 +81,27 @@ def share_of(text: str) -> float:
     return number
 
 
+def _check_lengths(text: str | None) -> str | None:
+    """Refuse what is no length before the work."""
+    if text is not None:
+        lengths_of(text)
+    return text
+
+
+def lengths_of(text: str) -> tuple[int, ...]:
+    """
+    >>> lengths_of("8192"), lengths_of("300,212,512")
+    ((8192,), (300, 212, 512))
+    """
+    parts = text.split(",")
+    if len(parts) > _MOST_LENGTHS or not all(_LENGTH.fullmatch(part) for part in parts):
+        raise LengthsError(
+            f"--seq-len '{text[:_LONGEST_SIZE]}' is no length of sequences: give tokens from 1 to "
+            f"999999999, or the lengths of up to {_MOST_LENGTHS} packed sequences as 300,212,512"
+        )
+    return tuple(int(part) for part in parts)
+
+
 def output(what: str) -> typer.models.OptionInfo:
     """`-o FILE`, checked before the command starts."""
     option: typer.models.OptionInfo = typer.Option(
@@ -95,14 +123,18 @@ _MACHINE = typer.Option(
     rich_help_panel=_PLAN,
 )
 _SEQ_LEN = typer.Option(
-    "--seq-len", min=1, metavar="N", help="Tokens of a sequence.", rich_help_panel=_PLAN
+    "--seq-len",
+    metavar="N[,N...]",
+    callback=_check_lengths,
+    help="Tokens of a sequence, or of unequal ones that are packed together: 300,212,512.",
+    rich_help_panel=_PLAN,
 )
 
 Model = Annotated[str, _MODEL]
 Machine = Annotated[str, _MACHINE]
-SeqLen = Annotated[int, _SEQ_LEN]
+SeqLen = Annotated[str, _SEQ_LEN]
 ModelIfPlanned = Annotated[str | None, _MODEL]
-SeqLenIfPlanned = Annotated[int | None, _SEQ_LEN]
+SeqLenIfPlanned = Annotated[str | None, _SEQ_LEN]
 MachineIfKnown = Annotated[
     str | None,
     typer.Option(
@@ -316,7 +348,7 @@ class PlanOptions:
 
     model: str | None
     machine: str | None
-    seq_len: int | None
+    seq_len: str | None
     tokens_per_step: int | None
     optimizer_overhead: str | None
     chunk_tokens: int | None

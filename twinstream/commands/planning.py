@@ -169,9 +169,11 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
     machine, spec = load_machine(wanted.machine), load_model(wanted.model)
     attention = attention_for(machine, spec, wanted.attention or "auto")
     kernels = kernels_for(machine, wanted.kernels or "auto", attention)
+    lengths = options.lengths_of(wanted.seq_len)
     step = TrainingStep(
-        wanted.seq_len, wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
+        max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
         recipe=_recipe(kernels, wanted.optimizer),
+        sequence_lengths=lengths if len(set(lengths)) > 1 else (),
     )  # fmt: skip
     if overhead is None:
         return step

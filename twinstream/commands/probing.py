@@ -27,7 +27,11 @@ def probe(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure this machine's CPU, for which `run --backend cpu` is then predicted well."""
+    """Measure this machine's CPU, for which `run --backend cpu` is then predicted well.
+
+    A CUDA device, and which attention is right and fastest on it, is measured by
+    `python -m twinstream.campaign --stage probe`.
+    """
     dtypes = list(dict.fromkeys(d.value for d in dtype or [Dtype.float32]))
     with progress(f"measuring this machine in {', '.join(dtypes)}", quiet=as_json):
         machine = api.probe(dtypes)

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from twinstream.schedule.cost import Work
 from twinstream.schedule.node import Node
 
-Attribute = bool | int | float | str
+Attribute = bool | int | float | str | tuple[int, ...]
 Mode = Literal["read", "write", "update", "scratch"]
 Processor = Literal["device", "host"]
 

@@ -11,6 +11,9 @@ from twinstream.schedule.node import Node
 class HostCost(Node):
     """What the dispatching thread spent on enqueueing, means over the passes after the first.
 
+    Of those only the ones that were not timed op by op; `ops_timed` where there were no others,
+    so that the cost of timing is in it.
+
     `ns_per_op` is per op of the schedule; `ns_per_call` and `calls_per_pass` are by kind of call:
     the kinds of ops, and `graph` for the launch of a CUDA graph, which enqueues many. Blocked
     time (`waited_ns_per_pass`) is not in them: it is for host work that is not done yet, or for
@@ -22,6 +25,7 @@ class HostCost(Node):
     ns_per_call: dict[str, float]
     calls_per_pass: dict[str, float]
     waited_ns_per_pass: float
+    ops_timed: bool = False
 
 
 class DeviceMemory(Node):

@@ -1,8 +1,14 @@
 """What one training step processes, and which model and machine a document is about."""
 
-from typing import Self
+from typing import Any, Self
 
-from pydantic import JsonValue, PositiveInt, model_validator
+from pydantic import (
+    JsonValue,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
@@ -12,16 +18,39 @@ class Workload(Node):
     """A step is `rounds_per_step` rounds of `chunks_per_round` chunks of `chunk_tokens` tokens.
 
     A chunk packs whole sequences (chunk_tokens a multiple of seq_len) or is a contiguous slice
-    of one (seq_len a multiple of chunk_tokens); then a round holds whole sequences.
+    of one (seq_len a multiple of chunk_tokens); then a round holds whole sequences. Packed
+    sequences of unequal lengths have these, in their order, as `sequence_lengths`, the same in
+    every chunk; `seq_len` is then the longest of them.
     """
 
     seq_len: PositiveInt
     chunk_tokens: PositiveInt
     chunks_per_round: PositiveInt
     rounds_per_step: PositiveInt
+    sequence_lengths: tuple[PositiveInt, ...] = ()
+
+    @model_validator(mode="after")
+    def _lengths_fill_chunks(self) -> Self:
+        lengths = self.sequence_lengths
+        if not lengths:
+            return self
+        found = (sum(lengths), max(lengths))
+        if found != (self.chunk_tokens, self.seq_len) or len(set(lengths)) == 1:
+            raise PydanticCustomError(
+                "lengths_do_not_fit",
+                "unequal sequence lengths must add up to chunk_tokens {chunk_tokens} and be at "
+                "most seq_len {seq_len}: these add up to {total}, from {shortest} to {longest}",
+                {
+                    "chunk_tokens": self.chunk_tokens, "seq_len": self.seq_len,
+                    "total": found[0], "shortest": min(lengths), "longest": found[1],
+                },
+            )  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _chunks_fit_sequences(self) -> Self:
+        if self.sequence_lengths:
+            return self
         longer, shorter = sorted((self.seq_len, self.chunk_tokens), reverse=True)
         if longer % shorter:
             raise PydanticCustomError(
@@ -38,6 +67,14 @@ class Workload(Node):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Documents of equal lengths are those of before there were others."""
+        written: dict[str, Any] = serialize(self)
+        if not self.sequence_lengths:
+            del written["sequence_lengths"]
+        return written
+
     @property
     def chunks_per_sequence(self) -> int:
         return max(1, self.seq_len // self.chunk_tokens)
@@ -48,6 +85,9 @@ class Workload(Node):
 
     @property
     def sequences_per_step(self) -> int:
+        chunks = self.chunks_per_round * self.rounds_per_step
+        if self.sequence_lengths:
+            return chunks * len(self.sequence_lengths)
         return self.tokens_per_step // self.seq_len
 
     @property

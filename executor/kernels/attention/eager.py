@@ -18,8 +18,8 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
-    nothing_missing,
 )
+from twinstream.executor.kernels.attention.packing import OneByOne
 from twinstream.executor.kernels.attention.tiles import Sequence, key_tile, rounded, shaped
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.attention_scratch import KEY_TILE, QUERY_TILE
@@ -221,10 +221,11 @@ def _low(inputs: AttentionInputs, workspace: Workspace) -> torch.Tensor | None:
     return workspace.take((rows * keys,), dtype)
 
 
-EAGER = AttentionImplementation(
-    name="eager",
-    deterministic=True,
-    missing=nothing_missing,
-    forward=attention_forward,
-    backward=attention_backward,
-)
+class EagerCalls:
+    """Both passes, of equally long sequences."""
+
+    forward = staticmethod(attention_forward)
+    backward = staticmethod(attention_backward)
+
+
+EAGER = AttentionImplementation.of("eager", OneByOne(EagerCalls()))

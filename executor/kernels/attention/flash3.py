@@ -2,8 +2,7 @@
 
 Its causal mask is bottom-right; it takes fewer key heads as they are. Its backward is asked for the
 deterministic order of sums, which it has up to head_dim 192. Keys are not split over blocks, whose
-number would depend on the device. Legend: B sequences, S queries and C keys of each, H query heads,
-K key heads, D head_dim.
+number would depend on the device.
 
 Source of the interface: hopper/flash_api.cpp of Dao-AILab/flash-attention.
 """
@@ -12,41 +11,36 @@ import importlib
 
 import torch
 
-from twinstream.executor.kernels.attention.implementation import (
-    AttentionImplementation,
-    AttentionInputs,
-    AttentionResult,
-)
+from twinstream.executor.kernels.attention.implementation import AttentionImplementation
 from twinstream.executor.kernels.attention.installed import missing_distribution
-from twinstream.executor.kernels.attention.writing import Gradients, Writing
+from twinstream.executor.kernels.attention.writing import (
+    Writing,
+    WritingBackward,
+    WritingForward,
+    cumulative_lengths,
+)
 from twinstream.executor.kernels.workspace import Workspace
 
 
 class Flash3:
     """torch.ops.flash_attn_3.fwd and bwd."""
 
-    def forward(
-        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
-    ) -> None:
+    def forward(self, call: WritingForward, workspace: Workspace) -> None:
         importlib.import_module("flash_attn_3._C")  # registers the operators
+        inputs, result = call.inputs, call.result
         _, lse, *_ = torch.ops.flash_attn_3.fwd(
             inputs.q, inputs.k, inputs.v, out=result.out, softmax_scale=inputs.scale,
-            is_causal=True, num_splits=1,
+            is_causal=True, num_splits=1, **cumulative_lengths(call.starts),
         )  # fmt: skip
         result.lse.copy_(lse)
 
-    def backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: Gradients,
-    ) -> None:
+    def backward(self, call: WritingBackward) -> None:
         importlib.import_module("flash_attn_3._C")
+        inputs, result, into = call.inputs, call.result, call.gradients
         torch.ops.flash_attn_3.bwd(
-            d_out_BSHD, inputs.q, inputs.k, inputs.v, result.out, result.lse, dq=gradients.d_q,
-            dk=gradients.d_k, dv=gradients.d_v, softmax_scale=inputs.scale, is_causal=True,
-            deterministic=True,
+            call.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, dq=into.d_q,
+            dk=into.d_k, dv=into.d_v, softmax_scale=inputs.scale, is_causal=True,
+            deterministic=True, **cumulative_lengths(call.starts),
         )  # fmt: skip
 
 
@@ -56,12 +50,4 @@ def _missing() -> str | None:
     )
 
 
-_CALLS = Writing(Flash3())
-
-FLASH3 = AttentionImplementation(
-    name="flash3",
-    deterministic=True,
-    missing=_missing,
-    forward=_CALLS.forward,
-    backward=_CALLS.backward,
-)
+FLASH3 = AttentionImplementation.of("flash3", Writing(Flash3()), missing=_missing)

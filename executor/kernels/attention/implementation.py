@@ -1,7 +1,8 @@
 """What every attention implementation is called with, and what it says of itself.
 
 Causal attention of equally long sequences, aligned bottom-right: with fewer queries than keys,
-the queries are the last positions. Legend: B sequences, S queries and C keys of each, H query
+the queries are the last positions. Packed sequences of unequal lengths lie one behind the other in
+a batch of one. Legend: B sequences, S queries and C keys of each, H query
 heads, K key heads (query heads h with h // (H / K) = k share key head k), D head_dim.
 """
 
@@ -16,12 +17,17 @@ from twinstream.executor.kernels.workspace import Workspace
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Queries, keys and values, and the factor on the scores; views may be strided."""
+    """Queries, keys and values, and the factor on the scores; views may be strided.
+
+    `lengths`, where it is not empty, is of packed sequences whose tokens do not see one another:
+    B is 1, and S = C their sum.
+    """
 
     q: torch.Tensor  # [B, S, H, D]
     k: torch.Tensor  # [B, C, K, D]
     v: torch.Tensor  # [B, C, K, D]
     scale: float
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,21 @@ class AttentionBackward(Protocol):
     ) -> None: ...
 
 
+class AttentionCalls(Protocol):
+    """Both passes."""
+
+    @property
+    def forward(self) -> AttentionForward: ...
+
+    @property
+    def backward(self) -> AttentionBackward: ...
+
+
+def nothing_missing() -> str | None:
+    """The implementation needs nothing but torch."""
+    return None
+
+
 @dataclass(frozen=True)
 class AttentionImplementation:
     """One way to compute attention.
@@ -81,7 +102,9 @@ class AttentionImplementation:
     forward: AttentionForward
     backward: AttentionBackward
 
-
-def nothing_missing() -> str | None:
-    """The implementation needs nothing but torch."""
-    return None
+    @classmethod
+    def of(
+        cls, name: str, calls: AttentionCalls, *, deterministic: bool = True,
+        missing: Callable[[], str | None] = nothing_missing,
+    ) -> "AttentionImplementation":  # fmt: skip
+        return cls(name, deterministic, missing, calls.forward, calls.backward)

@@ -30,7 +30,7 @@ class ReturningLibrary(Protocol):
     """Attention with a causal mask or none."""
 
     def forward(
-        self, inputs: AttentionInputs, *, causal: bool
+        self, inputs: AttentionInputs, workspace: Workspace, *, causal: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The output [B, S, H, D] and the log-sum-exp [B, H, S]."""
 
@@ -65,10 +65,11 @@ class Returning:
     def forward(
         self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
     ) -> None:
-        found = [
-            AttentionResult(*self.library.forward(part.inputs, causal=part.causal))
-            for part in self._parts(inputs)
-        ]
+        found = []
+        for part in self._parts(inputs):
+            with workspace.frame():
+                returned = self.library.forward(part.inputs, workspace, causal=part.causal)
+            found.append(AttentionResult(*returned))
         if len(found) == 1:
             result.out.copy_(found[0].out)
             result.lse.copy_(found[0].lse)

@@ -94,7 +94,8 @@ class Trial:
 
     def _inputs(self) -> AttentionInputs:
         scale = float(self._shape.head_dim) ** -0.5
-        return AttentionInputs(self.q, self.kv[:, :, 0], self.kv[:, :, 1], scale)
+        k, v = self.kv[:, :, 0], self.kv[:, :, 1]
+        return AttentionInputs(self.q, k, v, scale, self._shape.lengths)
 
     def _result(self) -> AttentionResult:
         return AttentionResult(self._results.out, self._results.lse)

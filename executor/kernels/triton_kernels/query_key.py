@@ -43,8 +43,9 @@ def rotated_backward(
         partial_PE = workspace.take((num_programs, head_dim), torch.float32)
         launch(
             _normed_rotated_backward_kernel, (num_programs,), d_THE, x, norm.norm.weight,
-            partial_PE, d_THE.stride(0), d_THE.stride(1), x.stride(0), x.stride(1), num_tokens,
-            num_heads, rope.seq_len, rope.chunk_start, norm.norm.eps, LOG2_THETA=log2(rope.theta),
+            partial_PE, _positions(rope, d_THE), d_THE.stride(0), d_THE.stride(1), x.stride(0),
+            x.stride(1), num_tokens, num_heads, rope.seq_len, rope.chunk_start, norm.norm.eps,
+            LOG2_THETA=log2(rope.theta), HAS_POSITIONS=rope.positions is not None,
             HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
         )  # fmt: skip
         add_partial_sums(partial_PE, norm.d_weight)
@@ -58,28 +59,41 @@ def _rotate(
     heads, half = power_of_2(num_heads), power_of_2(head_dim // 2)
     weight, eps = (x_THE, 0.0) if norm is None else (norm.weight, norm.eps)
     launch(
-        _rotate_kernel, (num_tokens,), x_THE, weight, out_THE, x_THE.stride(0), x_THE.stride(1),
-        out_THE.stride(0), out_THE.stride(1), num_heads, rope.seq_len, rope.chunk_start, eps,
-        LOG2_THETA=log2(rope.theta), BACKWARD=backward, HAS_NORM=norm is not None,
+        _rotate_kernel, (num_tokens,), x_THE, weight, out_THE, _positions(rope, x_THE),
+        x_THE.stride(0), x_THE.stride(1), out_THE.stride(0), out_THE.stride(1), num_heads,
+        rope.seq_len, rope.chunk_start, eps, LOG2_THETA=log2(rope.theta), BACKWARD=backward,
+        HAS_NORM=norm is not None, HAS_POSITIONS=rope.positions is not None,
         HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
     )  # fmt: skip
 
 
+def _positions(rope: Rope, unread: torch.Tensor) -> torch.Tensor:
+    """Those of unequal lengths; without any the kernel is given a tensor it does not read."""
+    return unread if rope.positions is None else rope.positions
+
+
 @device_function
-def _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA: tl.constexpr, HALF: tl.constexpr,
-                 BLOCK: tl.constexpr):  # fmt: skip
-    """Of the angles of a token; frequencies are exact to float32, as the eager ones are."""
+def _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS: tl.constexpr):
+    if HAS_POSITIONS:
+        return tl.load(positions_ptr + token)
+    return token % seq_len + chunk_start
+
+
+@device_function
+def _cos_and_sin(position, LOG2_THETA: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the angles of a position; frequencies are exact to float32, as the eager ones are."""
     exponent = tl.arange(0, BLOCK).to(tl.float64) * (LOG2_THETA / HALF)
     frequency = tl.exp2(-exponent).to(tl.float32)
-    angle = (token % seq_len + chunk_start).to(tl.float32) * frequency
+    angle = position.to(tl.float32) * frequency
     return tl.cos(angle), tl.sin(angle)
 
 
 @triton.jit
 def _rotate_kernel(
-    x_ptr, weight_ptr, out_ptr, x_stride, x_head_stride, out_stride, out_head_stride, num_heads,
-    seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr, BACKWARD: tl.constexpr,
-    HAS_NORM: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, positions_ptr, x_stride, x_head_stride, out_stride,
+    out_head_stride, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
+    BACKWARD: tl.constexpr, HAS_NORM: tl.constexpr, HAS_POSITIONS: tl.constexpr,
+    HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
@@ -98,7 +112,8 @@ def _rotate_kernel(
         first = first * rstd * weight[None, :]
         weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
         second = second * rstd * weight[None, :]
-    cos, sin = _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA, HALF, BLOCK)
+    position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
+    cos, sin = _cos_and_sin(position, LOG2_THETA, HALF, BLOCK)
     if BACKWARD:
         sin = -sin
     out_first = first * cos[None, :] - second * sin[None, :]
@@ -110,9 +125,9 @@ def _rotate_kernel(
 
 @triton.jit
 def _normed_rotated_backward_kernel(
-    d_ptr, x_ptr, weight_ptr, partial_ptr, d_stride, d_head_stride, x_stride, x_head_stride,
-    num_tokens, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
-    HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    d_ptr, x_ptr, weight_ptr, partial_ptr, positions_ptr, d_stride, d_head_stride, x_stride,
+    x_head_stride, num_tokens, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
@@ -133,7 +148,8 @@ def _normed_rotated_backward_kernel(
         x_2 = tl.load(x_token + HALF, mask=inside, other=0.0).to(tl.float32)
         d_1 = tl.load(d_token, mask=inside, other=0.0).to(tl.float32)
         d_2 = tl.load(d_token + HALF, mask=inside, other=0.0).to(tl.float32)
-        cos, sin = _cos_and_sin(token, seq_len, chunk_start, LOG2_THETA, HALF, BLOCK)
+        position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
+        cos, sin = _cos_and_sin(position, LOG2_THETA, HALF, BLOCK)
         d_normed_1 = d_1 * cos[None, :] + d_2 * sin[None, :]
         d_normed_2 = d_2 * cos[None, :] - d_1 * sin[None, :]
         rstd = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, axis=1) / (2 * HALF) + eps)[:, None]

@@ -19,8 +19,9 @@ from twinstream.models.workspace import partial_sums
 
 
 def write_normed(
-    norm: RmsNorm, out_TD: torch.Tensor, eps: float | None, residual_TD: torch.Tensor | None
-) -> None:
+    norm: RmsNorm, out_TD: torch.Tensor, *, eps: float | None = None,
+    residual_TD: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """One pass: the residual's addition, rstd and the normed rows, as far as asked for."""
     num_rows, width = norm.x.shape
     block = power_of_2(width)

@@ -34,8 +34,32 @@ def shape(  # noqa: PLR0913
     )
 
 
+def unequal(
+    lengths: tuple[int, ...], num_heads: int, num_kv_heads: int, head_dim: int,
+    dtype: str = "float32",
+) -> AttentionShape:  # fmt: skip
+    """Packed sequences of unequal lengths."""
+    tokens = sum(lengths)
+    return AttentionShape(
+        1, tokens, tokens, num_heads, num_kv_heads, head_dim, dtype, sliced=False, lengths=lengths
+    )
+
+
 PACKED = [(2, 5, 5, 4, 2, 8), (3, 64, 64, 4, 4, 16), (1, 192, 192, 2, 1, 8)]
 SLICED = [(1, 7, 19, 4, 2, 8), (1, 64, 192, 4, 1, 16), (1, 1, 13, 4, 2, 8), (1, 130, 300, 2, 2, 8)]
+
+UNEQUAL = [
+    ((5, 1, 7), 4, 2, 8),
+    ((1, 1, 130, 64), 4, 4, 16),
+    ((64, 193), 2, 1, 8),
+    ((3, 300, 3, 3), 4, 1, 8),
+    ((9, 2), 1, 1, 8),
+]
+
+
+def shape_of(sizes: tuple, dtype: str) -> AttentionShape:
+    """Of an entry of PACKED, SLICED or UNEQUAL."""
+    return (unequal if isinstance(sizes[0], tuple) else shape)(*sizes, dtype)
 
 
 @dataclass(frozen=True)
@@ -46,10 +70,19 @@ class Data:
     kv: torch.Tensor  # [B, C, 2, K, D]
     d_out: torch.Tensor  # [B, S, H, D]
     scale: float
+    lengths: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> AttentionInputs:
-        return AttentionInputs(self.q, self.kv[:, :, 0], self.kv[:, :, 1], self.scale)
+        k, v = self.kv[:, :, 0], self.kv[:, :, 1]
+        return AttentionInputs(self.q, k, v, self.scale, self.lengths)
+
+    def each(self) -> "list[Data]":
+        """The packed sequences of unequal lengths, each by itself."""
+        parts = zip(
+            *(x.split(self.lengths, dim=1) for x in (self.q, self.kv, self.d_out)), strict=True
+        )
+        return [Data(q, kv, d_out, self.scale) for q, kv, d_out in parts]
 
 
 @dataclass(frozen=True)
@@ -70,7 +103,7 @@ def random_data(of: AttentionShape, device: str = "cpu", seed: int = 0) -> Data:
 
     q = random(of.num_sequences, of.num_queries, of.num_heads, of.head_dim)
     kv = random(of.num_sequences, of.num_keys, 2, of.num_kv_heads, of.head_dim)
-    return Data(2 * q, kv, random(*q.shape), of.head_dim**-0.5)
+    return Data(2 * q, kv, random(*q.shape), of.head_dim**-0.5, of.lengths)
 
 
 def call(name: str, of: AttentionShape, data: Data, d_kv_before: float = 1.0) -> Found:
@@ -112,7 +145,12 @@ def scratch(name: str, of_pass: str, of: AttentionShape, device: torch.device) -
 
 
 def oracle(data: Data) -> Found:
-    """Bottom-right causal attention in float64, differentiated by autograd."""
+    """Bottom-right causal attention in float64, differentiated by autograd.
+
+    Of unequal lengths, sequence by sequence.
+    """
+    if data.lengths:
+        return side_by_side([oracle(one) for one in data.each()])
     q, kv = data.q.double().requires_grad_(), data.kv.double().requires_grad_()
     group = q.shape[2] // kv.shape[3]
     k, v = (kv[:, :, i].repeat_interleave(group, dim=2) for i in range(2))
@@ -123,6 +161,17 @@ def oracle(data: Data) -> Found:
     out.backward(data.d_out.double())
     assert q.grad is not None and kv.grad is not None
     return Found(out.detach(), scores.logsumexp(-1).detach(), q.grad, kv.grad, (0, 0))
+
+
+def side_by_side(found: list[Found]) -> Found:
+    """Results of sequences as those of their pack."""
+    return Found(
+        out=torch.cat([one.out for one in found], dim=1),
+        lse=torch.cat([one.lse for one in found], dim=2),
+        d_q=torch.cat([one.d_q for one in found], dim=1),
+        d_kv=torch.cat([one.d_kv for one in found], dim=1),
+        scratch_bytes=(0, 0),
+    )
 
 
 def assert_close(found: Found, expected: Found, tolerance: float) -> None:

@@ -10,6 +10,7 @@ Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -40,6 +41,35 @@ def backward(d_out, q, k, v, out, lse, scale, *, causal, top_left):  # noqa: PLR
     return d_q.to(q.dtype), d_k.to(q.dtype), d_v.to(q.dtype)
 
 
+def varlen_forward(q, k, v, starts, longest, scale):
+    """Of unequal lengths: Q [T, H, D], K and V [T, K, D]; output [T, H, D], log-sum-exp [H, T]."""
+    found = [
+        forward(*(x[None, rows] for x in (q, k, v)), scale, causal=True, top_left=False)
+        for rows in _rows(q, starts, longest)
+    ]
+    outs, lses = zip(*found, strict=True)
+    return torch.cat(outs, dim=1)[0], torch.cat(lses, dim=2)[0]
+
+
+def varlen_backward(d_out, q, k, v, out, lse, starts, longest, scale):  # noqa: PLR0913
+    assert lse.shape == (q.shape[1], q.shape[0]) and lse.is_contiguous()
+    found = []
+    for rows in _rows(q, starts, longest):
+        of_one = (x[None, rows] for x in (d_out, q, k, v, out))
+        lse_of_one = lse[None, :, rows]
+        found.append(backward(*of_one, lse_of_one, scale, causal=True, top_left=False))
+    return tuple(torch.cat(each, dim=1)[0] for each in zip(*found, strict=True))
+
+
+def _rows(q, starts, longest):
+    """The rows of each sequence, as the cumulative lengths say; a host that knows the longest."""
+    assert starts.dtype == torch.int32 and starts.is_contiguous() and starts.device == q.device
+    ends = starts.tolist()
+    assert ends[0] == 0 and ends[-1] == q.shape[0]
+    assert longest == max(after - before for before, after in pairwise(ends))
+    return [slice(before, after) for before, after in pairwise(ends)]
+
+
 def _scores(q, k, v, scale, *, causal, top_left):
     keys, values = _by_query_head(k, q), _by_query_head(v, q)
     scores = torch.einsum("bshd,bchd->bhsc", q.double(), keys) * scale
@@ -61,6 +91,8 @@ def torch_cuda_kernels(seen: list[dict]) -> Iterator[None]:
     for name, function in {
         "_scaled_dot_product_flash_attention": _flash_forward,
         "_scaled_dot_product_flash_attention_backward": _flash_backward,
+        "_flash_attention_forward": _varlen_flash_forward,
+        "_flash_attention_backward": _varlen_flash_backward,
         "_scaled_dot_product_cudnn_attention": _cudnn_forward,
         "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     }.items():
@@ -105,6 +137,27 @@ def _flash_backward(  # noqa: PLR0913
     swapped = _swapped(d_out, q, k, v, out)
     found = backward(*swapped, lse, scale, causal=is_causal, top_left=False)
     return _swapped(*found), {"causal": is_causal, "keys": k.shape[2]}
+
+
+def _varlen_flash_forward(  # noqa: PLR0913
+    q, k, v, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *,
+    scale=None,
+):  # fmt: skip
+    assert (dropout_p, is_causal, return_debug_mask) == (0.0, True, False)
+    assert cum_seq_q.equal(cum_seq_k) and max_q == max_k
+    out, lse = varlen_forward(q, k, v, cum_seq_q, max_q, scale)
+    state = torch.empty(2, dtype=torch.int64)
+    return (out, lse, state, state.clone(), q.new_empty(0)), {"causal": True, "longest": max_q}
+
+
+def _varlen_flash_backward(  # noqa: PLR0913
+    d_out, q, k, v, out, lse, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, rng_state,
+    unused, *, scale=None,
+):  # fmt: skip
+    assert (dropout_p, is_causal) == (0.0, True)
+    assert cum_seq_q.equal(cum_seq_k) and max_q == max_k
+    found = varlen_backward(d_out, q, k, v, out, lse, cum_seq_q, max_q, scale)
+    return found, {"causal": True, "longest": max_q}
 
 
 def _cudnn_forward(  # noqa: PLR0913
@@ -152,26 +205,56 @@ def flash2_module() -> ModuleType:
         assert deterministic
         return _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal)
 
-    return _module("flash_attn_2_cuda", fwd=fwd, bwd=bwd)
+    def varlen_fwd(  # noqa: PLR0913
+        q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi,
+        max_seqlen_q, max_seqlen_k, p, scale, zero_tensors, causal, left, right, softcap,
+        return_softmax, generator,
+    ):  # fmt: skip
+        assert (seqused_k, leftpad_k, block_table, alibi, p) == (None, None, None, None, 0.0)
+        assert (zero_tensors, causal, left, right, softcap) == (False, True, -1, -1, 0.0)
+        assert (return_softmax, generator) == (False, None)
+        assert cu_seqlens_q.equal(cu_seqlens_k) and max_seqlen_q == max_seqlen_k
+        found, lse = varlen_forward(q, k, v, cu_seqlens_q, max_seqlen_q, scale)
+        out.copy_(found)
+        return [out, lse, None, None]
+
+    def varlen_bwd(  # noqa: PLR0913
+        d_out, q, k, v, out, lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi, max_seqlen_q,
+        max_seqlen_k, p, scale, zero_tensors, causal, left, right, softcap, deterministic,
+        generator, rng_state,
+    ):  # fmt: skip
+        assert (alibi, p, zero_tensors, causal, left, right) == (None, 0.0, False, True, -1, -1)
+        assert (softcap, deterministic, generator, rng_state) == (0.0, True, None, None)
+        assert cu_seqlens_q.equal(cu_seqlens_k) and max_seqlen_q == max_seqlen_k
+        starts = (cu_seqlens_q, max_seqlen_q)
+        return _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal, starts)
+
+    return _module(
+        "flash_attn_2_cuda", fwd=fwd, bwd=bwd, varlen_fwd=varlen_fwd, varlen_bwd=varlen_bwd
+    )
 
 
 def flash4_module() -> ModuleType:
     """flash_attn.cute.interface of flash-attn-4 4.0.0b36."""
 
     def _flash_attn_fwd(  # noqa: PLR0913
-        q, k, v, *, softmax_scale, causal, num_splits, return_lse, out, lse
-    ):
-        assert num_splits == 1 and return_lse and lse.is_contiguous()
-        found, found_lse = forward(q, k, v, softmax_scale, causal=causal, top_left=False)
+        q, k, v, *, softmax_scale, causal, num_splits, return_lse, out, lse, cu_seqlens_q=None,
+        cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+    ):  # fmt: skip
+        assert num_splits == 1 and return_lse and lse.is_contiguous() and causal
+        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        found, found_lse = _found(q, k, v, softmax_scale, starts)
         out.copy_(found)
         lse.copy_(found_lse)
         return out, lse, None, None, None
 
     def _flash_attn_bwd(  # noqa: PLR0913
-        q, k, v, out, dout, lse, softmax_scale, causal, *, deterministic, dq, dk, dv
-    ):
+        q, k, v, out, dout, lse, softmax_scale, causal, *, deterministic, dq, dk, dv,
+        cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+    ):  # fmt: skip
         assert deterministic
-        return _written(dout, q, k, v, out, lse, dq, dk, dv, softmax_scale, causal)
+        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return _written(dout, q, k, v, out, lse, dq, dk, dv, softmax_scale, causal, starts)
 
     return _module(
         "flash_attn.cute.interface",
@@ -186,30 +269,38 @@ def flash3_operators() -> Iterator[None]:
     library = torch.library.Library("flash_attn_3", "DEF")
     library.define(
         "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None, "
-        "Tensor? q_v=None, Tensor(out!)? out=None, float? softmax_scale=None, "
-        "bool is_causal=False, int num_splits=0) -> (Tensor(out!), Tensor, Tensor, Tensor)"
+        "Tensor? q_v=None, Tensor(out!)? out=None, Tensor? cu_seqlens_q=None, "
+        "Tensor? cu_seqlens_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None, "
+        "float? softmax_scale=None, bool is_causal=False, int num_splits=0) "
+        "-> (Tensor(out!), Tensor, Tensor, Tensor)"
     )
     library.define(
         "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
         "Tensor(dq!)? dq=None, Tensor(dk!)? dk=None, Tensor(dv!)? dv=None, "
-        "float? softmax_scale=None, bool is_causal=False, bool deterministic=False) "
+        "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int? max_seqlen_q=None, "
+        "int? max_seqlen_k=None, float? softmax_scale=None, bool is_causal=False, "
+        "bool deterministic=False) "
         "-> (Tensor(dq!), Tensor(dk!), Tensor(dv!))"
     )
 
     def fwd(  # noqa: PLR0913
-        q, k, v, k_new=None, v_new=None, q_v=None, out=None, softmax_scale=None, is_causal=False,
-        num_splits=0,
+        q, k, v, k_new=None, v_new=None, q_v=None, out=None, cu_seqlens_q=None, cu_seqlens_k=None,
+        max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, is_causal=False, num_splits=0,
     ):  # fmt: skip
-        assert num_splits == 1
-        found, lse = forward(q, k, v, softmax_scale, causal=is_causal, top_left=False)
+        assert num_splits == 1 and is_causal
+        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        found, lse = _found(q, k, v, softmax_scale, starts)
         return out.copy_(found), lse, q.new_empty(0), q.new_empty(0)
 
     def bwd(  # noqa: PLR0913
-        dout, q, k, v, out, softmax_lse, dq=None, dk=None, dv=None, softmax_scale=None,
+        dout, q, k, v, out, softmax_lse, dq=None, dk=None, dv=None, cu_seqlens_q=None,
+        cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None,
         is_causal=False, deterministic=False,
     ):  # fmt: skip
         assert deterministic
-        return _written(dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal)
+        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        into = (dq, dk, dv)
+        return _written(dout, q, k, v, out, softmax_lse, *into, softmax_scale, is_causal, starts)
 
     library.impl("fwd", fwd, "CPU")
     library.impl("bwd", bwd, "CPU")
@@ -219,10 +310,29 @@ def flash3_operators() -> Iterator[None]:
         library._destroy()
 
 
-def _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal):  # noqa: PLR0913
+def _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+    """The cumulative lengths and the longest, or None where lengths are equal."""
+    if cu_seqlens_q is None:
+        assert (cu_seqlens_k, max_seqlen_q, max_seqlen_k) == (None, None, None)
+        return None
+    assert cu_seqlens_q.equal(cu_seqlens_k) and max_seqlen_q == max_seqlen_k
+    return cu_seqlens_q, max_seqlen_q
+
+
+def _found(q, k, v, scale, starts):
+    if starts is None:
+        return forward(q, k, v, scale, causal=True, top_left=False)
+    return varlen_forward(q, k, v, *starts, scale)
+
+
+def _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal, starts=None):  # noqa: PLR0913
     assert lse.is_contiguous() and lse.dtype == torch.float32
     assert {x.dtype for x in (dq, dk, dv)} == {q.dtype}
-    found = backward(d_out, q, k, v, out, lse, scale, causal=causal, top_left=False)
+    assert causal
+    if starts is None:
+        found = backward(d_out, q, k, v, out, lse, scale, causal=causal, top_left=False)
+    else:
+        found = varlen_backward(d_out, q, k, v, out, lse, *starts, scale)
     for into, gradient in zip((dq, dk, dv), found, strict=True):
         into.copy_(gradient)
     return dq, dk, dv

@@ -24,11 +24,17 @@ ON_CUDA = tuple(name for name in attention_names() if name not in ("eager", "sdp
 # Heads of 64 and 128, groups of one and of four; lengths of 64 modulo 128 among them.
 HEADS = [(4, 4, 64), (8, 2, 128)]
 LENGTHS = [(2, 64, 64), (3, 192, 192), (1, 704, 704), (1, 64, 192), (1, 1, 129), (1, 320, 1344)]
-# Packed, whole and sliced, as 8B has them.
-REAL = [(8, 1024, 1024), (1, 8192, 8192), (1, 4096, 16384)]
+# Packed sequences of unequal lengths.
+UNEQUAL = [[64, 1, 191], [704, 5, 64, 64, 130], [1, 2]]
+# Packed, whole, sliced and unequal, as 8B has them.
+REAL = [(8, 1024, 1024), (1, 8192, 8192), (1, 4096, 16384), [4096, 2048, 1024, 7 * 146, 2]]
 
 
-def of_bf16(lengths: tuple[int, int, int], heads: tuple[int, int, int]) -> AttentionShape:
+def of_bf16(
+    lengths: tuple[int, int, int] | list[int], heads: tuple[int, int, int]
+) -> AttentionShape:
+    if isinstance(lengths, list):
+        return cases.unequal(tuple(lengths), *heads, "bfloat16")
     return cases.shape(*lengths, *heads, "bfloat16")
 
 
@@ -37,7 +43,7 @@ def require(name: str, shape: AttentionShape) -> None:
         pytest.skip(f"{name}: {reason}")
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("lengths", [*LENGTHS, *UNEQUAL], ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_attention_agrees_with_the_oracle_from_buffers_of_nan(name, heads, lengths):
@@ -49,6 +55,15 @@ def test_attention_agrees_with_the_oracle_from_buffers_of_nan(name, heads, lengt
     cases.assert_close(found, cases.oracle(data), TOLERANCES["bfloat16"])
 
 
+def test_flash_4_takes_more_sequences_than_it_looks_up_without_tables():
+    """It makes tables of where the blocks of each are for more than 256."""
+    shape = of_bf16(150 * [1, 2], (8, 2, 128))
+    require("flash4", shape)
+    data = cases.random_data(shape, "cuda")
+    found = cases.call("flash4", shape, data)
+    cases.assert_close(found, cases.oracle(data), TOLERANCES["bfloat16"])
+
+
 @pytest.mark.parametrize("sizes", PACKED + SLICED)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_eager_attention_agrees_with_the_oracle(dtype, sizes):
@@ -57,7 +72,7 @@ def test_eager_attention_agrees_with_the_oracle(dtype, sizes):
     cases.assert_close(cases.call("eager", shape, data), cases.oracle(data), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("lengths", REAL)
+@pytest.mark.parametrize("lengths", REAL, ids=str)
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_what_says_it_is_deterministic_has_the_same_bits_from_run_to_run(name, lengths):
     shape = of_bf16(lengths, (32, 8, 128))
@@ -70,7 +85,7 @@ def test_what_says_it_is_deterministic_has_the_same_bits_from_run_to_run(name, l
         assert all(trial.results().same_bits(first) for _ in range(3))
 
 
-@pytest.mark.parametrize("lengths", LENGTHS + REAL)
+@pytest.mark.parametrize("lengths", [*LENGTHS, *UNEQUAL, *REAL], ids=str)
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_results_are_finite_with_ordinary_and_with_low_scores(name, lengths):
     shape = of_bf16(lengths, (8, 2, 128))
@@ -79,7 +94,7 @@ def test_results_are_finite_with_ordinary_and_with_low_scores(name, lengths):
         check_shape(name, shape, "cuda")
 
 
-@pytest.mark.parametrize("lengths", LENGTHS + REAL)
+@pytest.mark.parametrize("lengths", [*LENGTHS, *UNEQUAL, *REAL], ids=str)
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 16, 64)])
 @pytest.mark.parametrize("name", ON_CUDA)
 def test_a_library_takes_at_most_the_memory_declared(name, heads, lengths):

@@ -4,21 +4,33 @@ import pytest
 import torch
 
 from tests.executor.attention import cases
-from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES
+from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
 from twinstream.executor.kernels.attention import returning
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.models import attention_scratch
 
 ON_CPU = ("eager", "sdpa_cpu")
+ALL = PACKED + SLICED + UNEQUAL
 
 
-@pytest.mark.parametrize("sizes", PACKED + SLICED)
+@pytest.mark.parametrize("sizes", ALL, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", ON_CPU)
 def test_attention_agrees_with_the_oracle_from_buffers_of_nan(name, dtype, sizes):
-    shape = cases.shape(*sizes, dtype)
+    shape = cases.shape_of(sizes, dtype)
     data = cases.random_data(shape)
     cases.assert_close(cases.call(name, shape, data), cases.oracle(data), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_packed_sequence_has_the_bits_it_has_by_itself(name):
+    data = cases.random_data(cases.unequal((5, 1, 70), 4, 2, 8))
+    found = cases.call(name, cases.unequal((5, 1, 70), 4, 2, 8), data)
+    alone = [cases.call(name, cases.shape(1, n, n, 4, 2, 8), one)
+             for n, one in zip((5, 1, 70), data.each(), strict=True)]  # fmt: skip
+    expected = cases.side_by_side(alone)
+    for field in ("out", "lse", "d_q", "d_kv"):
+        assert torch.equal(getattr(found, field), getattr(expected, field))
 
 
 @pytest.mark.parametrize("name", ON_CPU)
@@ -66,11 +78,11 @@ def test_a_part_far_above_the_other_takes_all_of_the_output():
     torch.testing.assert_close(found.lse.double(), expected.lse, rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("sizes", PACKED + SLICED)
+@pytest.mark.parametrize("sizes", ALL, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", ON_CPU)
 def test_scratch_formulas_are_exact(name, dtype, sizes):
-    shape = cases.shape(*sizes, dtype)
+    shape = cases.shape_of(sizes, dtype)
     found = cases.call(name, shape, cases.random_data(shape))
     declared = tuple(
         attention_scratch.attention_scratch_bytes(name, of_pass, shape)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.executor.attention import cases, fakes
-from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES
+from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
 
 LIBRARIES = ("sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4")
 
@@ -22,11 +22,12 @@ def seen(monkeypatch):
         yield calls
 
 
-@pytest.mark.parametrize("sizes", PACKED + SLICED)
+@pytest.mark.parametrize("sizes", PACKED + SLICED + UNEQUAL, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_library_that_keeps_its_promises_gives_what_the_oracle_gives(seen, name, dtype, sizes):
-    shape = cases.shape(*sizes, dtype)
+    """In exactly the scratch declared; of unequal lengths the oracle goes sequence by sequence."""
+    shape = cases.shape_of(sizes, dtype)
     data = cases.random_data(shape)
     found = cases.call(name, shape, data)
     cases.assert_close(found, cases.oracle(data), TOLERANCES[dtype])
@@ -34,6 +35,21 @@ def test_a_library_that_keeps_its_promises_gives_what_the_oracle_gives(seen, nam
         cases.attention_scratch_bytes(name, of_pass, shape) for of_pass in ("forward", "backward")
     )
     assert found.scratch_bytes == declared
+
+
+def test_torchs_flash_kernels_take_unequal_lengths_in_one_call(seen):
+    shape = cases.unequal((5, 1, 7), 4, 2, 8)
+    cases.call("sdpa_flash", shape, cases.random_data(shape))
+    forward, backward = seen
+    assert (forward["name"], forward["longest"]) == ("_varlen_flash_forward", 7)
+    assert (backward["name"], backward["longest"]) == ("_varlen_flash_backward", 7)
+    assert backward["deterministic"] and not backward["fills"]
+
+
+def test_cudnn_is_called_for_each_of_unequal_lengths_but_those_of_one_token(seen):
+    shape = cases.unequal((5, 1, 7), 4, 2, 8)
+    cases.call("sdpa_cudnn", shape, cases.random_data(shape))
+    assert [(call["causal"], call["keys"]) for call in seen] == 2 * [(True, 5), (True, 7)]
 
 
 def test_cudnn_computes_the_past_without_a_mask_and_the_slice_with_a_causal_one(seen):

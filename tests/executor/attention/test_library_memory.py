@@ -35,11 +35,12 @@ def peak_bytes(call) -> int:
 @pytest.mark.parametrize(
     "sizes",
     [(1, 64, 64, 4, 2, 64), (1, 300, 700, 4, 2, 64), (1, 1000, 1500, 4, 4, 32),
-     (2, 600, 600, 4, 2, 128)],
+     (2, 600, 600, 4, 2, 128), ((300, 5, 900), 4, 2, 64)],
+    ids=str,
 )  # fmt: skip
 def test_the_cpu_kernels_take_at_most_what_is_declared(sizes, dtype):
     """At most, and not less than a third of it: the formula is not just large."""
-    shape = cases.shape(*sizes, dtype)
+    shape = cases.shape_of(sizes, dtype)
     data = cases.random_data(shape)
     implementation = attention_implementation("sdpa_cpu")
     lse = torch.empty(shape.num_sequences, shape.num_heads, shape.num_queries)
@@ -70,6 +71,37 @@ def test_flash_2_keeps_a_sum_of_dq_for_each_share_of_the_multiprocessors():
     assert attention_library_bytes("flash2", "backward", WHOLE) == expected
     results = 8192 * 32 * 128 * 2 + 2 * 8192 * 8 * 128 * 2
     assert attention_library_bytes("sdpa_flash", "backward", WHOLE) == expected + results
+
+
+def test_of_unequal_lengths_flash_2_pads_each_by_a_block():
+    """Rows of 1,000 + 24 + 3,000 tokens and 128 more for each of three sequences of 32 heads."""
+    shape = cases.unequal((1000, 24, 3000), 32, 8, 128, "bfloat16")
+    rows = (4024 + 3 * 128) * 32
+    shares = 2  # of 192 multiprocessors, which 96 heads leave idle
+    expected = rows * 4 + shares * rows * 128 * 4 + 2 * 4024 * 32 * 128 * 2
+    assert attention_library_bytes("flash2", "backward", shape) == expected
+    results = 4024 * 32 * 128 * 2 + 2 * 4024 * 8 * 128 * 2
+    assert attention_library_bytes("sdpa_flash", "backward", shape) == expected + results
+    assert attention_library_bytes("flash2", "forward", shape) == 4024 * 32 * 4 + 512
+
+
+def test_of_unequal_lengths_flash_4_pads_each_by_a_block_and_one_more():
+    shape = cases.unequal((1000, 24, 3000), 32, 8, 128, "bfloat16")
+    rows, keys = (4024 + 4 * 128) * 32, 4024 + 4 * 256
+    sums = rows * 128 * 4 + 2 * rows * 4 + 2 * keys * 8 * 128 * 4
+    found = attention_library_bytes("flash4", "backward", shape)
+    assert sums <= found <= sums * 1.02
+    assert attention_library_bytes("flash4", "forward", shape) == 0
+    many = cases.unequal((*(300 * [1]), 2), 32, 8, 128, "bfloat16")
+    assert attention_library_bytes("flash4", "forward", many) > 0
+
+
+def test_what_is_called_one_by_one_takes_what_the_longest_takes():
+    alone = cases.shape(1, 3000, 3000, 32, 8, 128, "bfloat16")
+    shape = cases.unequal((1000, 24, 3000), 32, 8, 128, "bfloat16")
+    for of_pass in ("forward", "backward"):
+        expected = attention_library_bytes("sdpa_cudnn", of_pass, alone)
+        assert attention_library_bytes("sdpa_cudnn", of_pass, shape) == expected
 
 
 def test_flash_4_keeps_one_sum_of_dq_dk_and_dv_whatever_the_device():

@@ -24,6 +24,10 @@ from twinstream.schedule.workload import Workload
 
 SPEC = load_preset("tiny").model_copy(update={"num_heads": 4, "num_kv_heads": 2, "head_dim": 16})
 SLICED = Workload(seq_len=96, chunk_tokens=32, chunks_per_round=3, rounds_per_step=1)
+UNEQUAL = Workload(
+    seq_len=300, chunk_tokens=507, chunks_per_round=1, rounds_per_step=1,
+    sequence_lengths=(200, 7, 300),
+)  # fmt: skip
 PACKED = Workload(seq_len=16, chunk_tokens=64, chunks_per_round=1, rounds_per_step=1)
 
 
@@ -53,6 +57,24 @@ def test_the_fastest_that_is_right_is_chosen(first):
     assert probed.best.name == first
     assert refusals(probed) == {"eager": None, "sdpa_cpu": None}
     assert all(0 <= candidate.error < 1e-4 for candidate in probed.candidates)
+
+
+def test_implementations_are_compared_on_unequal_lengths(monkeypatch):
+    """One that looks across the border of two sequences is wrong."""
+    right = attention_implementation("sdpa_cpu")
+    broken(
+        monkeypatch, "sdpa_cpu",
+        forward=lambda inputs, result, workspace: right.forward(
+            replace(inputs, lengths=()), result, workspace
+        ),
+    )  # fmt: skip
+    (case,) = attention_cases(SPEC, UNEQUAL)
+    assert case.shape.lengths == UNEQUAL.sequence_lengths
+    assert reduced(case.shape).lengths == (192, 7, 190)
+    names = ("sdpa_cpu", "eager")
+    probed = probe_attention([case], "cpu", names=names, timer=counting_timer())
+    assert probed.best.name == "eager"
+    assert "off the reference at a reduced size" in refusals(probed)["sdpa_cpu"]
 
 
 def test_what_cannot_run_here_is_listed_with_the_reason():

@@ -23,7 +23,7 @@ def chain_with(attention: str, workload: str, dtype: str = "float32") -> Chain:
     return tiny_chain(workload, "tiny", recipe, dtype=dtype)
 
 
-@pytest.mark.parametrize("workload", ["packed", "sliced"])
+@pytest.mark.parametrize("workload", ["packed", "sliced", "unequal"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_offload_and_recompute_change_no_bit(workload, dtype):
     chain = chain_with("sdpa_cpu", workload, dtype)
@@ -37,7 +37,7 @@ def test_offload_and_recompute_change_no_bit(workload, dtype):
     assert_same_bits(bits_of(recomputing, poison=True), expected)
 
 
-@pytest.mark.parametrize("workload", ["packed", "sliced", "sliced in pairs"])
+@pytest.mark.parametrize("workload", ["packed", "sliced", "sliced in pairs", "unequal"])
 def test_one_step_moves_weights_as_eager_attention_does(workload):
     """Sums in another order: losses to 1e-5; a first AdamW step is the sign of the gradient."""
     found, expected = (

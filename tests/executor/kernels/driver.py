@@ -56,6 +56,7 @@ def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start
 class Step:
     """Forward and backward of `tokens` [2, all tokens] in chunks; gradients accumulate.
 
+    A chunk packs sequences of `lengths` where they are unequal, and `seq_len` is the longest.
     `recompute` is the level that backward starts from: "FULL", "ATTENTION" or "INPUT".
     """
 
@@ -71,6 +72,7 @@ class Step:
     vector: str = "eager"
     device: str = "cpu"
     gradient_dtype: str = ""
+    lengths: tuple[int, ...] = ()
     saved: dict[tuple[int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -230,8 +232,10 @@ class Step:
         return self.tokens[:, columns].to(torch.int32).contiguous().view(-1).view(torch.uint8)
 
     def _block_attributes(self, chunk: int) -> dict:
-        start = chunk * self.chunk_tokens % self.seq_len
+        start = 0 if self.lengths else chunk * self.chunk_tokens % self.seq_len
         attributes = block_attributes(self.spec, self.chunk_tokens, self.seq_len, start)
+        if self.lengths:
+            attributes["sequence_lengths"] = self.lengths
         return attributes | self._gradient_attribute()
 
     def _gradient_attribute(self) -> dict:

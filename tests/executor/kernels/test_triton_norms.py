@@ -1,6 +1,6 @@
 """Triton's norms and RoPE against their eager twins, over odd shapes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import torch
 from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
 from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.rms_norm import RmsNorm
-from twinstream.executor.kernels.rope import Rope
+from twinstream.executor.kernels.rope import Rope, write_positions
 from twinstream.executor.kernels.vector_ops import (
     HeadNormBackward,
     NormGradients,
@@ -123,6 +123,32 @@ def test_head_norm_and_rope(triton_device, dtype, sizes, normed):
         d_weight = VectorGradient(randn(sizes[2], dtype=dtype, seed=6), "update")
         backward = HeadNormBackward(norm, x, d_weight)
     assert_twins_agree(triton_device, call, x, Outs(out, d), norm, backward, results=results)
+
+
+@DTYPE
+@pytest.mark.parametrize("normed", [False, True])
+def test_positions_of_unequal_lengths(triton_device, dtype, normed):
+    x, d, rope, norm = rotation(11, 3, 10, dtype, normed=normed)
+    positions = torch.empty(11, dtype=torch.int32)
+    write_positions((2, 2, 1, 6), positions)
+    assert positions.tolist() == [0, 1, 0, 1, 0, 0, 1, 2, 3, 4, 5]
+    out, backward = torch.full_like(d, float("nan")), None
+    if norm is not None:
+        d_weight = VectorGradient(randn(10, dtype=dtype, seed=6), "update")
+        backward = HeadNormBackward(norm, x, d_weight)
+
+    def call(ops, workspace, x, outs, norm, backward, positions):  # noqa: PLR0913
+        packed = replace(rope, positions=positions)
+        ops.write_rotated(x, norm, packed, outs.out)
+        ops.rotated_backward(outs.d, packed, backward, workspace)
+
+    def results(x, outs, norm, backward, positions):
+        found = {"out": outs.out, "d": outs.d}
+        return found | ({"d_weight": backward.d_weight.tensor} if backward else {})
+
+    assert_twins_agree(
+        triton_device, call, x, Outs(out, d), norm, backward, positions, results=results
+    )
 
 
 @DTYPE

@@ -30,7 +30,9 @@ SHAPES = {
     "sliced": (100, 600, {}),
     "wide": (24, 12, {"d_ff": 4000, "d_model": 480}),
     "narrow FFN": (24, 12, {"d_ff": 2, "d_model": 2400}),
+    "unequal": (313, 300, {}),
 }
+LENGTHS = {"unequal": (12, 300, 1)}
 
 
 MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients adamw"
@@ -56,8 +58,9 @@ def step_of(shape: str, family: str, dtype: str, recompute: str, vector: str) ->
     num_tokens = max(chunk_tokens, seq_len)
     tokens = torch.randint(0, spec.vocab_size, (2, num_tokens), generator=generator)
     return Step(
-        spec, parameters, tokens, chunk_tokens, seq_len, 1.0, recompute=recompute, vector=vector
-    )
+        spec, parameters, tokens, chunk_tokens, seq_len, 1.0, recompute=recompute, vector=vector,
+        lengths=LENGTHS.get(shape, ()),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
