@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
@@ -188,7 +189,8 @@ def execute(
         nvtx=choose_nvtx(backend, asked=settings.nvtx),
     )
     _check_memory(schedule, backend)
-    start = state if state is not None else initial_state(spec, settings.seed)
+    recipe = Recipe.model_validate(schedule.recipe)
+    start = state if state is not None else initial_state(spec, settings.seed, recipe)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
     return Run(execution.timeline, tuple(training.losses), execution.state)

@@ -1,8 +1,11 @@
 """The Python front door, as the README shows it."""
 
+from dataclasses import replace
+
 import pytest
 
 import twinstream as ts
+from twinstream.models.recipe import Recipe
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 
@@ -41,6 +44,14 @@ def test_training_is_the_same_whatever_the_caps():
     assert free.workload == tight.workload
     settings = ts.RunSettings(backend="cpu", num_steps=2)
     assert ts.execute(free, settings).losses == ts.execute(tight, settings).losses
+
+
+def test_a_recipe_with_a_float32_master_is_trained_from_a_state_that_has_one():
+    spec = ts.load_model("tiny").model_copy(update={"dtype": "bfloat16", "num_layers": 1})
+    step = replace(STEP, recipe=Recipe(gradients="float32", float32_master=True))
+    schedule = ts.plan(spec, "cpu", step=step, policy="resident")
+    run = ts.execute(schedule, ts.RunSettings("cpu", num_steps=2))
+    assert 0 < run.losses[1] < run.losses[0]
 
 
 def test_losses_are_told_as_they_come():

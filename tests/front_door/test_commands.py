@@ -109,6 +109,13 @@ def test_plan_passes_every_option_on():
     assert document["policy"] == "streaming"
 
 
+def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
+    path = tmp_path / "plan.json"
+    table_of(*PLAN, "--gradients", "float32", "--float32-master", "-o", path)
+    recipe = read_document(Schedule, path).recipe
+    assert (recipe["gradients"], recipe["float32_master"]) == ("float32", True)
+
+
 def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):
     path, model = tmp_path / "plan.json", ("--model", "tiny", "--seq-len", "30,5,1,28")
     step = (*model, "--tokens-per-step", 256, "--chunk-tokens", 128)

@@ -55,6 +55,14 @@ def test_lengths_that_cannot_be_read_are_shown_with_the_right_form(lengths):
     assert "300,212,512" in error_of(*step)
 
 
+@pytest.mark.parametrize("options", [("--gradients", "float32"), ("--float32-master",)])
+def test_what_a_policy_fixes_of_the_recipe_cannot_be_chosen(options):
+    step = ("--model", "8b", "--seq-len", 4096, "--tokens-per-step", 4096, "--machine", "h100")
+    message = error_of("plan", *step, "--policy", "ml_dataflow", *options)
+    assert "leave out --gradients and --float32-master" in message
+    assert "known: model, float32" in error_of(*PLAN, "--gradients", "half")
+
+
 def test_unequal_lengths_are_refused_where_a_policy_cannot_pack_them():
     step = ("--model", "8b", "--seq-len", "4096,512", "--tokens-per-step", 4608)
     message = error_of("plan", *step, "--machine", "h100", "--policy", "ml_dataflow")

@@ -251,6 +251,24 @@ Attention = Annotated[
     ),
 ]
 
+Gradients = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="What weight gradients are added up in: model (the model's dtype, the default), or "
+        "float32.",
+        rich_help_panel=_PLAN,
+    ),
+]
+Master = Annotated[
+    bool,
+    typer.Option(
+        "--float32-master",
+        help="Keep float32 parameters, m and v in the optimizer's state.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
 Backend = Annotated[
     str, typer.Option(metavar="NAME", help="auto (CUDA where there is one), cpu or cuda.")
 ]
@@ -359,6 +377,8 @@ class PlanOptions:
     kernels: str | None = None
     attention: str | None = None
     optimizer: str | None = None
+    gradients: str | None = None
+    float32_master: bool | None = None
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""

@@ -24,6 +24,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 
 _ORDERS = ("device", "device_after_backward")
+_GRADIENTS = ("model", "float32")
 
 
 def plan(  # noqa: PLR0913
@@ -39,6 +40,8 @@ def plan(  # noqa: PLR0913
     policy: options.PolicyOrAll = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    gradients: options.Gradients = None,
+    float32_master: options.Master = False,
     home: options.Homes = None,
     recompute: options.RecomputeLevel = None,
     prefetch: options.Prefetch = None,
@@ -50,7 +53,8 @@ def plan(  # noqa: PLR0913
     """Plan a training step within memory caps and predict its speed."""
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy, kernels, attention, optimizer,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention, optimizer, gradients,
+        float32_master,
     )  # fmt: skip
     choices = choices_of(home, recompute, prefetch, effort)
     if policy == ALL:
@@ -149,6 +153,7 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
     Raises:
         ShareError: the tokens per step are given, and a share to propose them by.
         FixedKernelsError: the policy does not leave its kernels open.
+        ChoiceError: an order or a dtype is unknown, or the policy does not leave it open.
         TwinstreamError: the model, the machine, the kernels or the attention are unknown, or do
             not go together.
     """
@@ -166,13 +171,18 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
                     f"policy '{SEED_POLICY}' is planned with eager kernels, not {flag} {name}: "
                     "leave it out"
                 )
+    if wanted.policy == SEED_POLICY and (wanted.gradients == "float32" or wanted.float32_master):
+        raise ChoiceError(
+            f"policy '{SEED_POLICY}' adds gradients up in the model's dtype and keeps no float32 "
+            "master: leave out --gradients and --float32-master"
+        )
     machine, spec = load_machine(wanted.machine), load_model(wanted.model)
     attention = attention_for(machine, spec, wanted.attention or "auto")
     kernels = kernels_for(machine, wanted.kernels or "auto", attention)
     lengths = options.lengths_of(wanted.seq_len)
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=_recipe(kernels, wanted.optimizer),
+        recipe=_recipe(kernels, wanted),
         sequence_lengths=lengths if len(set(lengths)) > 1 else (),
     )  # fmt: skip
     if overhead is None:
@@ -180,13 +190,22 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
     return replace(step, optimizer_overhead=options.share_of(overhead))
 
 
-def _recipe(kernels: KernelChoice, optimizer: str | None) -> Recipe:
-    if optimizer not in (None, *_ORDERS):
+def _recipe(kernels: KernelChoice, wanted: options.PlanOptions) -> Recipe:
+    if wanted.optimizer not in (None, *_ORDERS):
         raise ChoiceError(
-            f"--optimizer '{optimizer}' is unknown; known: {', '.join(_ORDERS)} (on the host CPU "
-            "by --policy optimizer_offload or layer_offload)"
+            f"--optimizer '{wanted.optimizer}' is unknown; known: {', '.join(_ORDERS)} (on the "
+            "host CPU by --policy optimizer_offload or layer_offload)"
         )
-    return Recipe(kernels=kernels, optimizer=optimizer or _ORDERS[0])  # type: ignore[arg-type]
+    if wanted.gradients not in (None, *_GRADIENTS):
+        raise ChoiceError(
+            f"--gradients '{wanted.gradients}' is unknown; known: {', '.join(_GRADIENTS)}"
+        )
+    return Recipe(
+        kernels=kernels,
+        optimizer=wanted.optimizer or _ORDERS[0],  # type: ignore[arg-type]
+        gradients=wanted.gradients or _GRADIENTS[0],  # type: ignore[arg-type]
+        float32_master=bool(wanted.float32_master),
+    )
 
 
 def describe(schedule: Schedule) -> dict[str, object]:
