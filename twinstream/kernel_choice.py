@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.attention_limits import attention_refusal
 from twinstream.models.attention_scratch import attention_names
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 
@@ -47,6 +47,11 @@ def attention_for(machine: Machine, spec: ModelSpec, attention: str = "auto") ->
             f"these do: {suitable}"
         )
     return attention
+
+
+def usual_recipe(machine: Machine, spec: ModelSpec) -> Recipe:
+    """The recipe that `plan` takes where nothing of it is given."""
+    return Recipe(kernels=kernels_for(machine, attention=attention_for(machine, spec)))
 
 
 def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager") -> KernelChoice:

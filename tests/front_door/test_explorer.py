@@ -137,12 +137,14 @@ def test_a_state_survives_the_url():
     assert State.of_url(state.url) == state
 
 
-def test_a_quick_plan_of_the_page_is_that_of_the_command_shown():
-    state = State("tiny", "cpu", "64", "256", "4MiB", "", "optimal", "quick")
-    found = Answers({}, {}).answer(state, "cpu")
+@pytest.mark.parametrize(("machine", "cap"), [("cpu", "4MiB"), ("h100", "80%")])
+def test_a_quick_plan_of_the_page_is_that_of_the_command_shown(machine, cap):
+    state = State("tiny", machine, "64", "256", cap, "", "optimal", "quick")
+    found = Answers({}, {}).answer(state, machine)
     assert isinstance(found, Answer)
-    assert "--effort quick" in state.command("cpu")
-    shown = cli(state.command("cpu"))
+    assert "--effort quick" in state.command(machine)
+    shown = cli(state.command(machine))
+    assert shown["kernels"] == found.schedule.recipe["kernels"]
     assert shown["tokens_per_s"] == found.summary.tokens_per_s
     assert "--effort" not in TINY.command("cpu")
 

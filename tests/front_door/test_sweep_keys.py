@@ -11,6 +11,7 @@ import pytest
 
 from tests.front_door.command_line import call, error_of
 from twinstream.sweep import sources, sweep
+from twinstream.sweep.cell import run_cell
 from twinstream.sweep.config import config_of
 from twinstream.sweep.rows import SUPERSEDED
 
@@ -27,7 +28,7 @@ device_mem = ["8MiB", "16MiB"]
 # What reads a sweep's file (what that amounts to is in the key), and what `twinstream` imports.
 NO_RESULT = {
     "twinstream", "twinstream.sweep", "twinstream.sweep.config", "twinstream.sweep.sources",
-    "twinstream.text", "twinstream.policies_compared",
+    "twinstream.text", "twinstream.policies_compared", "twinstream.kernel_choice",
 }  # fmt: skip
 
 
@@ -142,6 +143,16 @@ def test_where_no_cell_can_be_planned_the_reason_is_told(tmp_path):
     assert "2 refused" in outcome.out
     assert "No cell could be planned; the first: " in outcome.out
     assert "48" in outcome.out.partition("the first: ")[2]
+
+
+def test_a_row_of_a_gpu_has_the_kernels_of_plan(tmp_path):
+    asked = {"model": "tiny", "machine": "h100", "seq_len": 64, "tokens_per_step": 256}
+    (cell,) = config_of({"fixed": asked}, source="here", folder=tmp_path).cells()
+    options = ("plan", "--model", "tiny", "--machine", "h100", "--seq-len", 64)
+    planned = call(*options, "--tokens-per-step", 256, "--json").json()
+    assert cell.step.recipe.kernels.model_dump() == planned["kernels"]
+    assert planned["kernels"]["vector"] == "triton"
+    assert run_cell(cell)["tokens_per_s"] == planned["tokens_per_s"]
 
 
 def test_a_worker_with_other_sources_is_refused(swept, monkeypatch):

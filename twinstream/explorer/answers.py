@@ -11,6 +11,7 @@ from twinstream.explorer.state import State, StateError, count_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.kernel_choice import usual_recipe
 from twinstream.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
 from twinstream.planner.choices import Choices
@@ -71,10 +72,12 @@ class Answers:
             raise StateError("sequence length is missing; give tokens, such as 8192")
         policy = state.policy or api.DEFAULT_POLICY
         machine = load_machine(_offered("machine", machine_name, self._machines))
+        spec = load_model(_offered("model", state.model, self._models))
+        tokens = count_of(state.tokens_per_step, "tokens a step")
         schedule = api.plan(
-            load_model(_offered("model", state.model, self._models)),
+            spec,
             machine,
-            step=TrainingStep(seq_len, count_of(state.tokens_per_step, "tokens a step")),
+            step=TrainingStep(seq_len, tokens, recipe=usual_recipe(machine, spec)),
             device_mem=state.device_mem.strip() or None,
             host_mem=state.host_mem.strip() or None,
             policy=policy,

@@ -13,6 +13,7 @@ from twinstream import api
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.kernel_choice import usual_recipe
 from twinstream.models.lowering import model_ref
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
@@ -211,17 +212,18 @@ class _Loader:
         model = str(values["model"])
         if model not in self._specs:
             self._specs[model] = load_model(self._path(model))
-        machine = self._machine(values)
+        spec, machine = self._specs[model], self._machine(values)
         caps = api.caps_of(machine, _size(values, "device_mem"), _size(values, "host_mem"))
         seq_len, tokens, chunk_tokens, chunks = (
             int(values[name]) if name in values else None for name in _COUNTS
         )
         assert seq_len is not None
-        step = TrainingStep(seq_len, tokens, chunk_tokens, chunks)
+        recipe = usual_recipe(machine, spec)
+        step = TrainingStep(seq_len, tokens, chunk_tokens, chunks, recipe=recipe)
         policy = str(values.get("policy", api.DEFAULT_POLICY))
         effort = values.get("effort")
         choices = Choices.of_effort(policy, None if effort is None else str(effort))
-        return Cell(values, self._specs[model], machine, caps, step, policy, choices)
+        return Cell(values, spec, machine, caps, step, policy, choices)
 
     def _machine(self, values: Mapping[str, Value]) -> Machine:
         changes = {
