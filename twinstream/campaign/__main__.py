@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +15,12 @@ from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.exits import run_command
 from twinstream.campaign.jobs import STAGES, campaign_of
 from twinstream.campaign.publish import write_tables
-from twinstream.campaign.requests import DescribeDevice, DeviceDescription
-from twinstream.campaign.results import Where
 from twinstream.campaign.store import Store, only_campaign
+from twinstream.campaign.where import where_is
 from twinstream.campaign.worker import DeviceProcess
 from twinstream.commands.backends import backend_named
 from twinstream.schedule.sizes import parse_bytes
 
-_DESCRIBE_LIMIT_S = 90.0
 _TESTS = (
     "tests/executor/test_cuda.py",
     "tests/executor/test_cuda_whole.py",
@@ -98,8 +95,8 @@ def run(  # noqa: PLR0913
         DeviceProcess(settings.backend) as worker,
         DeviceProcess(settings.backend) as peer_worker,
     ):
-        device = worker.ask(DescribeDevice(), DeviceDescription, _DESCRIBE_LIMIT_S)
-        where = _where(settings.backend, device, commit)
+        command = shlex.join(["python", "-m", "twinstream.campaign", *sys.argv[1:]])
+        where = where_is(worker, settings.backend, command, commit)
         store = _opened(Store(out, where, settings.size), again or ())
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
@@ -119,18 +116,6 @@ def _opened(store: Store, again: Sequence[str]) -> Store:
     for text in again:
         store.forget(text)
     return store
-
-
-def _where(backend: str, device: DeviceDescription, commit: str) -> Where:
-    return Where(
-        backend="cuda" if backend == "cuda" else "cpu",
-        device=device.name,
-        driver=device.driver,
-        torch=device.torch,
-        commit=commit,
-        date=datetime.now(UTC).date().isoformat(),
-        command=shlex.join(["python", "-m", "twinstream.campaign", *sys.argv[1:]]),
-    )
 
 
 def _default_jobs() -> int:

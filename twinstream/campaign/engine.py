@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from twinstream.campaign import requests
 from twinstream.campaign.budget import Budget
@@ -29,7 +30,7 @@ from twinstream.campaign.store import Store
 from twinstream.campaign.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.sizes import gib
 
@@ -224,10 +225,11 @@ class Engine:
         excess_bytes = found.excess_bytes if (found := self._chosen()) else 0
         wanted = requests.ProbeDevice(kernels, small, where.commit, where.date, excess_bytes)
         probed = self.worker.ask(wanted, requests.ProbedDevice, limit_s)
-        save_machine(probed.machine, self.store.profile)
+        machine = self._with_attention(probed.machine, kernels)
+        save_machine(machine, self.store.profile)
         return ProbeFound(
-            machine=probed.machine.name,
-            content_hash=probed.machine.content_hash,
+            machine=machine.name,
+            content_hash=machine.content_hash,
             kernels=kernels,
             links=tuple(
                 LinkRate(direction=direction, size_bytes=size, gb_per_s=rate)
@@ -238,6 +240,16 @@ class Engine:
                 for name, time_ns, ratio in probed.samples
             ),
         )
+
+    def _with_attention(self, machine: Machine, kernels: KernelChoice) -> Machine:
+        """Naming the attention that was chosen, for plans that leave it open."""
+        where = self.store.results.where
+        kind: Literal["measured", "assumed"] = "measured"
+        source = f"right and fastest on {where.device}, {where.date}, torch {where.torch}"
+        if self._chosen() is None or self.settings.attention != "auto":
+            kind, source = "assumed", "not compared with others"
+        choice = AttentionChoice(name=kernels.attention, kind=kind, source=source)
+        return machine.model_copy(update={"attention": choice})
 
     def _probed(self) -> Machine | None:
         """The profile of an earlier call, if it is whole."""
