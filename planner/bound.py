@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from threading import Lock
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
@@ -86,11 +87,10 @@ def lower_bound(
     Raises:
         MissingNumberError: the profile lacks a rate.
     """
-    if _persistent_bytes(chain) > _bytes_of_both(with_library_memory(caps, chain)):
-        return None
-    segments = Segments.of(chain, most_segments)
-    bound = _Bound(chain, machine, num_rounds, segments, choices, tied=False)
-    return bound.solve(caps, copy_cost=0.0)
+    program = BoundProgram(
+        chain, machine, num_rounds=num_rounds, most_segments=most_segments, choices=choices
+    )
+    return program.bound(caps)
 
 
 def _persistent_bytes(chain: Chain) -> int:
@@ -104,11 +104,8 @@ def _bytes_of_both(caps: Caps) -> float:
     return inf if None in arenas else float(sum(arena or 0 for arena in arenas))
 
 
-class CopyGuide:
-    """Decisions near the optimum that move little: copies cost a little, too.
-
-    What comes back is a guide for a plan; its `step_s` is what the decisions come to, no bound.
-    """
+class BoundProgram:
+    """The program of a chain, for any caps; it may be asked from several threads."""
 
     def __init__(
         self,
@@ -116,18 +113,40 @@ class CopyGuide:
         machine: Machine,
         *,
         num_rounds: int | None = None,
+        most_segments: int | None = None,
         choices: Choices = OPEN,
+        tied: bool = False,
     ) -> None:
-        """The arguments are those of `lower_bound`."""
-        segments = Segments.of(chain)
-        self._bound = _Bound(chain, machine, num_rounds, segments, choices, tied=True)
+        """The arguments are those of `lower_bound`.
+
+        With `tied`, all crossings from round to round are decided alike, as a plan needs it.
+        """
+        self.chain, self._machine, self._num_rounds = chain, machine, num_rounds
+        self._most_segments, self._choices, self._tied = most_segments, choices, tied
+        self._lock = Lock()
+
+    def bound(self, caps: Caps) -> LowerBound | None:
+        """As `lower_bound`."""
+        if _persistent_bytes(self.chain) > _bytes_of_both(with_library_memory(caps, self.chain)):
+            return None
+        with self._lock:
+            return self._program.solve(caps, copy_cost=0.0)
 
     def fewest_copies(self, caps: Caps, shares: LinkShares | None = None) -> LowerBound | None:
-        """Decisions within caps of the arenas; None when no schedule can satisfy them.
+        """Decisions near the optimum that move little: copies cost a little, too.
 
+        What comes back is a guide for a plan; its `step_s` is what the decisions come to, no bound.
         `shares`: how much of the links may be used beside each task.
         """
-        return self._bound.solve(caps, copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
+        with self._lock:
+            return self._program.solve(caps, copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
+
+    @cached_property
+    def _program(self) -> "_Bound":
+        segments = Segments.of(self.chain, self._most_segments)
+        return _Bound(
+            self.chain, self._machine, self._num_rounds, segments, self._choices, tied=self._tied
+        )
 
 
 class _Bound:

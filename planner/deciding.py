@@ -8,7 +8,7 @@ import numpy as np
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound import CopyGuide
+from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares
 from twinstream.planner.emission import Placement, emit, host_bytes
@@ -61,7 +61,6 @@ class Decider:
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
         self._units, self._judged_units = UnitMap(self.small), UnitMap(self.judged)
-        self._guides: list[tuple[Choices, CopyGuide]] = []
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._block_ns = max(self._call_ns[task.call] for task in self.small.tasks)
 
@@ -92,15 +91,6 @@ class Decider:
         blocks = choices.prefetch_blocks
         return self._block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
 
-    def _guide(self, choices: Choices) -> CopyGuide:
-        """The program of decisions with these choices, made once."""
-        for known, guide in self._guides:
-            if known == choices:
-                return guide
-        guide = CopyGuide(self.small, self.machine, num_rounds=self.num_rounds, choices=choices)
-        self._guides.append((choices, guide))
-        return guide
-
     def fitting(
         self,
         choices: Choices,
@@ -120,7 +110,9 @@ class Decider:
             NotWanted: it is not.
         """
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
-        guide = self._guide(choices)
+        guide = kept_program(
+            self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True
+        )
         host_room = None if host is None else round(host * _HOST_SHARE)
         for _ in range(_HOST_REPAIRS):
             caps = _caps_of_arenas(

@@ -10,12 +10,14 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.bound import LowerBound, lower_bound
+from twinstream.planner.bound import LowerBound
+from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.kept import kept_chain
 from twinstream.planner.plan import as_step_bound, finished, recipe_of, step_bound
 from twinstream.planner.policies.optimal import (
     MANY_TASKS,
@@ -206,11 +208,11 @@ class Family:
     def _cut(
         self, small: Chain, workload: Workload, most_segments: int | None = None
     ) -> Cut | None:
-        bound = lower_bound(
-            small, self.machine, self.caps,
-            num_rounds=workload.rounds_per_step, most_segments=most_segments,
-            choices=self.choices,
+        program = kept_program(
+            small, self.machine, num_rounds=workload.rounds_per_step, choices=self.choices,
+            most_segments=most_segments,
         )  # fmt: skip
+        bound = program.bound(self.caps)
         if bound is None:
             self._impossible.add(workload)
             return None
@@ -269,7 +271,7 @@ class Family:
     def _lowered(self, workload: Workload, most_rounds: int) -> Chain:
         rounds = min(workload.rounds_per_step, most_rounds)
         fewer = workload.model_copy(update={"rounds_per_step": rounds})
-        return lower(self.spec, fewer, self.recipe)
+        return kept_chain(self.spec, fewer, self.recipe)
 
     def _alone_s(self, small: Chain, workload: Workload) -> float:
         """What the tasks of all rounds take alone."""

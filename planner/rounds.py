@@ -4,9 +4,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinstream.models.lowering import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.kept import kept_chain
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3
@@ -25,7 +25,7 @@ def with_rounds(chain: Chain, most: int) -> Chain:
         return chain
     workload = chain.workload.model_copy(update={"rounds_per_step": most})
     spec = ModelSpec.model_validate(chain.model.spec)
-    return lower(spec, workload, Recipe.model_validate(chain.recipe))
+    return kept_chain(spec, workload, Recipe.model_validate(chain.recipe))
 
 
 @dataclass(frozen=True)

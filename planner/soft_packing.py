@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from twinstream.planner.packing import align_up, first_gap, live_peak, moved_ahead
 
 Ranges = tuple[tuple[int, int], ...]
-_MOST_PLACED = 30_000
-_LEAST_ATTEMPTS, _MOST_ATTEMPTS = 2, 8
-_POWERS_OF_TIME = (1.0, 2.0, 0.5, 0.0)
+_MOST_PLACED = 15_000
+_LEAST_ATTEMPTS, _MOST_ATTEMPTS = 2, 6
+_POWERS_OF_TIME = (1.0, 0.0, 2.0, 0.5)
 _TIGHT = 1.02
+_CLEARLY = 1.02
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None) -> Packed:
         if packing.fits:
             break
         order = moved_ahead(order, packing.sticks_out(found))
-        found = packing.attempt(order)
+        if (next_found := packing.attempt(order)) is None:
+            break
+        found = next_found
     return packing.best
 
 
@@ -77,8 +80,12 @@ class _Packing:
         area = self._sizes * np.maximum(self._bare, 1.0) ** power
         return [int(i) for i in np.lexsort((self._begins, -area))]
 
-    def attempt(self, order: Sequence[int]) -> Packed:
-        found = _Board(self._items, self._cap_bytes).placed(order)
+    def attempt(self, order: Sequence[int]) -> Packed | None:
+        """In this order; None if it comes out clearly larger than the best so far."""
+        most_bytes = _CLEARLY * max(self._cap, self._rank[0])
+        found = _Board(self._items, self._cap_bytes).placed(order, most_bytes)
+        if found is None:
+            return None
         lost = sum(
             (_length(self._items[i].levels[0]) - _length(self._items[i].levels[level]))
             * self._items[i].size_bytes
@@ -124,7 +131,8 @@ class _Board:
         self._begins, self._ends, self._lows, self._highs = np.zeros((4, pieces), dtype=np.int64)
         self._count = 0
 
-    def placed(self, order: Sequence[int]) -> Packed:
+    def placed(self, order: Sequence[int], most_bytes: float = inf) -> Packed | None:
+        """All items, one after the other; None as soon as one lies beyond `most_bytes`."""
         offsets = np.zeros(len(self._items), dtype=np.int64)
         levels = np.zeros(len(self._items), dtype=np.int64)
         extent = 0
@@ -140,6 +148,8 @@ class _Board:
             self._put(item.levels[level], offset, offset + size)
             offsets[i], levels[i] = offset, level
             extent = max(extent, offset + size)
+            if extent > most_bytes:
+                return None
         return Packed(offsets, levels, extent)
 
     def _lowest(self, ranges: Ranges, size: int) -> int:

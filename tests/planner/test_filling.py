@@ -14,7 +14,7 @@ from tests.helpers.small_chains import MS, UNIT_BYTES, Sort, build_chain
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering import lower
-from twinstream.planner.bound import CopyGuide
+from twinstream.planner.bound import BoundProgram
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.residency import content_gaps
@@ -42,7 +42,7 @@ def case(name: str) -> tuple[TaskSequence, Decisions]:
     """A tiny chain, and what the program decides where little more than half fits."""
     workload, machine = CASES[name]
     chain = lower(small("tiny"), workload)
-    solved = CopyGuide(chain, machine).fewest_copies(Caps(device_bytes=170_000))
+    solved = BoundProgram(chain, machine, tied=True).fewest_copies(Caps(device_bytes=170_000))
     assert solved is not None
     decisions = Decisions.of(solved, chain, UnitMap(chain))
     call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in chain.calls.items()}

@@ -9,7 +9,7 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering import lower
-from twinstream.planner.bound import CopyGuide
+from twinstream.planner.bound import BoundProgram
 from twinstream.planner.folded_packing import FoldedPacking, pack_folded, trimmed
 from twinstream.planner.margins import Allowances, QueueModel
 from twinstream.planner.residency import Stay
@@ -43,7 +43,9 @@ def chain_of(shape: str, rounds: int) -> Chain:
 def decided(shape: str) -> tuple[Decisions, Allowances]:
     """What `optimal` would decide where little more than half fits, with time for its copies."""
     chain = chain_of(shape, 3)
-    solved = CopyGuide(chain, MACHINE, num_rounds=9).fewest_copies(Caps(device_bytes=170_000))
+    solved = BoundProgram(chain, MACHINE, num_rounds=9, tied=True).fewest_copies(
+        Caps(device_bytes=170_000)
+    )
     assert solved is not None
     decisions = Decisions.of(solved, chain, UnitMap(chain))
     sequence = sequence_of(shape, 3, decisions)

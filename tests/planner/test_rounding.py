@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
-from twinstream.planner.bound import CopyGuide, LowerBound
+from twinstream.planner.bound import BoundProgram, LowerBound
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import Folding
 from twinstream.planner.uses import UnitMap
@@ -31,7 +31,9 @@ def chain_of(rounds: int) -> Chain:
 def solved() -> tuple[Chain, LowerBound]:
     """Any solution; the tests put fractions of their own into it."""
     chain = chain_of(3)
-    found = CopyGuide(chain, MACHINE, num_rounds=6).fewest_copies(Caps(device_bytes=2**20))
+    found = BoundProgram(chain, MACHINE, num_rounds=6, tied=True).fewest_copies(
+        Caps(device_bytes=2**20)
+    )
     assert found is not None
     return chain, found
 
@@ -141,12 +143,17 @@ def test_the_same_blocks_are_recomputed_in_every_round_of_a_longer_step():
     assert {"ATTENTION", "INPUT", None} == set(rows[0])
 
 
-def test_a_guide_asked_twice_answers_as_a_new_one():
+def test_a_program_asked_twice_answers_as_a_new_one():
     chain, wide = chain_of(3), Caps(device_bytes=2**20)
-    tight, asked = Caps(device_bytes=2**17, host_bytes=2**24), CopyGuide(chain, MACHINE)
+    tight = Caps(device_bytes=2**17, host_bytes=2**24)
+
+    def new() -> BoundProgram:
+        return BoundProgram(chain, MACHINE, tied=True)
+
+    asked = new()
     first, second, again = (asked.fewest_copies(caps) for caps in (wide, tight, wide))
-    assert first == again == CopyGuide(chain, MACHINE).fewest_copies(wide)
-    assert second == CopyGuide(chain, MACHINE).fewest_copies(tight)
+    assert first == again == new().fewest_copies(wide)
+    assert second == new().fewest_copies(tight)
     assert first is not None
     assert second is not None
     assert second.choices != first.choices
