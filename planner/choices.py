@@ -36,8 +36,9 @@ class Choices:
         recompute: the level that every block is recomputed from, or "none"; None is left open.
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
-        effort: `quick` plans one way to cut the step and judges it once or twice; `thorough` also
-            looks at every smaller cap of a lattice, so that more memory is never slower.
+        effort: `quick` plans one way to cut the step and judges it once or twice, and refuses with
+            caps that would do rather than the smallest; `thorough` also looks at every smaller cap
+            of a lattice, so that more memory is never slower.
 
     Raises:
         ChoiceError: a kind, a home or a number is not one of those.

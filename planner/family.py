@@ -299,7 +299,8 @@ class Family:
         try:
             plan_streaming(few, self.machine, self.caps)
         except InfeasiblePlan as error:
-            raise refused(few, self.caps, error, fits) from None
+            search = None if self.choices.effort == "quick" else fits
+            raise refused(few, self.caps, error, search) from None
         chain = lower(self.spec, least, self.recipe)
         schedule = plan_streaming(chain, self.machine, self.caps)
         schedule = schedule.model_copy(update={"policy": "optimal"})

@@ -12,22 +12,24 @@ _SMALL_UNIT = 2**8  # for caps under 64 MiB
 
 
 def refused(
-    chain: Chain, caps: Caps, streaming: InfeasiblePlan, fits: Callable[[Caps], bool]
+    chain: Chain, caps: Caps, streaming: InfeasiblePlan, fits: Callable[[Caps], bool] | None
 ) -> InfeasiblePlan:
     """The error for a chain that does not fit the caps.
 
     The caps that `streaming` names would do, because its plan is among those tried. Smaller ones
-    are searched only where the program finds a plan just below.
+    are searched only where the program finds a plan just below; that takes many plans.
 
     Args:
         chain: whose task with the most operands is named.
         caps: that do not fit.
         streaming: what it says of the same caps.
-        fits: whether the program finds a plan within caps.
+        fits: whether the program finds a plan within caps; None searches no smaller ones.
     """
     named = streaming.shortage
-    device = _smallest(caps, "device_bytes", named.smallest_device_bytes, fits)
-    host = _smallest(caps, "host_bytes", named.smallest_host_bytes, fits)
+    device, host = named.smallest_device_bytes, named.smallest_host_bytes
+    if fits is not None:
+        device = _smallest(caps, "device_bytes", device, fits)
+        host = _smallest(caps, "host_bytes", host, fits)
     task = _largest_task(chain)
     if device is None and host is not None and caps.host_bytes is not None:
         return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes, host, task, None, host))

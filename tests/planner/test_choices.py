@@ -9,10 +9,12 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
+from twinstream.planner import family
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.policies.optimal import has_plan
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
@@ -186,6 +188,23 @@ def test_a_quick_plan_asks_the_judge_twice_at_most():
         choices = Choices(effort=effort)  # type: ignore[arg-type]
         assert plan_step(SPEC, STEP, MACHINE, CAPS, "optimal", judge, choices)
         assert least <= len(asked) <= most
+
+
+def test_a_quick_refusal_names_caps_that_do_without_a_search_for_less(monkeypatch):
+    tried: list[Caps] = []
+
+    def counted(*arguments):
+        tried.append(arguments[-1])
+        return has_plan(*arguments)
+
+    monkeypatch.setattr(family, "has_plan", counted)
+    for effort, searches in (("quick", False), ("normal", True)):
+        tried.clear()
+        with pytest.raises(InfeasiblePlan) as refused:
+            planned(Choices(effort=effort), caps=Caps(device_bytes=200 * KIB))  # type: ignore[arg-type]
+        named = refused.value.shortage.smallest_device_bytes
+        assert bool(tried) == searches
+        assert planned(Choices(effort=effort), caps=Caps(device_bytes=named))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
