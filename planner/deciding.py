@@ -62,7 +62,7 @@ class Decider:
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
         self._units, self._judged_units = UnitMap(self.small), UnitMap(self.judged)
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
-        self._block_ns = max(self._call_ns[task.call] for task in self.small.tasks)
+        self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
 
     def schedule(self, candidate: Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
@@ -78,7 +78,7 @@ class Decider:
         That is a share of the device, and a few of the largest activations, if there are any.
         """
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
-        beside = self._block_ns / 1e9 * sum(rate for rate in rates if rate < inf)
+        beside = self._longest_task_ns / 1e9 * sum(rate for rate in rates if rate < inf)
         units = self._units.units.values()
         saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
         wanted = round(_IN_FLIGHT_BLOCKS * beside)
@@ -89,7 +89,7 @@ class Decider:
 
     def _longest_ahead_ns(self, choices: Choices) -> float:
         blocks = choices.prefetch_blocks
-        return self._block_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
+        return self._longest_task_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
 
     def fitting(
         self,

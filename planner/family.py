@@ -106,7 +106,7 @@ class Family:
         if not found:
             cuts = list(self._all)
             found = self._plans(cuts, thorough=True)
-        least_s = min((cut.bound.step_s for cut in cuts), default=inf)
+        least_s = _least_s(cuts)
         for plan, cut in sorted(found, key=_step_ns):
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
@@ -118,7 +118,7 @@ class Family:
 
     def least_s(self) -> float:
         """The least bound of all admissible workloads; infinite if there is none."""
-        return min((cut.bound.step_s for cut in self._usual or self._all), default=inf)
+        return _least_s(self._usual or self._all)
 
     def step_bound_of(self, workload: Workload) -> StepBound:
         """The bound of one workload, of which there is a plan, and the least of all."""
@@ -145,7 +145,7 @@ class Family:
             return usual
         for workloads in self._others_by_size(usual):
             cuts = _least_first([*usual, *self.bounded(workloads, every=True)])
-            helped = cuts[0].bound.step_s < _HELPS * usual[0].bound.step_s
+            helped = _least_s(cuts) < _HELPS * _least_s(usual)
             usual = cuts
             if not helped:
                 break
@@ -311,10 +311,14 @@ def _step_ns(found: tuple[Plan, Cut]) -> float:
     return found[0].step_ns
 
 
+def _least_s(cuts: Iterable[Cut]) -> float:
+    return min((cut.bound.step_s for cut in cuts), default=inf)
+
+
 def _least_first(cuts: Iterable[Cut | None]) -> list[Cut]:
     """By their bounds; of nearly equal ones the shorter chain first."""
     found = [cut for cut in cuts if cut is not None]
-    near_s = _NEAR * min((cut.bound.step_s for cut in found), default=inf)
+    near_s = _NEAR * _least_s(found)
 
     def order(cut: Cut) -> tuple[float, int]:
         length = len(cut.small.tasks) if cut.bound.step_s <= near_s else 0

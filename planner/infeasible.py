@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import gib
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def _advice(shortage: Shortage) -> str:
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.3f} GiB"
+    return f"{size_bytes / 2**30:.3f} GiB" if size_bytes >= 2**30 else gib(size_bytes)
 
 
 def _rounded_up(size_bytes: int) -> str:

@@ -76,7 +76,7 @@ class _Packing:
         self._rank: tuple[float, float, int | float] = inf, inf, inf
 
     def order(self, power: float) -> list[int]:
-        """By bytes x time without that for copies to a power, then by time of day."""
+        """By bytes x a power of the time without that for copies, the most first; then by begin."""
         area = self._sizes * np.maximum(self._bare, 1.0) ** power
         return [int(i) for i in np.lexsort((self._begins, -area))]
 

@@ -82,7 +82,7 @@ class Turns:
     _before: Placement | None = None
 
     def take(self) -> None:
-        """Turns until one is no better; `found` has their plans."""
+        """All turns that may pay; `found` has their plans."""
         shares = self.shares
         while len(self.found) < self.most:
             fitting = self._fitting(shares)
@@ -125,7 +125,6 @@ class Turns:
 
     def _goes_on(self, plan_ns: float) -> bool:
         """Whether another turn may pay after one with such a plan."""
-        tried = len(self.found) > (0 if self.at_home else 1)
-        worse = tried and plan_ns > GAIN * fastest_ns(self.found)
+        worse = self.at_home and bool(self.found) and plan_ns > GAIN * fastest_ns(self.found)
         hopeless = bool(self.found) and plan_ns > _WITHIN_REACH * self.beat_ns
         return not worse and not hopeless

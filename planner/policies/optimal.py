@@ -27,7 +27,6 @@ _TURNS = 3
 _NEAR_ENOUGH = 1.005
 _FAR_ENOUGH = 1.01
 _FAR_FROM_BOUND = 1.05
-_TURNS_OF_MANY = 3
 MANY_TASKS = 1500
 
 _STATE_AT_HOME: Mapping[str, Home] = {
@@ -211,9 +210,7 @@ class _Search:
         return turns
 
     def _most_turns(self) -> int:
-        if self.choices.effort == "quick":
-            return 1
-        return _TURNS_OF_MANY if len(self.small.tasks) > MANY_TASKS else _TURNS
+        return 1 if self.choices.effort == "quick" else _TURNS
 
 
 def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedule:

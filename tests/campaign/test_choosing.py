@@ -4,10 +4,11 @@ import pytest
 
 from tests.campaign.stand_ins import Clock, FakeDevice
 from twinstream.campaign import requests
-from twinstream.campaign.choosing import Tries, choose_kernels
+from twinstream.campaign.choosing import Tries, check_kernels, choose_kernels
 from twinstream.campaign.worker import JobFailed, JobRefused, JobTimeout
 from twinstream.models.attention_scratch import attention_names
 from twinstream.models.recipe import KernelChoice
+from twinstream.schedule.errors import TwinstreamError
 
 RIGHT = {"triton": 0.0, "eager": 0.0}
 
@@ -89,3 +90,13 @@ def test_tries_end_with_the_time_there_is_and_nothing_is_concluded():
     found.instead = {requests.TryAttention: lambda: JobTimeout("not done after 2 s")}
     with pytest.raises(JobTimeout, match="no time left"):
         choose_kernels(tries(found, 2.5), "cuda", "auto", "auto")
+
+
+@pytest.mark.parametrize(
+    ("vector", "attention", "message"),
+    [("cuda", "auto", "'cuda' is unknown; known: auto"), ("auto", "nosuch", "'nosuch' is unknown")],
+)
+def test_names_that_nobody_knows_are_refused_before_anything_starts(vector, attention, message):
+    with pytest.raises(TwinstreamError, match=message):
+        check_kernels(vector, attention)
+    check_kernels("eager", "flash4")

@@ -20,18 +20,20 @@ def _quick(monkeypatch):
 def test_a_device_gets_a_profile_that_names_its_attention():
     told: list[str] = []
     machine = probing.probed_machine("cpu", told.append, "tiny")
-    assert machine.attention is not None
+    assert machine.attention is not None and machine.attention.name == "eager"
     assert machine.number("peak_fp32_flop_per_s") > 0
     assert any(line.startswith("probe: done") for line in told)
 
 
 def test_a_probe_that_fails_says_why(monkeypatch):
     def fail(self, limit_s):
-        raise JobFailed("the device fell off the bus", "")
+        raise JobFailed("the device fell off the bus", "what it did last")
 
     monkeypatch.setattr(probing.Engine, "_probe", fail)
+    told: list[str] = []
     with pytest.raises(probing.ProbeError, match="probe: the device fell off the bus"):
-        probing.probed_machine("cpu", lambda line: None, "tiny")
+        probing.probed_machine("cpu", told.append, "tiny")
+    assert "what it did last" in told[-1]
 
 
 def test_a_cuda_device_is_measured_where_there_is_one_and_takes_no_dtype(monkeypatch, tmp_path):

@@ -75,7 +75,7 @@ def test_every_job_without_figures_is_listed_with_the_reason():
     rows = {row.job: (row.status, row.reason) for row in table_of(results(), PLAN).without}
     assert rows["8b S8192 130 GiB"] == ("skipped", "this device has 79.1 GiB")
     assert rows["15b S8192 78 GiB"] == ("cut off", "its call ended before it did (1 start(s))")
-    assert rows["probe"] == ("waiting", "no time yet")
+    assert rows["probe"] == ("waiting", "for time, or for what comes before it")
     assert len(rows) == len(PLAN.cells) + len(PLAN.peers) + 3 - 3
 
 

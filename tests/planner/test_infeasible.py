@@ -126,13 +126,12 @@ def test_the_message_names_cap_bytes_task_and_flags():
         planned(chain, MACHINE, Caps(device_bytes=2**16), "resident")
     found, message = raised.value.shortage, str(raised.value)
     assert found.cap == "device"
-    assert (
-        f"policy 'resident' needs {found.needed_bytes / 2**30:.3f} GiB of device memory" in message
-    )
+    needed = f"{found.needed_bytes / 2**10:.2f} KiB of device memory"
+    assert f"policy 'resident' needs {needed}" in message
     assert f"{found.needed_bytes - 2**16:,} bytes" in message
     assert re.search(r"at task 'r[01]\.\w+\.[\d.]+'", message)
     assert f"'{found.task}'" in message
-    assert "more than --device-mem 0.000 GiB allows" in message
+    assert "more than --device-mem 64.00 KiB allows" in message
     mib = next(n for n in range(10**6) if n * 2**20 >= found.needed_bytes)
     assert f"What would do: --device-mem {mib}MiB; or smaller chunks (--chunk-tokens)" in message
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from twinstream.campaign.budget import Budget
+from twinstream.campaign.choosing import check_kernels
 from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.exits import run_command
 from twinstream.campaign.jobs import STAGES, campaign_of
@@ -33,7 +34,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class SizeName(StrEnum):
-    """`full` is what a lent GPU is for; `tiny` tries every stage in about a minute."""
+    """`full` is what a lent GPU is for; `tiny` tries every stage in two minutes or so."""
 
     full = "full"
     tiny = "tiny"
@@ -77,6 +78,7 @@ def run(  # noqa: PLR0913
     commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
+    check_kernels(vector, attention)
     budget = Budget(60.0 * minutes - _LAST_S)
     name = "cuda" if backend_named(backend) == "cuda" else "cpu"
     settings = Settings(
@@ -106,7 +108,10 @@ def run(  # noqa: PLR0913
             write_tables(store.results, out)
     print((out / "table.md").read_text(encoding="utf-8"))
     if engine.waiting:
-        _tell(f"no time left for {len(engine.waiting)} job(s): call it again with the same --out")
+        _tell(
+            f"{len(engine.waiting)} job(s) wait, for time or for what is said above: call it again "
+            "with the same --out"
+        )
 
 
 def _opened(store: Store, again: Sequence[str]) -> Store:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from twinstream.campaign import requests
 from twinstream.campaign.requests import Request
 from twinstream.campaign.results import KernelsFound
 from twinstream.campaign.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
-from twinstream.models.attention_scratch import attention_names
+from twinstream.kernel_choice import KernelsOption, UnknownKernelsError
+from twinstream.models.attention_scratch import attention_names, require_known_attention
 from twinstream.models.recipe import KernelChoice
 
 _AnswerT = TypeVar("_AnswerT")
@@ -39,6 +40,20 @@ class Tries:
             if not isinstance(error, JobTimeout) or within_s == limit_s:
                 return str(error)
         raise JobTimeout("no time left to try all kernels")
+
+
+def check_kernels(vector: str, attention: str) -> None:
+    """Refuse names before anything is started.
+
+    Raises:
+        UnknownKernelsError: there are no such vector kernels.
+        UnknownAttentionError: there is no such attention.
+    """
+    if vector not in get_args(KernelsOption):
+        known = ", ".join(get_args(KernelsOption))
+        raise UnknownKernelsError(f"--vector '{vector}' is unknown; known: {known}")
+    if attention != AUTO:
+        require_known_attention(attention)
 
 
 def choose_kernels(

@@ -49,4 +49,6 @@ def probed_machine(
             return load_machine(store.profile)
         failed = [f"{job}: {o.reason}" for job, o in store.results.outcomes.items() if o.reason]
         failed += [f"{job}: no time left of {_MINUTES:g} minutes" for job in engine.waiting]
+        if (log := store.folder / "log.txt").exists():
+            tell(log.read_text(encoding="utf-8"))
     raise ProbeError(f"{where.device} could not be measured: {'; '.join(failed)}")

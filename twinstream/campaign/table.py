@@ -113,7 +113,7 @@ def _found(outcomes: Mapping[str, Outcome], key: str) -> object:
 
 def _job_row(key: str, outcome: Outcome | None) -> JobRow:
     if outcome is None:
-        return JobRow(job=key, status="waiting", reason="no time yet")
+        return JobRow(job=key, status="waiting", reason="for time, or for what comes before it")
     if outcome.status == "started":
         reason = f"its call ended before it did ({outcome.attempts} start(s))"
         return JobRow(job=key, status="cut off", reason=reason)

@@ -17,7 +17,7 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.plan_screen import plan_screen, policies_screen
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.plan import policies
+from twinstream.planner.plan import optimizer_place, policies
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL, compare_policies
 from twinstream.schedule.document import Schedule
@@ -176,6 +176,7 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
             f"policy '{SEED_POLICY}' adds gradients up in the model's dtype and keeps no float32 "
             "master: leave out --gradients and --float32-master"
         )
+    _check_order(wanted)
     machine, spec = load_machine(wanted.machine), load_model(wanted.model)
     attention = attention_for(machine, spec, wanted.attention or "auto")
     kernels = kernels_for(machine, wanted.kernels or "auto", attention)
@@ -188,6 +189,17 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
     if overhead is None:
         return step
     return replace(step, optimizer_overhead=options.share_of(overhead))
+
+
+def _check_order(wanted: options.PlanOptions) -> None:
+    """Refuse an order of the optimizer that the policy would overrule."""
+    policy = wanted.policy
+    place = "device_after_backward" if policy == SEED_POLICY else optimizer_place(policy)
+    if wanted.optimizer in _ORDERS and place != "device" and wanted.optimizer != place:
+        raise ChoiceError(
+            f"policy '{policy}' has the optimizer '{place}', not {wanted.optimizer}: leave out "
+            "--optimizer"
+        )
 
 
 def _recipe(kernels: KernelChoice, wanted: options.PlanOptions) -> Recipe:

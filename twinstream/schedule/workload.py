@@ -34,15 +34,21 @@ class Workload(Node):
         lengths = self.sequence_lengths
         if not lengths:
             return self
+        if len(set(lengths)) == 1:
+            raise PydanticCustomError(
+                "lengths_are_equal",
+                "sequence_lengths are for unequal ones; these are all {length}: leave them out",
+                {"length": lengths[0]},
+            )
         found = (sum(lengths), max(lengths))
-        if found != (self.chunk_tokens, self.seq_len) or len(set(lengths)) == 1:
+        if found != (self.chunk_tokens, self.seq_len):
             raise PydanticCustomError(
                 "lengths_do_not_fit",
-                "unequal sequence lengths must add up to chunk_tokens {chunk_tokens} and be at "
-                "most seq_len {seq_len}: these add up to {total}, from {shortest} to {longest}",
+                "sequence_lengths must add up to chunk_tokens {chunk_tokens}, the longest being "
+                "seq_len {seq_len}: these add up to {total}, and the longest is {longest}",
                 {
                     "chunk_tokens": self.chunk_tokens, "seq_len": self.seq_len,
-                    "total": found[0], "shortest": min(lengths), "longest": found[1],
+                    "total": found[0], "longest": found[1],
                 },
             )  # fmt: skip
         return self
