@@ -100,11 +100,12 @@ def optimal_plans(  # noqa: PLR0913
 ) -> list[Plan]:
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
-    Nothing more is tried once a plan is as good as the bound, to a fraction of a percent, or
-    after two turns that are not near the step time to beat. State is tried at home on the host
-    where it is open and plans are far from the bound, or at once with `at_home`. The plan of
-    `streaming` is judged where the others are far from the bound; of chains of very many tasks
-    only if `thorough` and there is no other. Without `decide` other policies' plans are all.
+    Nothing more is tried once `resident` or `full_recompute` is as good as the bound, to a fraction
+    of a percent, or after two turns that are not near the step time to beat. State is tried at home
+    on the host where it is open and plans are far from the bound, or at once with `at_home`. The
+    plan of `streaming` is judged with effort `thorough`, and where the others are far from the
+    bound; of chains of very many tasks only if `thorough` and there is no other. Without `decide`
+    other policies' plans are all.
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home, decide=decide)
