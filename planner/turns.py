@@ -16,6 +16,7 @@ from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import Timeline
 
 _WITHIN_REACH = 1.02
+_PROMISING = 0.99
 _NOTHING_NEW = 2e-5
 GAIN = 0.998
 
@@ -126,5 +127,6 @@ class Turns:
     def _goes_on(self, plan_ns: float) -> bool:
         """Whether another turn may pay after one with such a plan."""
         worse = self.at_home and bool(self.found) and plan_ns > GAIN * fastest_ns(self.found)
-        hopeless = bool(self.found) and plan_ns > _WITHIN_REACH * self.beat_ns
+        promising = not self.found and self._before_s * 1e9 < _PROMISING * self.beat_ns
+        hopeless = plan_ns > _WITHIN_REACH * self.beat_ns and not promising
         return not worse and not hopeless

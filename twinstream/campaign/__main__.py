@@ -80,9 +80,8 @@ def run(  # noqa: PLR0913
     """Do the jobs that are not done yet, in order of value, and write what they find."""
     check_kernels(vector, attention)
     budget = Budget(60.0 * minutes - _LAST_S)
-    name = "cuda" if backend_named(backend) == "cuda" else "cpu"
     settings = Settings(
-        backend="cuda" if name == "cuda" else "cpu",
+        backend="cuda" if backend_named(backend) == "cuda" else "cpu",
         size="tiny" if size is SizeName.tiny else "full",
         stages=tuple(s for s in STAGES if not stage or s in [one.value for one in stage]),
         host_bytes=parse_bytes(host_mem) if size is SizeName.full else None,
@@ -97,8 +96,7 @@ def run(  # noqa: PLR0913
         DeviceProcess(settings.backend) as worker,
         DeviceProcess(settings.backend) as peer_worker,
     ):
-        command = shlex.join(["python", "-m", "twinstream.campaign", *sys.argv[1:]])
-        where = where_is(worker, settings.backend, command, commit)
+        where = where_is(worker, settings.backend, _command(), commit)
         store = _opened(Store(out, where, settings.size), again or ())
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
@@ -121,6 +119,10 @@ def _opened(store: Store, again: Sequence[str]) -> Store:
     for text in again:
         store.forget(text)
     return store
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "twinstream.campaign", *sys.argv[1:]])
 
 
 def _default_jobs() -> int:

@@ -193,7 +193,7 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
 
 def _check_order(wanted: options.PlanOptions) -> None:
     """Refuse an order of the optimizer that the policy would overrule."""
-    policy = wanted.policy
+    policy = wanted.policy or "optimal"
     place = "device_after_backward" if policy == SEED_POLICY else optimizer_place(policy)
     if wanted.optimizer in _ORDERS and place != "device" and wanted.optimizer != place:
         raise ChoiceError(
