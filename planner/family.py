@@ -20,10 +20,10 @@ from twinstream.planner.judge import Judge
 from twinstream.planner.kept import kept_chain
 from twinstream.planner.plan import as_step_bound, finished, recipe_of, step_bound
 from twinstream.planner.policies.optimal import (
-    MANY_TASKS,
     has_plan,
     optimal_plans,
     required,
+    streamed,
 )
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused, refused_as_fixed
@@ -42,6 +42,7 @@ _HELPS = 0.995
 _WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.08
+_MANY_TASKS = 1500
 _FEW_SEGMENTS = 300
 _SOLVERS = 2
 
@@ -106,6 +107,7 @@ class Family:
         if not found:
             cuts = list(self._all)
             found = self._plans(cuts, thorough=True)
+        found += self._streamed(found)
         least_s = _least_s(cuts)
         for plan, cut in sorted(found, key=_step_ns):
             chain = lower(self.spec, cut.workload, self.recipe)
@@ -115,6 +117,19 @@ class Family:
                 continue
             return Found(plan.step_ns, schedule, chain, self._step_bound(cut, least_s))
         return None
+
+    def _streamed(self, found: Sequence[tuple[Plan, Cut]]) -> list[tuple[Plan, Cut]]:
+        """The plan of `streaming` for the best way to cut, so that it is never faster there."""
+        if not found:
+            return []
+        best, cut = min(found, key=_step_ns)
+        plans = streamed(
+            self._lowered(cut.workload, JUDGED_ROUNDS), self.machine, self.caps, self.judge,
+            self.choices,
+            num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
+            best_ns=best.step_ns,
+        )  # fmt: skip
+        return [(plan, cut) for plan in plans]
 
     def least_s(self) -> float:
         """The least bound of all admissible workloads; infinite if there is none."""
@@ -261,7 +276,7 @@ class Family:
             return False
         best_s = min(plan.step_ns for plan, _ in found) / 1e9
         worth_it = _WORTH_IT_AT_FIRST if tried < _PLANNED else _WORTH_IT
-        if len(cut.small.tasks) > MANY_TASKS:
+        if len(cut.small.tasks) > _MANY_TASKS:
             worth_it = _WORTH_IT_OF_MANY
         if cut.bound.step_s * worth_it >= best_s:
             return False

@@ -26,8 +26,8 @@ _LESS_IN_FLIGHT = 3
 _TURNS = 3
 _NEAR_ENOUGH = 1.005
 _FAR_ENOUGH = 1.01
-_FAR_FROM_BOUND = 1.05
-MANY_TASKS = 1500
+_AS_GOOD = 1.0001
+_MOST_STREAMED = 5000
 
 _STATE_AT_HOME: Mapping[str, Home] = {
     "parameter": "host", "gradient": "host", "optimizer_state": "host",
@@ -57,7 +57,12 @@ def plan_optimal(
         plans = optimal_plans(
             chain, machine, caps, judge, num_rounds=num_rounds, bound_s=bound.step_s
         )
-    for plan in plans:
+        if plans:
+            plans += streamed(
+                chain, machine, caps, judge, OPEN, num_rounds=num_rounds, bound_s=bound.step_s,
+                best_ns=fastest_ns(plans),
+            )  # fmt: skip
+    for plan in sorted(plans, key=lambda plan: plan.step_ns):
         try:
             return plan.make(chain).model_copy(update={"policy": "optimal"})
         except (InfeasiblePlan, DoesNotFit):
@@ -103,9 +108,8 @@ def optimal_plans(  # noqa: PLR0913
     Nothing more is tried once `resident` or `full_recompute` is as good as the bound, to a fraction
     of a percent, or after two turns that are not near the step time to beat. State is tried at home
     on the host where it is open and plans are far from the bound, or at once with `at_home`. The
-    plan of `streaming` is judged with effort `thorough`, and where the others are far from the
-    bound; of chains of very many tasks only if `thorough` and there is no other. Without `decide`
-    other policies' plans are all.
+    plan of `streaming` is made only if `thorough` and there is no other (else see `streamed`).
+    Without `decide` other policies' plans are all.
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home, decide=decide)
@@ -135,19 +139,16 @@ class _Search:
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if decide and fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns, bound_ns, at_home=at_home)
-        if self._may_stream(min(fastest_ns(found), beat_ns), bound_ns, thorough=thorough):
+        if not found and beat_ns == inf and thorough and self.choices.open:
             found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
 
-    def _may_stream(self, best_ns: float, bound_ns: float, *, thorough: bool) -> bool:
-        """Whether the plan of `streaming` may be wanted."""
-        if not self.choices.open:
-            return False
-        if best_ns == inf:
-            return thorough
-        if self.choices.effort != "normal":
-            return self.choices.effort == "thorough"
-        return best_ns > bound_ns * _FAR_FROM_BOUND and len(self.small.tasks) <= MANY_TASKS
+    def streamed(self, best_ns: float, bound_ns: float) -> list[Plan]:
+        """The plan of `streaming`, where it may be faster than the best there is."""
+        if self.choices.effort == "quick" or not self.choices.open:
+            return []
+        as_good = best_ns <= bound_ns * _AS_GOOD
+        return [] if as_good or len(self.small.tasks) > _MOST_STREAMED else self._of(plan_streaming)
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program, with no bytes left for copies in flight."""
@@ -212,6 +213,25 @@ class _Search:
 
     def _most_turns(self) -> int:
         return 1 if self.choices.effort == "quick" else _TURNS
+
+
+def streamed(  # noqa: PLR0913
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    judge: Judge | None,
+    choices: Choices,
+    *,
+    num_rounds: int,
+    bound_s: float,
+    best_ns: float,
+) -> list[Plan]:
+    """The plan of `streaming` for a chain of which there is a plan, if it may be faster.
+
+    None with effort `quick`, where something is fixed, at the bound, and of more than 5,000 tasks.
+    """
+    search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
+    return search.streamed(best_ns, bound_s * 1e9)
 
 
 def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedule:
