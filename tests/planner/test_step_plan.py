@@ -4,12 +4,14 @@ from functools import cache
 
 import pytest
 
+from tests.hardware_profiles.machines import number
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
 from twinstream.models.recipe import Recipe
 from twinstream.planner.bound import lower_bound
+from twinstream.planner.choices import Choices, Effort
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
@@ -172,7 +174,6 @@ def test_without_a_cap_the_step_is_at_its_bound_but_for_latencies():
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("step", ["one size", "several sizes", "sliced"])
 def test_it_is_never_slower_than_another_policy_on_the_same_chain(step, machine):
-    """But for half a percent: nothing more is tried once a plan is that near the bound."""
     compared = 0
     for caps in caps_of(step)[:: 1 if machine == "cpu" else 2]:
         schedule = planned(step, caps, machine)
@@ -184,8 +185,27 @@ def test_it_is_never_slower_than_another_policy_on_the_same_chain(step, machine)
             except InfeasiblePlan:
                 continue
             compared += 1
-            assert ours_ns <= 1.005 * judge_of(machine)(other).step_ns, (policy, caps)
+            assert ours_ns <= 1.0001 * judge_of(machine)(other).step_ns, (policy, caps)
     assert compared >= 4
+
+
+@pytest.mark.parametrize(("num_layers", "device_kib"), [(4, 437), (3, 409), (2, 423)])
+def test_where_streaming_beats_the_programs_decisions_its_plan_is_taken(num_layers, device_kib):
+    rates = {f"pcie_{way}_bytes_per_s": number(3e8) for way in ("h2d", "d2h")}
+    machine = MACHINE.model_copy(update=rates)
+    step = TrainingStep(seq_len=64, tokens_per_step=128, chunk_tokens=32, chunks_per_round=2)
+    spec, caps = small("tiny", num_layers=num_layers), Caps(device_bytes=device_kib * KIB)
+
+    def judge(schedule: Schedule) -> Timeline:
+        return simulate(schedule, machine)
+
+    def step_ns(effort: Effort) -> float:
+        choices = Choices(effort=effort)
+        return judge(plan_step(spec, step, machine, caps, "optimal", judge, choices)).step_ns
+
+    chain = lower(spec, plan_step(spec, step, machine, caps, "optimal", judge).workload)
+    streaming_ns = judge(plan_chain(chain, machine, caps, "streaming")).step_ns
+    assert step_ns("normal") <= streaming_ns < step_ns("quick")
 
 
 @pytest.mark.parametrize(("step", "caps"), [case for case in CASES if case[0] != "one size"])
