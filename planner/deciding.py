@@ -11,18 +11,21 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares
-from twinstream.planner.emission import Placement, emit, host_bytes
+from twinstream.planner.emission import Emitted, Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
+from twinstream.planner.packing import align_up
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
+from twinstream.planner.timed import timed_allowances, timed_stays
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import PassSpans
 
 JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
@@ -34,6 +37,7 @@ _SHARES_OF_COPIES = (0.5, 0.5, 0.25, 0.0)
 _LESS_KEPT = 0.85
 _HOST_REPAIRS = 3
 _HOST_SHARE = 0.99
+_MOST_WASTE = 1.03
 
 
 class DoesNotFit(TwinstreamError):
@@ -184,6 +188,36 @@ class Decider:
                 return candidate, placement
             most_alive = round(_LESS_KEPT * alive)
         return None
+
+    def tightened(
+        self, candidate: Candidate, placement: Placement, emitted: Emitted, spans: PassSpans
+    ) -> tuple[Candidate, Placement] | None:
+        """The candidate with no more time for copies than they took; None if little was wasted.
+
+        Args:
+            candidate: as it was judged.
+            placement: its stays in the judged rounds.
+            emitted: their schedule.
+            spans: of its steady pass.
+        """
+        units = placement.units.units
+        sequence = TaskSequence.of(
+            self.judged, self._judged_units, candidate.decisions, self._call_ns
+        )
+        timed = timed_stays(placement.stays, emitted, spans)
+        extent = max(
+            (
+                offset + align_up(units[stay.unit].tensor.size_bytes)
+                for stay, offset in zip(placement.stays, placement.offsets, strict=True)
+            ),
+            default=0,
+        )
+        if extent <= _MOST_WASTE * int(alive_bytes(sequence, timed).max()):
+            return None
+        allowances = timed_allowances(candidate.allowances, sequence, timed)
+        tighter = Candidate(candidate.decisions, allowances)
+        placement, over = self._place(sequence, tighter)
+        return None if over else (tighter, placement)
 
     def _placed(
         self,

@@ -52,14 +52,27 @@ class Placement:
         return traffic_of(self.chain, self.units, self.stays)
 
 
+@dataclass(frozen=True)
+class Emitted:
+    """A schedule, and for which stay, by number, each of its copies is."""
+
+    schedule: Schedule
+    stay_of_copy: Mapping[str, int]
+
+
 def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Schedule:
     """The schedule of a placement, with every wait its choices imply."""
+    return emitted(placement, machine, caps, policy).schedule
+
+
+def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
+    """The schedule of a placement, and whose copies it has."""
     emission = _Emission(placement)
     ops = tuple(emission.run())
     slots = tuple(emission.slots.values())
     chain = placement.chain
     used_calls = {op.call for op in ops if isinstance(op, Compute)}
-    return Schedule(
+    schedule = Schedule(
         tensors=chain.tensors,
         slots=slots,
         calls={name: call for name, call in chain.calls.items() if name in used_calls},
@@ -73,6 +86,7 @@ def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Sch
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
         policy=policy,
     )
+    return Emitted(schedule, emission.stay_of_copy)
 
 
 def host_units(placement: Placement) -> list[Unit]:
@@ -115,6 +129,7 @@ class _Emission:
         self.traffic = placement.traffic
         self.slots: dict[str, Slot] = {}
         self.homes: dict[str, str] = {}
+        self.stay_of_copy: dict[str, int] = {}
         self._inputs: dict[tuple[str, int], Input] = {
             (i.tensor, i.version): i for i in placement.chain.inputs
         }
@@ -242,7 +257,7 @@ class _Emission:
             ops += self._fed(tensor, version, home)
             ops.append(
                 Copy(
-                    op_id=self._copy_id("h2d", tensor), stream=stream, tensor=tensor,
+                    op_id=self._copy_id("h2d", tensor, index), stream=stream, tensor=tensor,
                     version=version, source=home, destination=slot,
                 )
             )  # fmt: skip
@@ -255,7 +270,7 @@ class _Emission:
         for tensor, version in self._copied(unit, leaves):
             ops.append(
                 Copy(
-                    op_id=self._copy_id("d2h", tensor), stream=D2H, tensor=tensor,
+                    op_id=self._copy_id("d2h", tensor, index), stream=D2H, tensor=tensor,
                     version=version, source=slot, destination=home,
                 )
             )  # fmt: skip
@@ -275,7 +290,8 @@ class _Emission:
             return [(unit, versions.pop())]
         return list(leaves.items())
 
-    def _copy_id(self, direction: str, tensor: str) -> str:
+    def _copy_id(self, direction: str, tensor: str, stay: int) -> str:
         key = f"{direction}.{tensor}"
         number = self._numbers[key] = self._numbers.get(key, -1) + 1
+        self.stay_of_copy[f"{key}.{number}"] = stay
         return f"{key}.{number}"

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from twinstream.planner.board import Ranges, SoftItem
 from twinstream.planner.residency import Stay
 from twinstream.planner.rounds import Folding
-from twinstream.planner.soft_packing import Ranges, SoftItem, pack_soft
+from twinstream.planner.soft_packing import pack_soft
 from twinstream.planner.uses import UnitMap
 
 _SHARES = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like

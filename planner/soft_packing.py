@@ -2,28 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.packing import align_up, first_gap, live_peak, moved_ahead
+from twinstream.planner.board import Board, Levels, Ranges, SoftItem
+from twinstream.planner.packing import ALIGNMENT_BYTES, live_peak
 
-Ranges = tuple[tuple[int, int], ...]
-_MOST_PLACED = 15_000
-_LEAST_ATTEMPTS, _MOST_ATTEMPTS = 2, 6
-_POWERS_OF_TIME = (1.0, 0.0, 2.0, 0.5)
-_TIGHT = 1.02
-_CLEARLY = 1.02
-
-
-@dataclass(frozen=True)
-class SoftItem:
-    """Bytes that are alive in disjoint ranges of tasks: as long as wanted first, ever shorter."""
-
-    levels: tuple[Ranges, ...]
-    size_bytes: int
+_STEPS = 1000
+_STEPS_PER_ITEM = 20
+_WASTES = (1.01, 1.03)
 
 
 @dataclass(frozen=True)
@@ -38,129 +27,105 @@ class Packed:
 def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None) -> Packed:
     """Offsets under a cap where that is possible.
 
-    One after the other, items go to the lowest offset where nothing is alive at the same time;
-    where that is beyond the cap, a shorter level is tried. They come in several orders, of bytes x
-    a power of time, until one wastes little; if none fits the cap, other orders are tried, with
-    the items that found no room further ahead.
+    One after the other, of most bytes x time first, items go to the lowest offset where nothing is
+    alive at the same time; where that is beyond the cap, a shorter level is tried. What still
+    sticks out goes where least is in its way, and that elsewhere (`Board.rearrange`). Then items
+    get longer levels where there is room for them; and the extent is brought near the most bytes
+    alive at once as it was brought under the cap.
     """
     if not items:
         empty = np.zeros(0, dtype=np.int64)
         return Packed(empty, empty, 0)
-    packing = _Packing(items, cap_bytes)
-    attempts = min(_MOST_ATTEMPTS, max(_LEAST_ATTEMPTS, _MOST_PLACED // len(items)))
-    powers = _POWERS_OF_TIME[:attempts]
-    for power in powers:
-        packing.attempt(packing.order(power))
-        if packing.is_tight:
-            break
-    order, found = packing.best_order, packing.best
-    for _ in range(attempts - len(powers)):
-        if packing.fits:
-            break
-        order = moved_ahead(order, packing.sticks_out(found))
-        if (next_found := packing.attempt(order)) is None:
-            break
-        found = next_found
-    return packing.best
+    packing = _Packing(items, inf if cap_bytes is None else cap_bytes)
+    packing.place()
+    if packing.fit():
+        packing.lengthen()
+        packing.tighten()
+    packing.lengthen()
+    board = packing.board
+    return Packed(board.offsets, board.levels, board.extent_bytes)
 
 
 class _Packing:
-    """Attempts, and the best of them: it fits, or exceeds least; it costs least; it is smallest."""
+    def __init__(self, items: Sequence[SoftItem], cap_bytes: float) -> None:
+        self.board = Board(items)
+        self._items, self._cap = items, cap_bytes
+        self._levels = [range(len(item.levels)) for item in items]
 
-    def __init__(self, items: Sequence[SoftItem], cap_bytes: int | None) -> None:
-        self._items, self._cap = items, inf if cap_bytes is None else cap_bytes
-        self._cap_bytes = cap_bytes
-        self._sizes = np.asarray([align_up(item.size_bytes) for item in items], dtype=np.int64)
-        self._bare = np.asarray([_length(item.levels[-1]) for item in items], dtype=np.float64)
-        self._begins = np.asarray([item.levels[0][0][0] for item in items], dtype=np.int64)
-        self._rank: tuple[float, float, int | float] = inf, inf, inf
+    def place(self) -> None:
+        """All items, each at the lowest offset that is free; beyond the cap as short as it gets."""
+        board, last = self.board, [len(item.levels) - 1 for item in self._items]
+        for item in self._order():
+            if not board.put_if_free(item, self._cap, self._levels[item]):
+                board.put(item, board.lowest(item, last[item]), last[item])
 
-    def order(self, power: float) -> list[int]:
-        """By bytes x a power of the time without that for copies, the most first; then by begin."""
-        area = self._sizes * np.maximum(self._bare, 1.0) ** power
-        return [int(i) for i in np.lexsort((self._begins, -area))]
+    def fit(self) -> bool:
+        """Bring all that sticks out under the cap; if that is not to be, everything stays."""
+        if self._cap == inf or self.board.extent_bytes <= self._cap:
+            return True
+        hopeless = self._peak([len(item.levels) - 1 for item in self._items]) > self._cap
+        return not hopeless and self._rearranged(int(self._cap), self._levels)
 
-    def attempt(self, order: Sequence[int]) -> Packed | None:
-        """In this order; None if it comes out clearly larger than the best so far."""
-        most_bytes = _CLEARLY * max(self._cap, self._rank[0])
-        found = _Board(self._items, self._cap_bytes).placed(order, most_bytes)
-        if found is None:
-            return None
-        lost = sum(
-            (_length(self._items[i].levels[0]) - _length(self._items[i].levels[level]))
-            * self._items[i].size_bytes
-            for i, level in enumerate(found.levels.tolist())
-            if level
-        )
-        rank = max(self._cap, found.extent_bytes), lost, found.extent_bytes
-        if rank < self._rank:
-            self.best, self.best_order, self._rank = found, order, rank
-        return found
+    def lengthen(self) -> None:
+        """Longer levels under the cap, until nothing gets any."""
+        board, longer = self.board, True
+        while longer:
+            longer = False
+            for item in np.flatnonzero(board.levels).tolist():
+                offset, level = int(board.offsets[item]), int(board.levels[item])
+                board.take(item)
+                alive = self._items[item].levels
+                shorter = (n for n in range(level) if alive[n] != alive[level])
+                if offset + board.sizes[item] <= self._cap and board.put_if_free(
+                    item, self._cap, shorter
+                ):
+                    longer = True
+                else:
+                    board.put(item, offset, level)
 
-    @property
-    def fits(self) -> bool:
-        return self.best.extent_bytes <= self._cap
+    def tighten(self) -> None:
+        """Bring the extent near the most bytes alive at once, with the same levels."""
+        levels = self.board.levels.tolist()
+        peak = self._peak(levels)
+        for waste in _WASTES:
+            wanted = max(peak, int(peak * waste) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+            if self._rearranged(wanted, [(level,) for level in levels]):
+                break
 
-    @property
-    def is_tight(self) -> bool:
-        """Whether nothing gets less time for its copies, and few bytes are wasted."""
-        return self.fits and not self._rank[1] and self.best.extent_bytes <= _TIGHT * self._peak
+    def _order(self) -> list[int]:
+        """By bytes x time without that for copies, the most first; then by begin."""
+        bare = np.asarray([_length(item.levels[-1]) for item in self._items], dtype=np.float64)
+        begins = np.asarray([item.levels[0][0][0] for item in self._items], dtype=np.int64)
+        order: list[int] = np.lexsort((begins, -self.board.sizes * np.maximum(bare, 1.0))).tolist()
+        return order
 
-    @cached_property
-    def _peak(self) -> int:
-        """Most bytes alive at once, were there no cap."""
-        wanted = (
-            (item.levels[0], size) for item, size in zip(self._items, self._sizes, strict=True)
-        )
-        return live_peak([(b, e, int(size)) for ranges, size in wanted for b, e in ranges])[0]
+    def _rearranged(self, most_bytes: int, levels: Levels) -> bool:
+        """Whether everything is within so many bytes now; if not, it is where it was."""
+        board = self.board
+        if not (out := board.beyond(most_bytes)):
+            return True
+        if int(board.sizes.max()) > most_bytes:
+            return False
+        before = board.offsets.tolist(), board.levels.tolist()
+        num_items = len(self._items)
+        most_steps = min(_STEPS + num_items, _STEPS_PER_ITEM * num_items)
+        if board.rearrange(out, most_bytes, levels, most_steps):
+            return True
+        for item, (offset, level) in enumerate(zip(*before, strict=True)):
+            board.put(item, offset, level)
+        return False
 
-    def sticks_out(self, found: Packed) -> NDArray[np.bool_]:
-        return found.offsets + self._sizes > self._cap
+    def _peak(self, levels: Sequence[int]) -> int:
+        """Most bytes alive at once, with these levels."""
+        sizes = self.board.sizes.tolist()
+        return live_peak(
+            [
+                (begin, end, size)
+                for item, size, level in zip(self._items, sizes, levels, strict=True)
+                for begin, end in item.levels[level]
+            ]
+        )[0]
 
 
 def _length(ranges: Ranges) -> int:
     return sum(end - begin for begin, end in ranges)
-
-
-class _Board:
-    """Bytes and time, with the ranges of items placed so far."""
-
-    def __init__(self, items: Sequence[SoftItem], cap_bytes: int | None) -> None:
-        self._items, self._cap = items, cap_bytes
-        pieces = max(1, sum(max(map(len, item.levels)) for item in items))
-        self._begins, self._ends, self._lows, self._highs = np.zeros((4, pieces), dtype=np.int64)
-        self._count = 0
-
-    def placed(self, order: Sequence[int], most_bytes: float = inf) -> Packed | None:
-        """All items, one after the other; None as soon as one lies beyond `most_bytes`."""
-        offsets = np.zeros(len(self._items), dtype=np.int64)
-        levels = np.zeros(len(self._items), dtype=np.int64)
-        extent = 0
-        for i in order:
-            item, size = self._items[i], align_up(self._items[i].size_bytes)
-            offset, level = 0, 0
-            for level, ranges in enumerate(item.levels):
-                if level and ranges == item.levels[level - 1]:
-                    continue
-                offset = self._lowest(ranges, size)
-                if self._cap is None or offset + size <= self._cap:
-                    break
-            self._put(item.levels[level], offset, offset + size)
-            offsets[i], levels[i] = offset, level
-            extent = max(extent, offset + size)
-            if extent > most_bytes:
-                return None
-        return Packed(offsets, levels, extent)
-
-    def _lowest(self, ranges: Ranges, size: int) -> int:
-        begins, ends = self._begins[: self._count], self._ends[: self._count]
-        meets = np.zeros(self._count, dtype=np.bool_)
-        for begin, end in ranges:
-            meets |= (begins < end) & (ends > begin)
-        return first_gap(self._lows[: self._count][meets], self._highs[: self._count][meets], size)
-
-    def _put(self, ranges: Ranges, low: int, high: int) -> None:
-        for begin, end in ranges:
-            n = self._count
-            self._begins[n], self._ends[n], self._lows[n], self._highs[n] = begin, end, low, high
-            self._count += 1

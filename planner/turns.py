@@ -8,17 +8,22 @@ from math import inf
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares, lowered
 from twinstream.planner.deciding import Candidate, Decider, NotWanted
-from twinstream.planner.emission import Placement, emit
+from twinstream.planner.emission import Emitted, Placement, emit, emitted
 from twinstream.planner.judge import Judge
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import PassSpans, Timeline
 
 _WITHIN_REACH = 1.02
 _PROMISING = 0.99
 _NOTHING_NEW = 2e-5
 GAIN = 0.998
+_NEAR_ENOUGH = 1.005
+_LESS_ROOM = 3
+_LEAST_ROOM_BYTES = 2**20
+_WAITS_PER_ROOM = 0.5
+_AS_FAST = 1.0002
 
 Maker = Callable[[Chain], Schedule]
 
@@ -52,6 +57,23 @@ def step_ns(schedule: Schedule, timeline: Timeline, num_rounds: int) -> float:
     return timeline.step_ns + more * (end_of_round[2] - end_of_round[1])
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """What was decided with so much room and these shares, and how it was judged.
+
+    `decided_ns` is the step time that the program's decisions come to, `plan_ns` that of the plan.
+    """
+
+    room: int
+    shares: Shares
+    decided_ns: float
+    plan_ns: float
+    candidate: Candidate
+    placement: Placement
+    emitted: Emitted
+    spans: PassSpans
+
+
 @dataclass
 class Turns:
     """Turns with the same choices.
@@ -62,71 +84,117 @@ class Turns:
         choices: what is fixed.
         at_home: they have all state at home on the host, where it was open; that is not tried
             where already the program's decisions are no faster than `beat_ns`.
+        bound_ns: no step is faster.
         beat_ns: the step time of the best plan known.
         most: turns to take.
         shares: how much of the links the program may use beside each task at first; after the
             turns, what the fastest of the plans was decided with.
-        rooms: bytes to leave for copies in flight, the first with which anything fits.
+        rooms: bytes to leave for copies in flight, the first with which anything fits; after the
+            turns, what the fastest was decided with is the first.
     """
 
     decider: Decider
     judge: Judge
     choices: Choices
     at_home: bool
+    bound_ns: float
     beat_ns: float
     most: int
     shares: Shares
     rooms: list[int]
     found: list[Plan] = field(default_factory=list)
+    _best: _Turn | None = None
+    _last: _Turn | None = None
     _decided_s: float = 0.0
-    _before_s: float = 0.0
-    _before: Placement | None = None
 
     def take(self) -> None:
         """All turns that may pay; `found` has their plans."""
-        shares = self.shares
-        while len(self.found) < self.most:
-            fitting = self._fitting(shares)
-            if fitting is None or (self._before and fitting[1].same_as(self._before)):
+        shares: Shares | None = self.shares
+        room = self.rooms[0]
+        while shares is not None and len(self.found) < self.most:
+            before, turn = self._last, self._taken(room, shares)
+            if turn is None:
                 break
-            candidate, self._before = fitting
-            self._before_s = self._decided_s
-            schedule = emit(self._before, self.decider.machine, self.decider.caps, "optimal")
-            timeline = self.judge(schedule)
-            plan_ns = step_ns(schedule, timeline, self.decider.num_rounds)
-            if plan_ns < fastest_ns(self.found):
-                self.shares = shares
-            going_on = self._goes_on(plan_ns)
-            make = partial(self.decider.schedule, candidate)
-            self.found.append(Plan(plan_ns, make, self.at_home))
-            spans = timeline.passes[-1]
-            less = lowered(shares, schedule, spans, self.decider.judged, self.decider.small)
-            if not going_on or less is None:
+            going_on = self._goes_on(turn)
+            if self._best is None or turn.plan_ns < self._best.plan_ns:
+                self._best = turn
+            make = partial(self.decider.schedule, turn.candidate)
+            self.found.append(Plan(turn.plan_ns, make, self.at_home))
+            if not going_on:
                 break
-            shares = less
+            if turn is self._best and self._wants_less_room(turn):
+                room = turn.room // _LESS_ROOM if turn.room > _LEAST_ROOM_BYTES else 0
+                continue
+            if before is not None and before.room != turn.room and turn is not self._best:
+                turn = self._best
+            room, shares = turn.room, self._lowered(turn)
+        if self._best is not None:
+            self.shares, self.rooms[0] = self._best.shares, self._best.room
+            self._tighten(self._best)
 
-    def _fitting(self, shares: Shares) -> tuple[Candidate, Placement] | None:
+    def _tighten(self, best: _Turn) -> None:
+        """Take no more memory for copies than they need, where that costs nothing."""
+        found = self.decider.tightened(best.candidate, best.placement, best.emitted, best.spans)
+        if found is None:
+            return
+        candidate, placement = found
+        schedule = emit(placement, self.decider.machine, self.decider.caps, "optimal")
+        plan_ns = step_ns(schedule, self.judge(schedule), self.decider.num_rounds)
+        if plan_ns <= _AS_FAST * best.plan_ns:
+            before = fastest_ns(self.found)
+            tighter = Plan(plan_ns, partial(self.decider.schedule, candidate), self.at_home)
+            self.found = [plan for plan in self.found if plan.step_ns > before] + [tighter]
+
+    def _taken(self, room: int, shares: Shares) -> _Turn | None:
+        """None where nothing fits, or nothing that is new."""
+        fitting = self._fitting(room, shares)
+        if fitting is None or (self._last and fitting[1].same_as(self._last.placement)):
+            return None
+        candidate, placement = fitting
+        made = emitted(placement, self.decider.machine, self.decider.caps, "optimal")
+        timeline = self.judge(made.schedule)
+        plan_ns = step_ns(made.schedule, timeline, self.decider.num_rounds)
+        self._last = _Turn(
+            self.rooms[0] if self._last is None else room, shares, self._decided_s * 1e9, plan_ns,
+            candidate, placement, made, timeline.passes[-1],
+        )  # fmt: skip
+        return self._last
+
+    def _fitting(self, room: int, shares: Shares) -> tuple[Candidate, Placement] | None:
         """The first time with as little room for copies in flight as it takes, then with that."""
-        while self.rooms:
-            try:
+        try:
+            if self._last is not None:
+                return self.decider.fitting(self.choices, room, shares, self._wanted)
+            while self.rooms:
                 fitting = self.decider.fitting(self.choices, self.rooms[0], shares, self._wanted)
-            except NotWanted:
-                return None
-            if fitting is not None or self.found:
-                return fitting
-            del self.rooms[0]
+                if fitting is not None:
+                    return fitting
+                del self.rooms[0]
+        except NotWanted:
+            pass
         return None
 
     def _wanted(self, decided_s: float) -> bool:
         """Whether the program learned from the turn before; or may have the fastest plan."""
         self._decided_s = decided_s
-        if self.found:
-            return abs(decided_s - self._before_s) > _NOTHING_NEW * self._before_s
+        if self._last is not None:
+            learned_ns = abs(decided_s * 1e9 - self._last.decided_ns)
+            return learned_ns > _NOTHING_NEW * self._last.decided_ns
         return not self.at_home or decided_s * 1e9 <= GAIN * self.beat_ns
 
-    def _goes_on(self, plan_ns: float) -> bool:
-        """Whether another turn may pay after one with such a plan."""
-        worse = self.at_home and bool(self.found) and plan_ns > GAIN * fastest_ns(self.found)
-        promising = not self.found and self._before_s * 1e9 < _PROMISING * self.beat_ns
-        hopeless = plan_ns > _WITHIN_REACH * self.beat_ns and not promising
+    def _goes_on(self, turn: _Turn) -> bool:
+        """Whether another turn may pay after this one, the last."""
+        worse = self.at_home and bool(self.found) and turn.plan_ns > GAIN * fastest_ns(self.found)
+        promising = not self.found and turn.decided_ns < _PROMISING * self.beat_ns
+        hopeless = turn.plan_ns > _WITHIN_REACH * self.beat_ns and not promising
         return not worse and not hopeless
+
+    def _wants_less_room(self, turn: _Turn) -> bool:
+        """Whether the room left for copies costs more than waiting for copies does."""
+        near = turn.plan_ns <= _NEAR_ENOUGH * self.bound_ns
+        waits_ns, room_ns = turn.plan_ns - turn.decided_ns, turn.decided_ns - self.bound_ns
+        return turn.room > 0 and not near and waits_ns < _WAITS_PER_ROOM * room_ns
+
+    def _lowered(self, turn: _Turn) -> Shares | None:
+        schedule, decider = turn.emitted.schedule, self.decider
+        return lowered(turn.shares, schedule, turn.spans, decider.judged, decider.small)

@@ -189,23 +189,30 @@ class _Search:
         shares = full_shares(len(self.small.tasks))
         all_at_home = replace(self.choices, homes=_STATE_AT_HOME)
         if at_home and self.choices.open:
-            turns = self._turns_of(all_at_home, beat_ns, shares, rooms)
+            turns = self._turns_of(all_at_home, bound_ns, beat_ns, shares, rooms)
             if turns.found:
                 return turns.found
-        turns = self._turns_of(self.choices, beat_ns, shares, rooms)
+        turns = self._turns_of(self.choices, bound_ns, beat_ns, shares, rooms)
         near = fastest_ns(turns.found) <= bound_ns * _FAR_ENOUGH
         if at_home or near or not self.choices.open:
             return turns.found
         beat_ns = min(beat_ns, fastest_ns(turns.found))
         rooms = turns.rooms or rooms
-        return turns.found + self._turns_of(all_at_home, beat_ns, turns.shares, rooms).found
+        return (
+            turns.found + self._turns_of(all_at_home, bound_ns, beat_ns, turns.shares, rooms).found
+        )
 
     def _turns_of(
-        self, choices: Choices, beat_ns: float, shares: Shares, rooms: Sequence[int]
+        self,
+        choices: Choices,
+        bound_ns: float,
+        beat_ns: float,
+        shares: Shares,
+        rooms: Sequence[int],
     ) -> Turns:
         """Turns with these choices, taken."""
         turns = Turns(
-            self.decider, self.judge, choices, choices is not self.choices, beat_ns,
+            self.decider, self.judge, choices, choices is not self.choices, bound_ns, beat_ns,
             self._most_turns(), shares, list(rooms),
         )  # fmt: skip
         turns.take()

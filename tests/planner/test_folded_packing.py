@@ -100,13 +100,6 @@ def test_first_and_last_rounds_are_the_same_whatever_is_between(shape, cap):
         assert (pieces(sequence, found, 0), pieces(sequence, found, rounds - 1)) == ends
 
 
-@pytest.mark.parametrize(("shape", "cap"), [case for case in CASES if case[1] in (None, 300_000)])
-def test_three_rounds_are_packed_as_many_are_where_memory_is_not_tight(shape, cap):
-    few, many = packed(shape, 3, cap), packed(shape, 9, cap)
-    for place, of_many in ((0, 0), (1, 4), (2, 8)):
-        assert pieces(*few, place) == pieces(*many, of_many)
-
-
 @pytest.mark.parametrize(("shape", "cap"), CASES)
 def test_stays_of_all_rounds_that_meet_share_no_bytes(shape, cap):
     sequence, found = packed(shape, 7, cap)

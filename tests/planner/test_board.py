@@ -1,0 +1,107 @@
+"""Items on a board: what is in the way goes elsewhere, and nothing ever overlaps."""
+
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twinstream.planner.board import Board, SoftItem
+from twinstream.planner.soft_packing import pack_soft
+
+UNIT = 256
+
+# (begin, end, units)
+Rectangle = tuple[int, int, int]
+
+RECTANGLES = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 6), st.integers(1, 5)).map(
+        lambda drawn: (drawn[0], drawn[0] + drawn[1], drawn[2])
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def items_of(rectangles: list[Rectangle]) -> list[SoftItem]:
+    return [SoftItem((((begin, end),),), units * UNIT) for begin, end, units in rectangles]
+
+
+def overlaps(items: list[SoftItem], offsets: list[int]) -> list[tuple[int, int]]:
+    def meet(i: int, j: int) -> bool:
+        ((a, b),), ((c, d),) = items[i].levels[0], items[j].levels[0]
+        low, other = offsets[i], offsets[j]
+        apart = low + items[i].size_bytes <= other or other + items[j].size_bytes <= low
+        return a < d and c < b and not apart
+
+    return [pair for pair in combinations(range(len(items)), 2) if meet(*pair)]
+
+
+def cut_up(seed: int, tasks: int, units: int, pieces: int) -> list[Rectangle]:
+    """Rectangles that fill `tasks` x `units` without a gap."""
+    random, found = Random(seed), [(0, tasks, 0, units)]
+    while len(found) < pieces:
+        begin, end, low, high = found.pop(random.randrange(len(found)))
+        if random.random() < 0.5 and end - begin > 1:
+            at = random.randint(begin + 1, end - 1)
+            found += [(begin, at, low, high), (at, end, low, high)]
+        elif high - low > 1:
+            at = random.randint(low + 1, high - 1)
+            found += [(begin, end, low, at), (begin, end, at, high)]
+        else:
+            found.append((begin, end, low, high))
+    random.shuffle(found)
+    return [(begin, end, high - low) for begin, end, low, high in found]
+
+
+@given(RECTANGLES, st.integers(5, 20), st.integers(0, 60))
+@settings(max_examples=300, deadline=None)
+def test_what_was_rearranged_lies_within_the_bytes_and_nothing_overlaps(rectangles, most, steps):
+    items = items_of(rectangles)
+    board = Board(items)
+    fits = board.rearrange(range(len(items)), most * UNIT, [(0,)] * len(items), steps)
+    if fits:
+        offsets = board.offsets.tolist()
+        assert overlaps(items, offsets) == []
+        assert board.extent_bytes <= most * UNIT
+        assert min(offsets) >= 0
+    else:
+        tight = (
+            max(sum(u for b, e, u in rectangles if b <= at < e) for at in range(16)) > 0.5 * most
+        )
+        assert tight or steps < len(items)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_that_is_all_in_use_all_the_time_is_packed_with_little_more(seed):
+    """In no order do these all find room one after the other."""
+    items = items_of(cut_up(seed, tasks=60, units=64, pieces=120))
+    assert pack_soft(items, 68 * UNIT).extent_bytes <= 68 * UNIT
+
+
+def test_the_one_in_the_way_goes_elsewhere():
+    early, late, long, wide = items_of([(0, 2, 1), (2, 4, 1), (0, 4, 1), (1, 3, 2)])
+    items = [early, late, long, wide]
+    board = Board(items)
+    board.put(0, 0, 0)
+    board.put(1, 3 * UNIT, 0)
+    board.put(2, UNIT, 0)
+    assert not board.put_if_free(3, 4 * UNIT, (0,))
+    assert board.rearrange([3], 4 * UNIT, [(0,)] * 4, 20)
+    assert overlaps(items, board.offsets.tolist()) == []
+    assert board.extent_bytes == 4 * UNIT
+
+
+def test_a_search_without_end_is_given_up():
+    items = items_of([(0, 2, 3), (0, 2, 3)])
+    assert not Board(items).rearrange([0, 1], 5 * UNIT, [(0,)] * 2, 50)
+
+
+def test_off_the_board_an_item_is_in_nobodys_way():
+    items = items_of([(0, 2, 3), (1, 2, 1)])
+    board = Board(items)
+    board.put(0, 0, 0)
+    assert board.lowest(1, 0) == 3 * UNIT
+    board.take(0)
+    assert board.lowest(1, 0) == 0

@@ -1,0 +1,114 @@
+"""What copies did not take of the time reserved for them is memory for others."""
+
+from functools import cache
+
+import pytest
+
+from tests.hardware_profiles.machines import number
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.models.lowering import lower
+from twinstream.planner.choices import OPEN
+from twinstream.planner.congestion import full_shares
+from twinstream.planner.deciding import Candidate, Decider
+from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.margins import alive_bytes
+from twinstream.planner.task_sequence import TaskSequence
+from twinstream.planner.timed import timed_stays
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.conforms import conforms
+from twinstream.schedule.document import Caps
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.timeline import PassSpans
+from twinstream.schedule.verify import verify
+from twinstream.schedule.verify_layout import arena_bytes
+from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import simulate
+
+KIB = 1024
+WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=1, rounds_per_step=4)
+CHAIN = lower(small("tiny", num_layers=4), WORKLOAD)
+SLOW = MACHINE.model_copy(update={f"pcie_{way}_bytes_per_s": number(3e8) for way in ("h2d", "d2h")})
+
+
+@cache
+def decider(device_kib: int) -> Decider:
+    return Decider(CHAIN, SLOW, Caps(device_bytes=device_kib * KIB), num_rounds=4)
+
+
+@cache
+def decided(device_kib: int) -> tuple[Candidate, Placement, Emitted]:
+    mine = decider(device_kib)
+    found = mine.fitting(OPEN, mine.in_flight() // 3, full_shares(len(mine.small.tasks)))
+    assert found is not None
+    return *found, emitted(found[1], SLOW, mine.caps, "optimal")
+
+
+def instant(made: Emitted, late: bool) -> PassSpans:
+    """Tasks of 10 ns without a pause; loads just before the task they are for, or at once."""
+    ops, now, start, end = made.schedule.ops, 0, [], []
+    for op in ops:
+        length = 10 if isinstance(op, Compute) else 0
+        start.append(now)
+        now += length
+        end.append(now)
+    if late:
+        needed = {name: i for i, op in enumerate(ops) for name in reversed(op.waits)}
+        for i, op in enumerate(ops):
+            if isinstance(op, Copy) and op.op_id in needed:
+                start[i] = end[i] = start[needed[op.op_id]]
+    return PassSpans(start_ns=tuple(start), end_ns=tuple(end))
+
+
+@pytest.mark.parametrize("device_kib", [500, 600, 700])
+def test_timed_stays_are_never_longer_and_have_all_their_uses(device_kib):
+    _, placement, made = decided(device_kib)
+    spans = simulate(made.schedule, SLOW).passes[-1]
+    timed = timed_stays(placement.stays, made, spans)
+    assert len(timed) == len(placement.stays)
+    for stay, was in zip(timed, placement.stays, strict=True):
+        assert (stay.unit, stay.uses, stay.enters) == (was.unit, was.uses, was.enters)
+        assert was.begin <= stay.begin <= stay.uses[0].position
+        assert stay.uses[-1].position < stay.end <= was.end
+
+
+@pytest.mark.parametrize("device_kib", [500, 600])
+def test_a_load_that_comes_just_in_time_takes_its_bytes_no_earlier(device_kib):
+    _, placement, made = decided(device_kib)
+    loaded = {made.stay_of_copy[op.op_id] for op in made.schedule.ops if op.op_id.startswith("h2d")}
+    late = timed_stays(placement.stays, made, instant(made, late=True))
+    early = [i for i in loaded if placement.stays[i].begin < placement.stays[i].uses[0].position]
+    assert len(early) > 3
+    later = [i for i in early if late[i].begin > placement.stays[i].begin]
+    assert len(later) > len(early) / 2
+
+
+@pytest.mark.parametrize("device_kib", [500, 600, 700])
+def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
+    mine = decider(device_kib)
+    candidate, placement, made = decided(device_kib)
+    spans = instant(made, late=True)
+    found = mine.tightened(candidate, placement, made, spans)
+    sequence = TaskSequence.of(
+        mine.judged,
+        UnitMap(mine.judged),
+        candidate.decisions,
+        dict.fromkeys(mine.judged.calls, 1.0),
+    )
+    timed = alive_bytes(sequence, timed_stays(placement.stays, made, spans)).max()
+    wasteful = arena_bytes(made.schedule, DEVICE) > 1.03 * timed
+    assert (found is not None) == wasteful
+    if found is not None:
+        schedule = mine.schedule(found[0], CHAIN)
+        assert verify(schedule) == []
+        assert conforms(schedule, CHAIN) == []
+        assert arena_bytes(schedule, DEVICE) < arena_bytes(made.schedule, DEVICE)
+
+
+def test_some_of_these_plans_waste_memory_and_some_do_not():
+    found = [
+        decider(kib).tightened(*decided(kib), instant(decided(kib)[2], late=True)) is not None
+        for kib in (500, 600, 700)
+    ]
+    assert True in found
