@@ -46,7 +46,7 @@ def decided(device_kib: int) -> tuple[Candidate, Placement, Emitted]:
 
 
 def just_in_time(made: Emitted) -> PassSpans:
-    """Tasks of 10 ns without a pause; copies take no time, loads just before the op they are for."""
+    """Tasks of 10 ns without a pause; copies take none, loads just before their op."""
     ops, now, start, end = made.schedule.ops, 0, [], []
     for op in ops:
         length = 10 if isinstance(op, Compute) else 0
