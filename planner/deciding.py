@@ -50,10 +50,11 @@ class NotWanted(TwinstreamError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """Decisions, and how much time their copies get."""
+    """Decisions, how much time their copies get, and whether to waste little memory."""
 
     decisions: Decisions
     allowances: Allowances
+    tight: bool = False
 
 
 class Decider:
@@ -215,7 +216,7 @@ class Decider:
         if extent <= _MOST_WASTE * int(alive_bytes(sequence, timed).max()):
             return None
         allowances = timed_allowances(candidate.allowances, sequence, timed)
-        tighter = Candidate(candidate.decisions, allowances)
+        tighter = Candidate(candidate.decisions, allowances, tight=True)
         placement, over = self._place(sequence, tighter)
         return None if over else (tighter, placement)
 
@@ -240,7 +241,7 @@ class Decider:
         """The candidate with offsets, and what sticks out of the device's arena at which task."""
         stays = candidate.allowances.widened(sequence, sequence.stays(candidate.decisions))
         cap = self.caps.arena_bytes("device")
-        packed = pack_folded(stays, sequence.units, sequence.folding, cap)
+        packed = pack_folded(stays, sequence.units, sequence.folding, cap, tight=candidate.tight)
         placement = Placement(
             sequence.chain, sequence.tasks, sequence.units, packed.stays, packed.offsets
         )

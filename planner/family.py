@@ -109,7 +109,8 @@ class Family:
             found = self._plans(cuts, thorough=True)
         found += self._streamed(found)
         least_s = _least_s(cuts)
-        for plan, cut in sorted(found, key=_step_ns):
+        for found_plan, cut in sorted(found, key=_step_ns):
+            plan = found_plan.tightened()
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})

@@ -27,16 +27,22 @@ class FoldedPacking:
 
 
 def pack_folded(
-    stays: Sequence[Stay], units: UnitMap, folding: Folding, cap_bytes: int | None
+    stays: Sequence[Stay],
+    units: UnitMap,
+    folding: Folding,
+    cap_bytes: int | None,
+    *,
+    tight: bool = False,
 ) -> FoldedPacking:
     """Offsets of stays under a cap; stays of a unit that fold onto each other share bytes.
 
-    The cost does not grow with the number of rounds.
+    The cost does not grow with the number of rounds. `tight` takes longer and wastes less.
     """
     items = _items(stays, folding)
     packed = pack_soft(
         [SoftItem(item.levels, units.units[item.unit].tensor.size_bytes) for item in items],
         cap_bytes,
+        tight=tight,
     )
     found, offsets = list(stays), [0] * len(stays)
     over: dict[int, int] = {}

@@ -12,7 +12,7 @@ from twinstream.planner.packing import ALIGNMENT_BYTES, live_peak
 
 _STEPS = 1000
 _STEPS_PER_ITEM = 20
-_WASTES = (1.01, 1.03)
+_WASTES = (1.01, 1.03, 1.06)
 
 
 @dataclass(frozen=True)
@@ -24,24 +24,25 @@ class Packed:
     extent_bytes: int
 
 
-def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None) -> Packed:
+def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None, *, tight: bool = False) -> Packed:
     """Offsets under a cap where that is possible.
 
     One after the other, of most bytes x time first, items go to the lowest offset where nothing is
     alive at the same time; where that is beyond the cap, a shorter level is tried. What still
     sticks out goes where least is in its way, and that elsewhere (`Board.rearrange`). Then items
-    get longer levels where there is room for them; and the extent is brought near the most bytes
-    alive at once as it was brought under the cap.
+    get longer levels where there is room for them. If it is to be `tight`, the extent is brought
+    near the most bytes alive at once as it was brought under the cap.
     """
     if not items:
         empty = np.zeros(0, dtype=np.int64)
         return Packed(empty, empty, 0)
     packing = _Packing(items, inf if cap_bytes is None else cap_bytes)
     packing.place()
-    if packing.fit():
-        packing.lengthen()
-        packing.tighten()
+    fits = packing.fit()
     packing.lengthen()
+    if fits and tight:
+        packing.tighten()
+        packing.lengthen()
     board = packing.board
     return Packed(board.offsets, board.levels, board.extent_bytes)
 

@@ -19,7 +19,7 @@ _WITHIN_REACH = 1.02
 _PROMISING = 0.99
 _NOTHING_NEW = 2e-5
 GAIN = 0.998
-_NEAR_ENOUGH = 1.005
+_FAR = 1.025
 _LESS_ROOM = 3
 _LEAST_ROOM_BYTES = 2**20
 _WAITS_PER_ROOM = 0.5
@@ -32,12 +32,18 @@ Maker = Callable[[Chain], Schedule]
 class Plan:
     """How to make a schedule of a chain of any number of rounds, and its step time as judged.
 
-    `at_home`: it was decided with all state at home on the host.
+    `at_home`: it was decided with all state at home on the host. `tighter` finds one that is as
+    fast and takes less memory, if it wastes any.
     """
 
     step_ns: float
     make: Maker
     at_home: bool = False
+    tighter: Callable[[], "Plan | None"] | None = None
+
+    def tightened(self) -> "Plan":
+        """This plan, or a tighter one."""
+        return (self.tighter and self.tighter()) or self
 
 
 def fastest_ns(plans: Sequence[Plan]) -> float:
@@ -119,7 +125,8 @@ class Turns:
             if self._best is None or turn.plan_ns < self._best.plan_ns:
                 self._best = turn
             make = partial(self.decider.schedule, turn.candidate)
-            self.found.append(Plan(turn.plan_ns, make, self.at_home))
+            tighter = partial(self._tighter, turn)
+            self.found.append(Plan(turn.plan_ns, make, self.at_home, tighter))
             if not going_on:
                 break
             if turn is self._best and self._wants_less_room(turn):
@@ -130,20 +137,17 @@ class Turns:
             room, shares = turn.room, self._lowered(turn)
         if self._best is not None:
             self.shares, self.rooms[0] = self._best.shares, self._best.room
-            self._tighten(self._best)
 
-    def _tighten(self, best: _Turn) -> None:
+    def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory for copies than they need, where that costs nothing."""
-        found = self.decider.tightened(best.candidate, best.placement, best.emitted, best.spans)
+        found = self.decider.tightened(turn.candidate, turn.placement, turn.emitted, turn.spans)
         if found is None:
-            return
+            return None
         candidate, placement = found
         schedule = emit(placement, self.decider.machine, self.decider.caps, "optimal")
         plan_ns = step_ns(schedule, self.judge(schedule), self.decider.num_rounds)
-        if plan_ns <= _AS_FAST * best.plan_ns:
-            before = fastest_ns(self.found)
-            tighter = Plan(plan_ns, partial(self.decider.schedule, candidate), self.at_home)
-            self.found = [plan for plan in self.found if plan.step_ns > before] + [tighter]
+        make = partial(self.decider.schedule, candidate)
+        return Plan(plan_ns, make, self.at_home) if plan_ns <= _AS_FAST * turn.plan_ns else None
 
     def _taken(self, room: int, shares: Shares) -> _Turn | None:
         """None where nothing fits, or nothing that is new."""
@@ -191,9 +195,9 @@ class Turns:
 
     def _wants_less_room(self, turn: _Turn) -> bool:
         """Whether the room left for copies costs more than waiting for copies does."""
-        near = turn.plan_ns <= _NEAR_ENOUGH * self.bound_ns
+        far = turn.plan_ns > _FAR * self.bound_ns
         waits_ns, room_ns = turn.plan_ns - turn.decided_ns, turn.decided_ns - self.bound_ns
-        return turn.room > 0 and not near and waits_ns < _WAITS_PER_ROOM * room_ns
+        return turn.room > 0 and far and waits_ns < _WAITS_PER_ROOM * room_ns
 
     def _lowered(self, turn: _Turn) -> Shares | None:
         schedule, decider = turn.emitted.schedule, self.decider

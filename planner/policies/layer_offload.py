@@ -83,7 +83,7 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
         return replace(stay, end=loads[following] if following < len(loads) else len(tasks))
 
     stays = [with_copies(stay) for stay in stays]
-    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None)
+    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None, tight=True)
     placement = Placement(chain, tasks, units, packed.stays, packed.offsets)
     return Packed(placement, packed.extent_bytes)
 

@@ -64,7 +64,7 @@ def plan_optimal(
             )  # fmt: skip
     for plan in sorted(plans, key=lambda plan: plan.step_ns):
         try:
-            return plan.make(chain).model_copy(update={"policy": "optimal"})
+            return plan.tightened().make(chain).model_copy(update={"policy": "optimal"})
         except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)

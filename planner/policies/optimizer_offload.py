@@ -72,6 +72,6 @@ def _placed(
     stays = resident_stays(device_uses(chain, tasks, units), units, len(tasks))
     if copies_ahead:
         stays = [drained(stay) for stay in stays]
-    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None)
+    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None, tight=True)
     placement = Placement(chain, tasks, units, packed.stays, packed.offsets)
     return Packed(placement, packed.extent_bytes)

@@ -80,6 +80,15 @@ def test_memory_that_is_all_in_use_all_the_time_is_packed_with_little_more(seed)
     assert pack_soft(items, 68 * UNIT).extent_bytes <= 68 * UNIT
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_if_it_is_to_be_tight_little_is_wasted_where_there_is_plenty(seed):
+    items = items_of(cut_up(seed, tasks=60, units=64, pieces=120))
+    loose, tight = (
+        pack_soft(items, 100 * UNIT, tight=tight).extent_bytes for tight in (False, True)
+    )
+    assert tight <= 68 * UNIT < loose
+
+
 def test_the_one_in_the_way_goes_elsewhere():
     early, late, long, wide = items_of([(0, 2, 1), (2, 4, 1), (0, 4, 1), (1, 3, 2)])
     items = [early, late, long, wide]
