@@ -1,7 +1,7 @@
 """Decide, judge, leave room on the links where compute waited for copies, and decide again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
@@ -125,8 +125,7 @@ class Turns:
             if self._best is None or turn.plan_ns < self._best.plan_ns:
                 self._best = turn
             make = partial(self.decider.schedule, turn.candidate)
-            tighter = partial(self._tighter, turn)
-            self.found.append(Plan(turn.plan_ns, make, self.at_home, tighter))
+            self.found.append(Plan(turn.plan_ns, make, self.at_home))
             if not going_on:
                 break
             if turn is self._best and self._wants_less_room(turn):
@@ -135,8 +134,11 @@ class Turns:
             if before is not None and before.room != turn.room and turn is not self._best:
                 turn = self._best
             room, shares = turn.room, self._lowered(turn)
-        if self._best is not None:
-            self.shares, self.rooms[0] = self._best.shares, self._best.room
+        if (best := self._best) is not None:
+            self.shares, self.rooms[0] = best.shares, best.room
+            fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
+            tighter = partial(self._tighter, best)
+            self.found[fastest] = replace(self.found[fastest], tighter=tighter)
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory for copies than they need, where that costs nothing."""

@@ -1,0 +1,110 @@
+"""Which room for copies and which shares of the links a search goes through."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from twinstream.planner import turns as turns_module
+from twinstream.planner.choices import OPEN
+from twinstream.planner.congestion import Shares
+from twinstream.planner.turns import Turns
+
+GIB = 2**30
+FULL, LESS, LEAST = ({"h2d": [share], "d2h": [share]} for share in (1.0, 0.5, 0.25))
+LOWERED = {1.0: LESS, 0.5: LEAST, 0.25: None}
+
+# By room in GiB and share of the links: seconds by the program, and as judged. None: nothing fits.
+Landscape = Mapping[tuple[float, float], tuple[float, float] | None]
+
+
+@dataclass
+class FakeDecider:
+    """Says what a landscape has; a schedule, a placement and a candidate are where that is."""
+
+    landscape: Landscape
+    asked: list[tuple[float, float]] = field(default_factory=list)
+    machine = caps = judged = small = None
+    num_rounds = 1
+
+    def fitting(
+        self, choices: object, room: int, shares: Shares, wanted: Callable[[float], bool]
+    ) -> Any:
+        at = (round(room / GIB, 3), shares["h2d"][0])
+        self.asked.append(at)
+        found = self.landscape[at]
+        if found is None:
+            return None
+        if not wanted(found[0]):
+            raise turns_module.NotWanted
+        return at, SimpleNamespace(at=at, same_as=lambda other: other.at == at)
+
+    def schedule(self, candidate: object, chain: object) -> object:
+        return candidate
+
+
+def taken(
+    monkeypatch: pytest.MonkeyPatch, landscape: Landscape, bound_s: float = 1.0
+) -> tuple[Turns, list[tuple[float, float]]]:
+    """Turns with rooms of 3 and 1 GiB and none, and what they asked for."""
+    decider = FakeDecider(landscape)
+    monkeypatch.setattr(
+        turns_module, "emitted", lambda placement, *_: SimpleNamespace(schedule=placement.at)
+    )
+    monkeypatch.setattr(turns_module, "step_ns", lambda at, *_: landscape[at][1] * 1e9)
+    monkeypatch.setattr(turns_module, "lowered", lambda shares, *_: LOWERED[shares["h2d"][0]])
+    turns = Turns(
+        decider, lambda _: SimpleNamespace(passes=[None]), OPEN, False, bound_s * 1e9,  # type: ignore[arg-type]
+        float("inf"), 3, FULL, [3 * GIB, GIB, 0],
+    )  # fmt: skip
+    turns.take()
+    return turns, decider.asked
+
+
+def test_where_copies_are_waited_for_the_links_get_less(monkeypatch):
+    landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.1), (3, 0.25): (1.05, 1.15)}
+    turns, asked = taken(monkeypatch, landscape)
+    assert asked == [(3, 1), (3, 0.5), (3, 0.25)]
+    assert (turns.rooms[0], turns.shares) == (3 * GIB, LESS)
+
+
+def test_where_the_room_for_copies_costs_more_than_waits_a_third_of_it_is_tried(monkeypatch):
+    landscape = {(3, 1): (1.2, 1.21), (1, 1): (1.1, 1.12), (0.333, 1): (1.05, 1.3)}
+    turns, asked = taken(monkeypatch, landscape)
+    assert asked == [(3, 1), (1, 1), (0.333, 1)]
+    assert (turns.rooms[0], turns.shares) == (GIB, FULL)
+
+
+def test_where_less_room_was_worse_the_links_get_less_with_the_room_of_before(monkeypatch):
+    landscape = {(3, 1): (1.2, 1.21), (1, 1): (1.1, 1.4), (3, 0.5): (1.19, 1.2)}
+    turns, asked = taken(monkeypatch, landscape)
+    assert asked == [(3, 1), (1, 1), (3, 0.5)]
+    assert (turns.rooms[0], turns.shares) == (3 * GIB, LESS)
+
+
+def test_near_the_bound_no_less_room_is_tried(monkeypatch):
+    landscape = {(3, 1): (1.019, 1.02), (3, 0.5): (1.0189, 1.03), (3, 0.25): (1.01, 1.04)}
+    _, asked = taken(monkeypatch, landscape)
+    assert {room for room, _ in asked} == {3}
+
+
+def test_the_first_room_with_which_anything_fits_is_kept(monkeypatch):
+    landscape = {(3, 1): None, (1, 1): (1.01, 1.2), (1, 0.5): (1.02, 1.1), (1, 0.25): (1.03, 1.2)}
+    turns, asked = taken(monkeypatch, landscape)
+    assert asked == [(3, 1), (1, 1), (1, 0.5), (1, 0.25)]
+    assert turns.rooms == [GIB, 0]
+
+
+def test_decisions_that_come_to_the_same_time_end_the_turns(monkeypatch):
+    landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.02, 1.1)}
+    turns, asked = taken(monkeypatch, landscape)
+    assert asked == [(3, 1), (3, 0.5)]
+    assert len(turns.found) == 1
+
+
+def test_the_fastest_plan_can_be_tightened_and_the_others_hold_nothing(monkeypatch):
+    landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.1), (3, 0.25): (1.05, 1.15)}
+    turns, _ = taken(monkeypatch, landscape)
+    assert [plan.tighter is not None for plan in turns.found] == [False, True, False]
