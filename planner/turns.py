@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares, lowered
 from twinstream.planner.deciding import Candidate, Decider, NotWanted
@@ -24,6 +26,7 @@ _LESS_ROOM = 3
 _LEAST_ROOM_BYTES = 2**20
 _WAITS_PER_ROOM = 0.5
 _AS_FAST = 1.0002
+_STANDS_FOR_MORE = 2  # the round that further middle ones are like
 
 Maker = Callable[[Chain], Schedule]
 
@@ -60,7 +63,19 @@ def step_ns(schedule: Schedule, timeline: Timeline, num_rounds: int) -> float:
     for op, end_ns in zip(schedule.ops, spans.end_ns, strict=True):
         if isinstance(op, Compute) and op.label.round is not None:
             end_of_round[op.label.round] = end_ns
-    return timeline.step_ns + more * (end_of_round[2] - end_of_round[1])
+    between_ns = end_of_round[_STANDS_FOR_MORE] - end_of_round[_STANDS_FOR_MORE - 1]
+    return timeline.step_ns + more * between_ns
+
+
+def alone_ns(schedule: Schedule, machine: Machine, num_rounds: int) -> float:
+    """What a step's tasks take alone, which is no more than `step_ns`."""
+    more = max(0, num_rounds - schedule.workload.rounds_per_step)
+    call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in schedule.calls.items()}
+    return sum(
+        call_ns[op.call] * (1 + more if op.label.round == _STANDS_FOR_MORE else 1)
+        for op in schedule.ops
+        if isinstance(op, Compute)
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from twinstream.planner.policies.resident import plan_resident
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.turns import Plan, Turns, fastest_ns, step_ns
+from twinstream.planner.turns import Plan, Turns, alone_ns, fastest_ns, step_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -148,7 +148,9 @@ class _Search:
         if self.choices.effort == "quick" or not self.choices.open:
             return []
         as_good = best_ns <= bound_ns * _AS_GOOD
-        return [] if as_good or len(self.small.tasks) > _MOST_STREAMED else self._of(plan_streaming)
+        if as_good or len(self.small.tasks) > _MOST_STREAMED:
+            return []
+        return self._of(plan_streaming, best_ns)
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program, with no bytes left for copies in flight."""
@@ -163,10 +165,10 @@ class _Search:
         state = sum(t.size_bytes for t in self.small.tensors if t.tensor_id in persistent)
         return cap is None or state <= cap
 
-    def _of(self, policy: Policy) -> list[Plan]:
-        """The plan of another policy, if it has one."""
+    def _of(self, policy: Policy, beat_ns: float = inf) -> list[Plan]:
+        """The plan of another policy, if it has one whose tasks alone do not take too long."""
         schedule = self._made(policy)
-        if schedule is None:
+        if schedule is None or alone_ns(schedule, self.machine, self.num_rounds) >= beat_ns:
             return []
         make = partial(_plain, policy, self.machine, self.caps)
         return [Plan(step_ns(schedule, self.judge(schedule), self.num_rounds), make)]

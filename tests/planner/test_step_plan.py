@@ -16,6 +16,7 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.step_plan import plan_step, with_tokens
+from twinstream.planner.turns import alone_ns
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
@@ -206,6 +207,32 @@ def test_where_streaming_beats_the_programs_decisions_its_plan_is_taken(num_laye
     chain = lower(spec, plan_step(spec, step, machine, caps, "optimal", judge).workload)
     streaming_ns = judge(plan_chain(chain, machine, caps, "streaming")).step_ns
     assert step_ns("normal") <= streaming_ns < step_ns("quick")
+
+
+@pytest.mark.parametrize(("host_kib", "judged"), [(None, True), (800, False)])
+def test_streaming_is_not_judged_where_its_tasks_alone_take_longer(host_kib, judged):
+    """With little host memory it recomputes everything."""
+    machine = MACHINE.model_copy(
+        update={f"pcie_{way}_bytes_per_s": number(3e9) for way in ("h2d", "d2h")}
+    )
+    step = TrainingStep(seq_len=64, tokens_per_step=384, chunk_tokens=32, chunks_per_round=2)
+    host_bytes = None if host_kib is None else host_kib * KIB
+    caps = Caps(device_bytes=600 * KIB, host_bytes=host_bytes)
+    asked: list[str] = []
+
+    def judge(schedule: Schedule) -> Timeline:
+        asked.append(schedule.policy)
+        return simulate(schedule, machine)
+
+    schedule = plan_step(small("tiny", num_layers=4), step, machine, caps, "optimal", judge)
+    streaming = plan_chain(
+        lower(small("tiny", num_layers=4), schedule.workload), machine, caps, "streaming"
+    )
+    alone = alone_ns(streaming, machine, step.tokens_per_step // 64)
+    best_ns = simulate(schedule, machine).step_ns
+    assert alone <= simulate(streaming, machine).step_ns
+    assert (alone < best_ns) == judged
+    assert ("streaming" in asked) == judged
 
 
 @pytest.mark.parametrize(("step", "caps"), [case for case in CASES if case[0] != "one size"])
