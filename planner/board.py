@@ -113,12 +113,15 @@ class Board:
         return not waiting
 
     def _driven_off_by(self, item: int, most_bytes: int, level: int) -> list[int]:
-        """What had to go where an item was put, the cheapest place there is."""
+        """What had to go where an item was put, the cheapest place there is.
+
+        That is at the bottom or on top of something: whatever else moves down to there unhindered.
+        """
         size = int(self.sizes[item])
         met = self._met(self._items[item].levels[level])
         lows, highs, owners = self._lows[met], self._highs[met], self._owner[met]
-        places = np.unique(np.concatenate([[0, most_bytes - size], highs, lows - size]))
-        places = places[(places >= 0) & (places + size <= most_bytes)][:, None]
+        places = np.unique(np.append(highs, 0))
+        places = places[places + size <= most_bytes][:, None]
         hits = (lows < places + size) & (highs > places)
         cheapest = int(np.argmin(hits @ (self._price[owners] * self.sizes[owners])))
         driven_off: list[int] = np.unique(owners[hits[cheapest]]).tolist()

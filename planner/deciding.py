@@ -16,7 +16,6 @@ from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
-from twinstream.planner.packing import align_up
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
@@ -25,7 +24,9 @@ from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
+from twinstream.schedule.verify_layout import arena_bytes
 
 JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
@@ -201,18 +202,11 @@ class Decider:
             emitted: their schedule.
             spans: of its steady pass.
         """
-        units = placement.units.units
         sequence = TaskSequence.of(
             self.judged, self._judged_units, candidate.decisions, self._call_ns
         )
         timed = timed_stays(placement.stays, emitted, spans)
-        extent = max(
-            (
-                offset + align_up(units[stay.unit].tensor.size_bytes)
-                for stay, offset in zip(placement.stays, placement.offsets, strict=True)
-            ),
-            default=0,
-        )
+        extent = arena_bytes(emitted.schedule, DEVICE)
         if extent <= _MOST_WASTE * int(alive_bytes(sequence, timed).max()):
             return None
         allowances = timed_allowances(candidate.allowances, sequence, timed)

@@ -80,14 +80,14 @@ def test_memory_that_is_all_in_use_all_the_time_is_packed_with_little_more(seed)
     assert pack_soft(items, 68 * UNIT).extent_bytes <= 68 * UNIT
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_if_it_is_to_be_tight_little_is_wasted_where_there_is_plenty(seed):
-    items = items_of(cut_up(seed, tasks=60, units=64, pieces=120))
-    loose, tight = (
-        pack_soft(items, 100 * UNIT, tight=tight).extent_bytes for tight in (False, True)
-    )
-    assert tight <= min(68 * UNIT, loose)
-    assert loose > 70 * UNIT or seed != 5
+def test_if_it_is_to_be_tight_little_is_wasted_where_there_is_plenty():
+    saved = 0
+    for seed in range(6):
+        items = items_of(cut_up(seed, tasks=60, units=64, pieces=120))
+        tight = pack_soft(items, 100 * UNIT, tight=True).extent_bytes
+        assert tight <= 68 * UNIT
+        saved += pack_soft(items, 100 * UNIT).extent_bytes - tight
+    assert saved > 10 * UNIT
 
 
 def test_the_one_in_the_way_goes_elsewhere():

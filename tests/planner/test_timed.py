@@ -101,7 +101,7 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
         assert arena_bytes(schedule, DEVICE) < arena_bytes(made.schedule, DEVICE)
 
 
-def test_some_of_these_plans_waste_memory_and_some_do_not():
+def test_some_of_these_plans_waste_memory():
     found = [
         decider(kib).tightened(*decided(kib), just_in_time(decided(kib)[2])) is not None
         for kib in (500, 600, 700)
