@@ -1,6 +1,7 @@
 """The quality matrix: how close `optimal` comes to the bound, over machines, models and caps.
 
 OMP_NUM_THREADS=1 python -m tests.bench.matrix --out FILE.csv --budget-s 3600 --cell-s 300
+python -m tests.bench.matrix --fill-others FILE.csv --budget-s 3600 --cell-s 600
 python -m tests.bench.matrix --summary FILE.csv
 python -m tests.bench.matrix --summary FILE.csv --plot FILE.svg
 
@@ -8,22 +9,25 @@ A cell's row is appended as soon as it is there; cells that the file has already
 so that an interrupted run goes on where it stopped (take a row out to run its cell again). Any
 prefix of the cells is a fair sample. `--jobs`, `--limit`, `--only machine=h100` and
 `--others-every 4` (the other policies in every fourth cell only; 0: in none) make less of it.
+`--fill-others` compares with the other policies where that was left out: they plan the chain that
+a row names, so that no cell is planned again.
 """
 
 import argparse
 import csv
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
 from tests.bench.matrix_cells import Cell, cells
 from tests.bench.matrix_plot import plot
-from tests.bench.matrix_row import KEY_COLUMNS, Row, columns, measure
+from tests.bench.matrix_row import KEY_COLUMNS, Row, columns, compare, measure
 from tests.bench.matrix_summary import summary
 
 REPO = Path(__file__).resolve().parents[2]
@@ -42,7 +46,7 @@ def missing_cells(path: Path, wanted: Iterable[Cell]) -> list[Cell]:
         header = tuple(next(csv.reader(file)))
     if header != columns():
         raise SystemExit(f"{path} has other columns than this version writes: give a new file")
-    done = {tuple(row[name] for name in KEY_COLUMNS) for row in read_rows(path)}
+    done = {_key(row) for row in read_rows(path)}
     return [cell for cell in wanted if cell.key not in done]
 
 
@@ -65,35 +69,52 @@ def run(path: Path, wanted: Iterable[Cell], effort: Effort) -> None:
     todo, commit = missing_cells(path, wanted), _commit()
     every = effort.others_every
     with_others = set(cells()[::every]) if every else set()
-    begun = time.perf_counter()
 
-    def in_time(queue: Iterable[Cell]) -> Iterator[Cell]:
-        for cell in queue:
+    def row_of(cell: Cell) -> Callable[[], Row]:
+        others = cell in with_others
+        return partial(measure, cell, commit, others=others, limit_s=effort.cell_s)
+
+    for row in _finished([row_of(cell) for cell in todo], effort):
+        _append(path, row.values())
+
+
+def fill_others(path: Path, effort: Effort) -> None:
+    """Compare the planned cells of a file with the other policies, where that was left out."""
+    rows, commit = read_rows(path), _commit()
+    left = [row for row in rows if row["status"] == "ok" and not row["others_commit"]]
+    for row in _finished([partial(compare, row, commit, effort.cell_s) for row in left], effort):
+        rows = [row if _key(row) == _key(other) else other for other in rows]
+        whole = path.with_suffix(".part")
+        whole.unlink(missing_ok=True)
+        for values in (columns(), *(other.values() for other in rows)):
+            _append(whole, values)
+        whole.replace(path)
+
+
+def _finished(calls: Sequence[Callable[[], Row]], effort: Effort) -> Iterator[Row]:
+    """What the calls return as it comes, told; as many at work as there are jobs."""
+    begun, queue = time.perf_counter(), iter(calls)
+
+    def in_time() -> Iterator[Callable[[], Row]]:
+        for call in queue:
             if effort.budget_s is not None and time.perf_counter() - begun >= effort.budget_s:
                 return
-            yield cell
+            yield call
 
     with ProcessPoolExecutor(effort.jobs, mp_context=get_context("spawn")) as pool:
+        working = {pool.submit(call) for call in islice(in_time(), effort.jobs)}
+        number = 0
+        while working:
+            done, working = wait(working, return_when=FIRST_COMPLETED)
+            working |= {pool.submit(call) for call in islice(in_time(), len(done))}
+            for future in done:
+                number += 1
+                _tell(future.result(), number, len(calls), time.perf_counter() - begun)
+                yield future.result()
 
-        def submit(cell: Cell) -> Future[Row]:
-            others = cell in with_others
-            return pool.submit(measure, cell, commit, others=others, limit_s=effort.cell_s)
 
-        for number, row in enumerate(_finished(in_time(todo), submit, effort.jobs), start=1):
-            _append(path, row.values())
-            _tell(row, number, len(todo), time.perf_counter() - begun)
-
-
-def _finished(
-    queue: Iterator[Cell], submit: Callable[[Cell], Future[Row]], jobs: int
-) -> Iterator[Row]:
-    """Rows as they come, with as many cells at work as there are jobs."""
-    working = {submit(cell) for cell in islice(queue, jobs)}
-    while working:
-        done, working = wait(working, return_when=FIRST_COMPLETED)
-        working |= {submit(cell) for cell in islice(queue, len(done))}
-        for future in done:
-            yield future.result()
+def _key(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY_COLUMNS)
 
 
 def _append(path: Path, values: Iterable[str]) -> None:
@@ -102,7 +123,7 @@ def _append(path: Path, values: Iterable[str]) -> None:
 
 
 def _tell(row: Row, number: int, total: int, seconds: float) -> None:
-    cell = " ".join(row[name] for name in KEY_COLUMNS)
+    cell = " ".join(_key(row))
     told = row["message"]
     if row["status"] == "ok":
         told = f"{float(row['step_s']):.3f} s, gap {float(row['gap_family']):.1%}"
@@ -136,16 +157,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--others-every", type=int, default=1, help="other policies in every Nth cell; 0: in none"
     )
+    parser.add_argument("--fill-others", type=Path, help="compare the rows of this CSV file")
     parser.add_argument("--summary", type=Path, help="print Markdown of this CSV file")
-    parser.add_argument("--plot", type=Path, help="write a plot of --summary or --out to this SVG")
+    parser.add_argument("--plot", type=Path, help="write a plot of the file to this SVG")
     given = parser.parse_args(arguments)
-    source = given.summary or given.out
+    source = given.summary or given.fill_others or given.out
     if source is None:
-        parser.error("give --out to run or --summary to read a file")
+        parser.error("give --out or --fill-others to run, or --summary to read a file")
+    effort = Effort(given.jobs, given.budget_s, given.cell_s, given.others_every)
     if given.out:
         wanted = _only(given.only)[: given.limit]
-        effort = Effort(given.jobs, given.budget_s, given.cell_s, given.others_every)
         run(given.out, wanted, effort)
+    if given.fill_others:
+        fill_others(given.fill_others, effort)
     if given.summary:
         print(summary(read_rows(given.summary)))
     if given.plot:

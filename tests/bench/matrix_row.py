@@ -4,6 +4,9 @@ Bounds. `bound_s` is of the chain that was chosen. `family_bound_s` is the small
 admissible chunkings, rounds and optimizer placements, and the chain's own where the planner states
 none. A gap is step time / bound - 1.
 
+The other policies plan the chain that `optimal` chose, within the same caps: `others_commit` names
+the commit that they are of. Who has no step time there, though it is named, does not fit.
+
 Arena extents. `extent_issue` is the device arena / the most bytes alive at once if ops ran one by
 one in issue order; `extent_timed` is the same for the simulated steady pass, where copies take
 time. Content is alive from the op that makes it to the last that touches it.
@@ -16,6 +19,7 @@ from contextlib import contextmanager
 
 import twinstream as ts
 from tests.bench.matrix_cells import GIB, Cell
+from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import summarize
@@ -30,6 +34,7 @@ from twinstream.schedule.occupancy import memory_over_time
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.schedule.verify_layout import arena_bytes
+from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 
 POLICY = "optimal"
@@ -41,7 +46,7 @@ COLUMNS = (
     *("step_s", "spread_s", "tokens_per_s", "mfu", "hfu"),
     *("bound_s", "gap", "family_bound_s", "gap_family", "limits"),
     *("extent_gib", "extent_issue", "extent_timed"),
-    *("recompute_fraction", "h2d_gib", "d2h_gib", "plan_seconds", "ops"),
+    *("recompute_fraction", "h2d_gib", "d2h_gib", "plan_seconds", "ops", "others_commit"),
 )
 Row = dict[str, str]
 
@@ -67,11 +72,22 @@ def measure(cell: Cell, commit: str, *, others: bool, limit_s: int | None = None
     row |= {"commit": commit, "tokens_per_step": str(cell.tokens_per_step)}
     try:
         with _cut_off_after(limit_s):
-            for part in _parts(cell, others=others):
+            for part in _parts(cell):
                 row |= part
+            if others and row["status"] == "ok":
+                row |= _steps_of_others(row, commit)
     except TimeoutError:
         row |= {"status": row["status"] or "timeout", "message": f"cut off after {limit_s} s"}
     return row
+
+
+def compare(row: Row, commit: str, limit_s: int | None = None) -> Row:
+    """The row of a planned cell, with the other policies' step times; as it was if cut off."""
+    try:
+        with _cut_off_after(limit_s):
+            return row | _steps_of_others(row, commit)
+    except TimeoutError:
+        return row
 
 
 @contextmanager
@@ -88,7 +104,7 @@ def _cut_off_after(limit_s: int | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _parts(cell: Cell, *, others: bool) -> Iterator[Row]:
+def _parts(cell: Cell) -> Iterator[Row]:
     machine = load_machine(cell.machine)
     begun = time.perf_counter()
     try:
@@ -108,8 +124,6 @@ def _parts(cell: Cell, *, others: bool) -> Iterator[Row]:
         return
     seconds = time.perf_counter() - begun
     yield _figures(schedule, simulate(schedule, machine), machine, seconds)
-    for policy in other_policies() if others else ():
-        yield {policy: _step_of(policy, cell, schedule, machine)}
 
 
 def live_peak_bytes(schedule: Schedule, spans: PassSpans | None = None) -> int:
@@ -157,12 +171,19 @@ def _figures(schedule: Schedule, timeline: Timeline, machine: Machine, seconds: 
     return texts | {name: f"{number:.9g}" for name, number in numbers.items()}
 
 
-def _step_of(policy: str, cell: Cell, schedule: Schedule, machine: Machine) -> str:
-    """Step seconds of another policy with the chunking that `optimal` chose."""
-    recipe = Recipe(optimizer=optimizer_place(policy))
-    chain = lower(load_preset(cell.model), schedule.workload, recipe)
-    try:
-        plan = plan_chain(chain, machine, schedule.caps, policy)
-    except InfeasiblePlan:
-        return ""
-    return f"{simulate(plan, machine).step_ns / 1e9:.9g}"
+def _steps_of_others(row: Row, commit: str) -> Row:
+    """Step seconds of the other policies for the chain and the caps of a row."""
+    cut = {name: int(row[name]) for name in Workload.model_fields if name in row}
+    machine, spec = load_machine(row["machine"]), load_preset(row["model"])
+    workload = Workload.model_validate(cut)
+    caps = caps_of(machine, int(row["device_gib"]) * GIB, int(row["host_gib"]) * GIB)
+    steps = {}
+    for policy in other_policies():
+        chain = lower(spec, workload, Recipe(optimizer=optimizer_place(policy)))
+        try:
+            plan = plan_chain(chain, machine, caps, policy)
+        except InfeasiblePlan:
+            steps[policy] = ""
+        else:
+            steps[policy] = f"{simulate(plan, machine).step_ns / 1e9:.9g}"
+    return {"others_commit": commit, **steps}

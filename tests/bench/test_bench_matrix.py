@@ -3,13 +3,14 @@
 pytest tests/bench/test_bench_matrix.py -m bench -s
 """
 
+import csv
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench.matrix import Effort, missing_cells, read_rows, run
+from tests.bench.matrix import Effort, fill_others, missing_cells, read_rows, run
 from tests.bench.matrix_cells import (
     DEVICE_GIB,
     GIB,
@@ -22,7 +23,7 @@ from tests.bench.matrix_cells import (
     state_gib,
 )
 from tests.bench.matrix_plot import plot
-from tests.bench.matrix_row import KEY_COLUMNS, Row, measure
+from tests.bench.matrix_row import KEY_COLUMNS, Row, columns, measure, other_policies
 from tests.bench.matrix_summary import faster_than_optimal, quantile, summary
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.planner.plan import optimizer_place, policies
@@ -86,6 +87,23 @@ def test_the_budget_begins_no_cell_once_it_is_spent(tmp_path: Path) -> None:
     path = tmp_path / "matrix.csv"
     run(path, cells()[:2], Effort(jobs=1, budget_s=0.0))
     assert read_rows(path) == []
+
+
+@pytest.mark.bench
+def test_comparing_later_says_the_same_as_at_once(tmp_path: Path) -> None:
+    cell = Cell("rtx3090", "1b", 2048, 24, 32)
+    at_once = measure(cell, "none", others=True)
+    assert at_once["others_commit"] == "none" and float(at_once["streaming"]) > 0
+    others = dict.fromkeys(("others_commit", *other_policies()), "")
+    path = tmp_path / "matrix.csv"
+    assert missing_cells(path, [cell]) == [cell]
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, columns(), lineterminator="\n").writerow(at_once | others)
+    fill_others(path, Effort(jobs=1, budget_s=0.0))
+    assert read_rows(path) == [at_once | others]
+    fill_others(path, Effort(jobs=1))
+    (filled,) = read_rows(path)
+    assert filled | {"others_commit": "none"} == at_once
 
 
 def test_quantiles_are_values_that_enough_others_do_not_exceed() -> None:
