@@ -18,7 +18,8 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.known import fastest_of, require_same_step
+from twinstream.planner.step_plan import plan_step, with_tokens
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
@@ -55,6 +56,7 @@ def plan(  # noqa: PLR0913
     host_mem: str | int | None = None,
     policy: str = DEFAULT_POLICY,
     choices: Choices = OPEN,
+    known: Sequence[Schedule] = (),
 ) -> Schedule:
     """Plan a training step: where every tensor lives, when it moves, what is recomputed.
 
@@ -75,16 +77,21 @@ def plan(  # noqa: PLR0913
         A schedule that is verified and conforms to the model's task chain.
 
     Raises:
-        TwinstreamError: a name, number or file is wrong, or nothing fits
-            (`InfeasiblePlan`, with the smallest caps that would do).
+        TwinstreamError: a name, number or file is wrong, a known plan is of another step, or
+            nothing fits (`InfeasiblePlan`, with the smallest caps that would do).
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
     caps = caps_of(profile, device_mem, host_mem)
-    return plan_step(
-        spec, step, profile, caps, policy,
-        judge=lambda schedule: replay(schedule, profile), choices=choices,
-    )  # fmt: skip
+    if known:
+        step = with_tokens(spec, step, profile, caps)
+        require_same_step(known, spec, step, policy, choices)
+
+    def judge(schedule: Schedule) -> Timeline:
+        return replay(schedule, profile)
+
+    schedule = plan_step(spec, step, profile, caps, policy, judge, choices)
+    return fastest_of(schedule, known, profile, judge)
 
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:

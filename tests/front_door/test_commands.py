@@ -116,6 +116,25 @@ def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
     assert (recipe["gradients"], recipe["float32_master"]) == ("float32", True)
 
 
+def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_path):
+    """10 % more memory, and `streaming` is slower by 5 %."""
+    profile, before, after = (
+        tmp_path / name for name in ("slow.toml", "before.json", "after.json")
+    )
+    profile.write_text('base = "cpu"\npcie_h2d_bytes_per_s = 5e7\npcie_d2h_bytes_per_s = 5e7\n')
+    ask = ("plan", *TINY_STEP, "--machine", profile, "--policy", "streaming", "--host-mem", "20MiB")
+    small, large = ("--device-mem", 7 * 2**20), ("--device-mem", round(7.7 * 2**20))
+    first = call(*ask, *small, "-o", before, "--json").json()["step_time_s"]
+    assert call(*ask, *large, "--json").json()["step_time_s"] > 1.04 * first
+    told = "this is that plan"
+    printed = table_of(*ask, *large, "--no-slower-than", before, "-o", after)
+    assert f"Nothing faster than {before} was found: {told}." in " ".join(printed.split())
+    assert call("simulate", after, "--machine", profile, "--json").json()["step_time_s"] == first
+    assert call("verify", after, "--json").json()["ok"] is True
+    assert read_document(Schedule, after).caps.device_bytes == large[1]
+    assert told not in table_of(*ask, "--device-mem", "20MiB", "--no-slower-than", before)
+
+
 def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):
     path, model = tmp_path / "plan.json", ("--model", "tiny", "--seq-len", "30,5,1,28")
     step = (*model, "--tokens-per-step", 256, "--chunk-tokens", 128)

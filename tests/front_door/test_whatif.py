@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -12,9 +13,16 @@ from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.presets import load_model
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.whatif.question import Question, changed, properties_of, question_of, value_of
+from twinstream.whatif.question import (
+    LINK_FIELDS,
+    Question,
+    changed,
+    properties_of,
+    question_of,
+    value_of,
+)
 from twinstream.whatif.sensitivity import what_if
-from twinstream.whatif.target import _Search, _searched, compute_limit
+from twinstream.whatif.target import _Search, _searched, _Tried, compute_limit
 
 CAPS = ("--device-mem", "8MiB", "--host-mem", "20MiB", "--policy", "streaming")
 ASK = ("whatif", *TINY_STEP, "--machine", "cpu", *CAPS)
@@ -119,6 +127,34 @@ def test_where_all_less_reaches_the_target_the_value_is_only_a_most():
     assert printed.count("at most") == 1
 
 
+@pytest.mark.parametrize("policy", ["streaming", "optimal"])
+def test_more_of_anything_is_never_slower(policy):
+    """Each plan on its own is: `streaming` by 28 % with a link 10 % faster, `optimal` by 4 %."""
+    link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
+    memory = "8MiB" if policy == "streaming" else "5MiB"
+    base = question(override(load_machine("cpu"), link), policy=policy, device_mem=memory)
+    found = what_if(base, (-0.1, 0.1, 1.0), 2)
+    for one in found.sensitivities:
+        speeds = {change.change: change.tokens_per_s or 0.0 for change in one.changes}
+        speeds[0.0] = found.base.tokens_per_s
+        in_order = [speeds[change] for change in sorted(speeds, reverse=one.lower_is_better)]
+        for worse, better in pairwise(in_order):
+            assert better >= 0.999 * worse, one.name
+
+
+def test_a_search_never_gets_slower_with_more():
+    link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
+    base = question(override(load_machine("cpu"), link), policy="streaming")
+    (one,) = (p for p in properties_of(base) if p.name == "PCIe, all three")
+    schedule, summary = base.planned()
+    tried = _Tried(_Search(base, one, 1e9, False, summary.tokens_per_s, schedule))
+    assert not tried.reaches(1.1)
+    assert not tried.reaches(2.0)
+    assert tried.speeds[1.0] <= tried.speeds[1.1] <= tried.speeds[2.0]
+    alone = changed(base, one, 1.1).planned()[1].tokens_per_s
+    assert alone < 0.8 * tried.speeds[1.1]
+
+
 def test_a_search_counts_what_it_has_found(monkeypatch):
     counted = []
 
@@ -135,9 +171,9 @@ def test_a_memory_is_refused_once_and_its_smallest_size_is_found(monkeypatch):
     refused = []
     planned = Question.planned
 
-    def counted(self):
+    def counted(self, known=()):
         try:
-            return planned(self)
+            return planned(self, known)
         except InfeasiblePlan as error:
             refused.append(error.shortage.smallest_device_bytes)
             raise
@@ -145,7 +181,7 @@ def test_a_memory_is_refused_once_and_its_smallest_size_is_found(monkeypatch):
     monkeypatch.setattr(Question, "planned", counted)
     base = question()
     (memory,) = (one for one in properties_of(base) if one.name == "device memory")
-    found = _searched(_Search(base, memory, 1.0, True, 2.0))
+    found = _searched(_Search(base, memory, 1.0, True, 2.0, base.planned()[0]))
     (smallest_bytes,) = refused
     assert found.value is not None
     assert 1.0 <= found.value * 2**30 / smallest_bytes < 1.03

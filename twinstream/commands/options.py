@@ -358,6 +358,16 @@ EffortOfPlan = Annotated[
         rich_help_panel=_FIXED,
     ),
 ]
+NoSlowerThan = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--no-slower-than",
+        metavar="FILE",
+        help="A schedule of the same step, for less memory or a slower machine, that is the answer "
+        "where nothing faster is found; may be given again.",
+        rich_help_panel=_PLAN,
+    ),
+]
 
 
 @dataclass(frozen=True)

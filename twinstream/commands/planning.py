@@ -1,12 +1,14 @@
 """`plan`: decide where every tensor lives, and predict what that yields."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from twinstream import api
 from twinstream.commands import options
+from twinstream.commands.inputs import checked_schedule
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.explain import explain
 from twinstream.hardware_profiles.loader import load_machine
@@ -47,6 +49,7 @@ def plan(  # noqa: PLR0913
     prefetch: options.Prefetch = None,
     optimizer: options.OptimizerOrder = None,
     effort: options.EffortOfPlan = None,
+    no_slower_than: options.NoSlowerThan = None,
     output: Annotated[Path | None, options.output("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -58,11 +61,14 @@ def plan(  # noqa: PLR0913
     )  # fmt: skip
     choices = choices_of(home, recompute, prefetch, effort)
     if policy == ALL:
-        if choices != OPEN:
-            raise ChoiceError(f"--policy {ALL} compares policies as they are; fix one of them")
+        if choices != OPEN or no_slower_than:
+            raise ChoiceError(
+                f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
+            )
         _plan_all(wanted, output, as_json=as_json)
         return
-    schedule, plan_seconds = planned(wanted, choices, quiet=as_json)
+    known = {path: checked_schedule(path) for path in no_slower_than or []}
+    schedule, plan_seconds = planned(wanted, choices, list(known.values()), quiet=as_json)
     profile = load_machine(machine)
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, profile)
@@ -75,6 +81,8 @@ def plan(  # noqa: PLR0913
         print_json(summary.model_dump() | describe(schedule) | more)
     else:
         print_report(plan_screen(schedule, summary, explanation))
+        for path in (path for path, plan in known.items() if plan.ops is schedule.ops):
+            print_report(f"Nothing faster than {path} was found: this is that plan.")
         if output is not None:
             print_report(f"Wrote the schedule to {output}.")
 
@@ -128,7 +136,11 @@ def choices_of(
 
 
 def planned(
-    wanted: options.PlanOptions, choices: Choices = OPEN, *, quiet: bool
+    wanted: options.PlanOptions,
+    choices: Choices = OPEN,
+    known: Sequence[Schedule] = (),
+    *,
+    quiet: bool,
 ) -> tuple[Schedule, float]:
     """The schedule asked for, and the seconds it took to plan."""
     assert wanted.model is not None and wanted.machine is not None
@@ -143,6 +155,7 @@ def planned(
             host_mem=wanted.host_mem,
             policy=wanted.policy or api.DEFAULT_POLICY,
             choices=choices,
+            known=known,
         )
     return schedule, time.perf_counter() - start_s
 

@@ -1,5 +1,6 @@
 """What a what-if is about: a plan, and properties of it that money can change."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isinf
 
@@ -11,9 +12,11 @@ from twinstream.metrics import Summary, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.known import fastest_of
 from twinstream.planner.plan import optimizer_place
 from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.timeline import Timeline
 
 _GIB, _GB = 2**30, 1e9
 LINK_FIELDS = ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s")
@@ -30,8 +33,8 @@ class Question:
     policy: str
     choices: Choices = OPEN
 
-    def planned(self) -> tuple[Schedule, Summary]:
-        """The schedule, and what it yields on the machine.
+    def planned(self, known: Sequence[Schedule] = ()) -> tuple[Schedule, Summary]:
+        """The schedule, slower than none of the known ones, and what it yields on the machine.
 
         Raises:
             TwinstreamError: as `api.plan`.
@@ -39,10 +42,20 @@ class Question:
         schedule = api.plan(
             self.spec, self.machine, step=self.step, device_mem=self.caps.device_bytes,
             host_mem=self.caps.host_bytes, policy=self.policy,
-            choices=self.choices,
+            choices=self.choices, known=known,
         )  # fmt: skip
-        timeline = api.simulate(schedule, self.machine)
-        return schedule, summarize(schedule, timeline, self.machine)
+        return schedule, self._summary(schedule)
+
+    def best_of(self, planned: Schedule, known: Sequence[Schedule]) -> tuple[Schedule, Summary]:
+        """The fastest of a plan of this question and of known ones, and what it yields."""
+        best = fastest_of(planned, known, self.machine, self._judge)
+        return best, self._summary(best)
+
+    def _judge(self, schedule: Schedule) -> Timeline:
+        return api.simulate(schedule, self.machine)
+
+    def _summary(self, schedule: Schedule) -> Summary:
+        return summarize(schedule, self._judge(schedule), self.machine)
 
 
 @dataclass(frozen=True)

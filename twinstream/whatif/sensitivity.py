@@ -49,9 +49,20 @@ class WhatIf(Node):
 
 @dataclass(frozen=True)
 class _Asked:
-    name: str
-    change: float
+    """Changes of a property to plan, the worst first; `known` are plans of what is worse still."""
+
     question: Question
+    one: Property
+    changes: Sequence[float]
+    known: tuple[Schedule, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """The changes, and the plan of the last that has one."""
+
+    changes: list[Change]
+    last: Schedule | None
 
 
 def what_if(
@@ -62,22 +73,33 @@ def what_if(
 ) -> WhatIf:
     """Plan again for every property and change; `on_plan` is called after each of these plans.
 
+    A property's plans are made from its worst value to its best, and each is slower than none of
+    those before it, the plan to start from among them.
+
     Raises:
         TwinstreamError: the plan to start from cannot be made.
     """
-    schedule, base = question.planned()
+    schedule, _ = question.planned()
     properties = properties_of(question)
-    asked = [
-        _Asked(one.name, change, changed(question, one, 1 + change))
-        for one in properties
-        for change in changes
-    ]
     answers: dict[tuple[str, float], Change] = {}
-    for one, outcome in in_processes(_answer, asked, min(num_jobs, len(asked))):
-        if isinstance(outcome, BaseException):
-            raise outcome
-        answers[one.name, one.change] = outcome
-        on_plan()
+
+    def asked(*, better: bool, known: tuple[Schedule, ...] = ()) -> list[Schedule]:
+        """The last plan of every property, of its changes to one side."""
+        orders = ((one, _from_the_worst(one, changes, better=better)) for one in properties)
+        asks = [_Asked(question, one, order, known) for one, order in orders if order]
+        last = []
+        for ask, outcome in in_processes(_answer, asks, max(1, min(num_jobs, len(asks)))):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            for change in outcome.changes:
+                answers[ask.one.name, change.change] = change
+                on_plan()
+            if outcome.last is not None:
+                last.append(outcome.last)
+        return last
+
+    schedule, base = question.best_of(schedule, asked(better=False))
+    asked(better=True, known=(schedule,))
     found = [
         _sensitivity(question, schedule, base, one, [answers[one.name, c] for c in changes])
         for one in properties
@@ -90,6 +112,12 @@ def what_if(
     )
 
 
+def _from_the_worst(one: Property, changes: Sequence[float], *, better: bool) -> list[float]:
+    """The changes of a property that make it better, or worse, the worst of them first."""
+    sign = -1 if one.lower_is_better else 1
+    return sorted((c for c in changes if (c * sign > 0) == better), key=lambda c: c * sign)
+
+
 def num_plans(question: Question, changes: Sequence[float]) -> int:
     """How many plans `what_if` makes beyond the first."""
     return len(properties_of(question)) * len(changes)
@@ -100,12 +128,18 @@ def effect(one: Sensitivity, base: Summary) -> float:
     return max(abs((c.tokens_per_s or 0.0) - base.tokens_per_s) for c in one.changes)
 
 
-def _answer(asked: _Asked) -> Change:
-    try:
-        _, summary = asked.question.planned()
-    except TwinstreamError as error:
-        return Change(change=asked.change, tokens_per_s=None, reason=str(error))
-    return Change(change=asked.change, tokens_per_s=summary.tokens_per_s)
+def _answer(asked: _Asked) -> _Answered:
+    found: list[Change] = []
+    known = asked.known
+    for change in asked.changes:
+        try:
+            schedule, summary = changed(asked.question, asked.one, 1 + change).planned(known)
+        except TwinstreamError as error:
+            found.append(Change(change=change, tokens_per_s=None, reason=str(error)))
+            continue
+        found.append(Change(change=change, tokens_per_s=summary.tokens_per_s))
+        known = (schedule,)
+    return _Answered(found, known[0] if known else None)
 
 
 def _sensitivity(

@@ -96,6 +96,7 @@ class _Search:
     target_tokens_per_s: float
     reached_now: bool
     tokens_per_s: float
+    schedule: Schedule
 
 
 def search_target(
@@ -103,7 +104,7 @@ def search_target(
 ) -> TargetFound:
     """Search the smallest device memory, host memory and link, each alone, for a target.
 
-    More of each is taken not to be slower. `on_found` is called after each.
+    More of each is slower than nothing that was tried with less. `on_found` is called after each.
 
     Raises:
         TwinstreamError: the target cannot be read, or the plan to start from cannot be made.
@@ -113,7 +114,8 @@ def search_target(
     target = target_of(text, limit)
     reached = base.tokens_per_s >= target
     searches = [
-        _Search(question, one, target, reached, base.tokens_per_s) for one in _searched_of(question)
+        _Search(question, one, target, reached, base.tokens_per_s, schedule)
+        for one in _searched_of(question)
     ]
     found: dict[str, Reached] = {}
     for search, outcome in in_processes(_searched, searches, min(num_jobs, len(searches))):
@@ -138,40 +140,53 @@ def _searched_of(question: Question) -> list[Property]:
     return [one for one in properties_of(question) if one.name in SEARCHED]
 
 
-def _searched(search: _Search) -> Reached:
-    """Double or halve until the target lies between, then bisect.
+class _Tried:
+    """What throughput came of which factor, and the plan of the largest that is too slow.
 
     What is smaller than a refusal said would do is not planned: to be refused takes longest.
     """
-    speeds = {1.0: search.tokens_per_s}
-    would_do = 0.0
 
-    def reaches(factor: float) -> bool:
-        nonlocal would_do
-        if factor not in speeds and factor < would_do:
-            return False
-        if factor not in speeds:
-            try:
-                asked = changed(search.question, search.one, factor)
-                speeds[factor] = asked.planned()[1].tokens_per_s
-            except TwinstreamError as error:
-                speeds[factor] = 0.0
-                would_do = max(would_do, _would_do(search, error))
-        return speeds[factor] >= search.target_tokens_per_s
+    def __init__(self, search: _Search) -> None:
+        self._search = search
+        self.speeds = {1.0: search.tokens_per_s}
+        self._too_slow = [] if search.reached_now else [(1.0, search.schedule)]
+        self._would_do = 0.0
 
-    low, high = _bracket(reaches, search.reached_now)
+    def reaches(self, factor: float) -> bool:
+        if factor not in self.speeds:
+            self.speeds[factor] = 0.0 if factor < self._would_do else self._planned(factor)
+        return self.speeds[factor] >= self._search.target_tokens_per_s
+
+    def _planned(self, factor: float) -> float:
+        search = self._search
+        known = [plan for less, plan in self._too_slow if less < factor]
+        try:
+            plan, summary = changed(search.question, search.one, factor).planned(known)
+        except TwinstreamError as error:
+            self._would_do = max(self._would_do, _would_do(search, error))
+            return 0.0
+        too_slow = summary.tokens_per_s < search.target_tokens_per_s
+        if too_slow and len(known) == len(self._too_slow):
+            self._too_slow = [(factor, plan)]
+        return summary.tokens_per_s
+
+
+def _searched(search: _Search) -> Reached:
+    """Double or halve until the target lies between, then bisect."""
+    tried = _Tried(search)
+    low, high = _bracket(tried.reaches, search.reached_now)
     while low is not None and high is not None and high / low > _CLOSE:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if reaches(middle) else (middle, high)
+        low, high = (low, middle) if tried.reaches(middle) else (middle, high)
     now = value_of(search.question, search.one) / search.one.unit_size
-    best = high if high is not None else max(speeds, key=lambda factor: speeds[factor])
+    best = high if high is not None else max(tried.speeds, key=lambda f: tried.speeds[f])
     return Reached(
         name=search.one.name,
         unit=search.one.unit,
         now=now,
         value=None if high is None else now * high,
         tried=now * best,
-        tokens_per_s=speeds[best],
+        tokens_per_s=tried.speeds[best],
         less_may_do=low is None,
     )
 

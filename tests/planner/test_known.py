@@ -1,0 +1,156 @@
+"""Who names a plan for less memory or a slower link gets none that is slower."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.hardware_profiles.machines import number
+from tests.helpers.machines_for_plans import slow_link_machine
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from tests.planner.test_plan_properties import SPECS, STEPS
+from twinstream import api
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import Recipe
+from twinstream.planner.choices import Choices
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.known import KnownPlanError, fastest_of
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Copy
+from twinstream.schedule.verify import UnsafeSchedule, verify
+from twinstream.simulator.replay import simulate
+
+KIB = 1024
+SPEC, STEP = small("tiny"), TrainingStep(seq_len=64, tokens_per_step=256)
+SLOW = slow_link_machine()
+
+
+def planned(device_kib: int, machine: Machine = SLOW, **more: object) -> Schedule:
+    options = {"policy": "streaming", "device_mem": device_kib * KIB, "host_mem": 2**30, **more}
+    return api.plan(SPEC, machine, step=STEP, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tight() -> Schedule:
+    return planned(350)
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Schedule:
+    return planned(900)
+
+
+def fastest(asked: Schedule, *known: Schedule) -> Schedule:
+    return fastest_of(asked, known, SLOW, lambda schedule: simulate(schedule, SLOW))
+
+
+def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(tight, roomy):
+    assert simulate(roomy, SLOW).step_ns < simulate(tight, SLOW).step_ns
+    other = planned(900, MACHINE)
+    poor = tight.model_copy(update={"caps": roomy.caps})
+    found = fastest(poor, tight, other)
+    assert (found.ops, found.slots) == (other.ops, other.slots)
+    assert (found.caps, found.machine) == (roomy.caps, roomy.machine) != (None, other.machine)
+    assert found.bound == roomy.bound != other.bound
+    assert verify(found) == []
+
+
+def test_one_that_does_not_fit_or_is_no_faster_stands_aside(tight, roomy):
+    assert fastest(tight, roomy) is tight
+    assert fastest(roomy, tight, planned(900)) is roomy
+    on_host = tight.model_copy(update={"caps": roomy.caps.model_copy(update={"host_bytes": 1000})})
+    assert fastest(on_host, roomy) is on_host
+
+
+def test_the_bound_of_all_chunkings_stays_and_that_of_the_plan_is_its_own():
+    machine = MACHINE
+    large = planned(900, machine, policy="optimal")
+    step = TrainingStep(seq_len=64, tokens_per_step=256, chunk_tokens=64, chunks_per_round=1)
+    small_chunks = api.plan(SPEC, machine, step=step, device_mem=900 * KIB, host_mem=2**30)
+    assert small_chunks.workload != large.workload
+    slower = planned(345, machine, policy="optimal").model_copy(
+        update={"caps": large.caps, "bound": large.bound}
+    )
+    found = fastest_of(slower, [small_chunks], machine, lambda plan: simulate(plan, machine))
+    assert found.workload == small_chunks.workload
+    assert found.bound is not None and large.bound is not None and small_chunks.bound is not None
+    assert found.bound.step_s == pytest.approx(small_chunks.bound.step_s, rel=1e-6)
+    assert found.bound.family_step_s == min(large.bound.family_step_s or 0.0, found.bound.step_s)
+
+
+@pytest.mark.parametrize(
+    ("what", "more"),
+    [
+        ("policy", {"policy": "full_recompute"}),
+        ("recipe", {"step": replace(STEP, recipe=Recipe(gradients="float32"))}),
+        ("tokens per step", {"step": TrainingStep(seq_len=64, tokens_per_step=512)}),
+        ("sequence length", {"step": TrainingStep(seq_len=32, tokens_per_step=256)}),
+        ("chunk tokens", {"step": TrainingStep(64, 256, chunk_tokens=32)}),
+    ],
+)
+def test_only_plans_of_the_same_step_are_taken(roomy, what, more):
+    with pytest.raises(KnownPlanError, match=f"differs in {what}: "):
+        api.plan(SPEC, SLOW, **{"step": STEP, "policy": "streaming", "known": [roomy], **more})
+
+
+def test_only_plans_of_the_same_model_with_the_same_fixed_are_taken():
+    known = [planned(900, policy="optimal")]
+    with pytest.raises(KnownPlanError, match="differs in model: tiny, not tiny"):
+        api.plan(small("tiny", num_layers=1), SLOW, step=STEP, known=known)
+    with pytest.raises(KnownPlanError, match="fixed choices: none, not "):
+        fixed = Choices(homes={"parameter": "host"})
+        api.plan(SPEC, SLOW, step=STEP, choices=fixed, known=known)
+    with pytest.raises(KnownPlanError, match="prefetch"):
+        api.plan(SPEC, SLOW, step=STEP, choices=Choices(prefetch_blocks=1.0), known=known)
+
+
+def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
+    def asked(*lengths: int, known: Sequence[Schedule] = ()) -> Schedule:
+        step = TrainingStep(max(lengths), 256, chunk_tokens=128, sequence_lengths=lengths)
+        return api.plan(SPEC, SLOW, step=step, policy="streaming", known=known)
+
+    plan = asked(30, 5, 1, 28)
+    assert plan.workload.sequence_lengths == 2 * (30, 5, 1, 28)
+    assert asked(30, 5, 1, 28, known=[plan]) == plan
+    for lengths in ((30, 5, 28, 1), (30, 4, 30), (30, 5, 1, 28, 30, 4, 30)):
+        with pytest.raises(KnownPlanError, match="differs in sequence lengths"):
+            asked(*lengths, known=[plan])
+
+
+def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roomy):
+    ops = [op.model_copy(update={"waits": ()}) if isinstance(op, Copy) else op for op in tight.ops]
+    with pytest.raises(UnsafeSchedule):
+        fastest_of(roomy, [tight.model_copy(update={"ops": tuple(ops)})], SLOW, judge=pytest.fail)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    spec=SPECS,
+    step=STEPS,
+    log_rate=st.floats(7.0, 9.5),
+    factor=st.sampled_from([1.05, 1.25, 2.0]),
+    device_kib=st.tuples(st.integers(350, 1000), st.integers(0, 200)),
+    host_kib=st.integers(400, 1500),
+)
+def test_faster_links_and_more_memory_are_never_slower_where_the_plan_before_is_known(
+    spec, step, log_rate, factor, device_kib, host_kib
+):
+    def machine(rate: float) -> Machine:
+        links = ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s")
+        return MACHINE.model_copy(update={name: number(rate) for name in links})
+
+    slow, fast = machine(10**log_rate), machine(factor * 10**log_rate)
+    device, more = device_kib
+    caps = {"device_mem": device * KIB, "host_mem": host_kib * KIB}
+    try:
+        before = api.plan(spec, slow, step=step, **caps)
+    except InfeasiblePlan:
+        return
+    caps["device_mem"] += more * KIB
+    after = api.plan(spec, fast, step=step, known=[before], **caps)
+    before_ns, after_ns = simulate(before, slow).step_ns, simulate(after, fast).step_ns
+    assert after_ns <= 1.005 * before_ns
