@@ -45,10 +45,10 @@ def require_same_step(
         raise KnownPlanError("how early a known plan loads is not known: fix no prefetch beside it")
     recipe = recipe_of(policy, step.recipe).model_dump(mode="json")
     for plan in known:
-        cut, its_own = plan.workload, policy == SEED_POLICY  # which has one recipe, not the step's
+        cut = plan.workload
         for what, wanted, found in (
             ("model", model_ref(spec), plan.model),
-            ("recipe", plan.recipe if its_own else recipe, plan.recipe),
+            ("recipe", plan.recipe if policy == SEED_POLICY else recipe, plan.recipe),
             ("policy", policy, plan.policy),
             ("tokens per step", step.tokens_per_step, cut.tokens_per_step),
             ("sequence length", step.seq_len, cut.seq_len),
