@@ -109,8 +109,9 @@ class Family:
             found = self._plans(cuts, thorough=True)
         found += self._streamed(found)
         least_s = _least_s(cuts)
-        for found_plan, cut in sorted(found, key=_step_ns):
-            plan = found_plan.tightened()
+        ranked = sorted(found, key=_step_ns)
+        for rank, (found_plan, cut) in enumerate(ranked, start=1):
+            plan = found_plan.tightened(map(_step_ns, ranked[rank:]))
             chain = lower(self.spec, cut.workload, self.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})

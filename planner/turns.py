@@ -1,6 +1,6 @@
 """Decide, judge, leave room on the links where compute waited for copies, and decide again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -44,9 +44,11 @@ class Plan:
     at_home: bool = False
     tighter: Callable[[], "Plan | None"] | None = None
 
-    def tightened(self) -> "Plan":
-        """This plan, or a tighter one."""
-        return (self.tighter and self.tighter()) or self
+    def tightened(self, others_ns: Iterable[float]) -> "Plan":
+        """This plan, or a tighter one, if that is not slower than any of the others."""
+        tighter = self.tighter() if self.tighter is not None else None
+        slower = tighter is not None and tighter.step_ns > min(others_ns, default=inf)
+        return self if tighter is None or slower else tighter
 
 
 def fastest_ns(plans: Sequence[Plan]) -> float:

@@ -26,7 +26,6 @@ _LESS_IN_FLIGHT = 3
 _TURNS = 3
 _NEAR_ENOUGH = 1.005
 _FAR_ENOUGH = 1.01
-_AS_GOOD = 1.0001
 _MOST_STREAMED = 5000
 
 _STATE_AT_HOME: Mapping[str, Home] = {
@@ -62,9 +61,11 @@ def plan_optimal(
                 chain, machine, caps, judge, OPEN, num_rounds=num_rounds, bound_s=bound.step_s,
                 best_ns=fastest_ns(plans),
             )  # fmt: skip
-    for plan in sorted(plans, key=lambda plan: plan.step_ns):
+    ranked = sorted(plans, key=lambda plan: plan.step_ns)
+    for rank, plan in enumerate(ranked, start=1):
+        others_ns = (other.step_ns for other in ranked[rank:])
         try:
-            return plan.tightened().make(chain).model_copy(update={"policy": "optimal"})
+            return plan.tightened(others_ns).make(chain).model_copy(update={"policy": "optimal"})
         except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)
@@ -147,8 +148,7 @@ class _Search:
         """The plan of `streaming`, where it may be faster than the best there is."""
         if self.choices.effort == "quick" or not self.choices.open:
             return []
-        as_good = best_ns <= bound_ns * _AS_GOOD
-        if as_good or len(self.small.tasks) > _MOST_STREAMED:
+        if best_ns <= bound_ns or len(self.small.tasks) > _MOST_STREAMED:
             return []
         return self._of(plan_streaming, best_ns)
 

@@ -13,7 +13,7 @@ _SAME = 1e-7  # figures in the file have nine digits
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Counts, gaps, the worst ten cells, who is faster than `optimal`, arenas, plan seconds."""
+    """Counts, gaps, the worst ten, who is below the bound or faster, arenas, plan seconds."""
     planned = [row for row in rows if row["status"] == "ok"]
     if not planned:
         return f"{len(rows)} cells, none planned"
@@ -21,6 +21,7 @@ def summary(rows: Sequence[Row]) -> str:
         _counts(rows),
         _gaps(planned),
         "Worst ten by gap_family:\n\n" + _table(_worst(planned, "gap_family")),
+        _below_bound(planned),
         _faster(planned),
         _arenas(planned),
         _seconds(rows),
@@ -110,11 +111,33 @@ def _cut(row: Row) -> str:
     return f"{row['rounds_per_step']} x {row['chunks_per_round']} x {row['chunk_tokens']}"
 
 
+def below_bound(rows: Iterable[Row]) -> list[tuple[Row, str]]:
+    """Cells and the step times, by column, that are below the bound of their chain."""
+    return [
+        (row, column)
+        for row in rows
+        for column in ("step_s", *on_same_chain())
+        if row["status"] == "ok" and row[column]
+        if float(row[column]) < float(row["bound_s"]) * (1 - _SAME)
+    ]
+
+
+def on_same_chain() -> list[str]:
+    """The other policies that run the chain of `optimal`."""
+    return [name for name in other_policies() if optimizer_place(name) == "device"]
+
+
+def _below_bound(rows: Sequence[Row]) -> str:
+    columns = ("step_s", *on_same_chain())
+    count = sum(bool(row[column]) for row in rows for column in columns)
+    found = [f"{_cell(row)}: {column}" for row, column in below_bound(rows)]
+    return f"Of {count} step times below their chain's bound: {', '.join(found) or 'none'}"
+
+
 def _faster(rows: Sequence[Row]) -> str:
-    same = [name for name in other_policies() if optimizer_place(name) == "device"]
     on_cpu = [name for name in other_policies() if optimizer_place(name) != "device"]
     parts = (
-        ("Another policy is faster on the same chain (must be none)", same),
+        ("Another policy is faster on the same chain (must be none)", on_same_chain()),
         ("A policy with its optimizer on the CPU is faster", on_cpu),
     )
     return "\n\n".join(_faster_list(title, rows, names) for title, names in parts)

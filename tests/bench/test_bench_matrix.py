@@ -24,9 +24,14 @@ from tests.bench.matrix_cells import (
 )
 from tests.bench.matrix_plot import plot
 from tests.bench.matrix_row import KEY_COLUMNS, Row, columns, measure, other_policies
-from tests.bench.matrix_summary import faster_than_optimal, quantile, summary
+from tests.bench.matrix_summary import (
+    below_bound,
+    faster_than_optimal,
+    on_same_chain,
+    quantile,
+    summary,
+)
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.planner.plan import optimizer_place, policies
 
 SAMPLE = 4  # cells of the shorter sequences, of the smaller models
 
@@ -41,9 +46,8 @@ def test_bench_matrix_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         print("\n" + summary(rows))
     assert missing_cells(path, cheap[: SAMPLE + 1]) == [cheap[SAMPLE]]
     assert Counter(row["status"] for row in rows) == {"ok": SAMPLE}
-    same_chain = [name for name in policies() if name != "optimal"]
-    same_chain = [name for name in same_chain if optimizer_place(name) == "device"]
-    assert faster_than_optimal(rows, same_chain) == []
+    assert faster_than_optimal(rows, on_same_chain()) == []
+    assert below_bound(rows) == []
     for row in rows:
         assert float(row["step_s"]) >= float(row["bound_s"]) >= float(row["family_bound_s"]) > 0
         assert float(row["extent_issue"]) >= 1
@@ -119,6 +123,12 @@ def test_only_a_policy_that_fits_and_takes_less_is_faster() -> None:
     assert faster_than_optimal([row, failed], ("streaming", "resident", "none")) == [
         (row, "streaming")
     ]
+
+
+def test_only_step_times_below_the_bound_of_their_own_chain_are_told() -> None:
+    row: Row = {"status": "ok", "bound_s": "2.0", "step_s": "2.0"}
+    row |= dict.fromkeys(other_policies(), "") | {"streaming": "1.9", "layer_offload": "1.0"}
+    assert below_bound([row, {**row, "status": "infeasible"}]) == [(row, "streaming")]
 
 
 def test_a_cell_is_named_in_the_file_by_its_axes() -> None:

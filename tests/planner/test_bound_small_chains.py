@@ -25,7 +25,7 @@ from twinstream.schedule.verify import verify
 from twinstream.simulator.replay import simulate
 
 CHAINS_PER_BLOCK = 300
-NUM_BLOCKS = 5
+NUM_BLOCKS = 8
 
 # 50 bytes a ns both ways: 8 units of 64 MiB take 10.7 ms.
 MACHINE = link_machine(h2d=50.0, d2h=50.0)

@@ -10,7 +10,7 @@ import pytest
 from twinstream.planner import turns as turns_module
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import Shares
-from twinstream.planner.turns import Turns
+from twinstream.planner.turns import Plan, Turns
 
 GIB = 2**30
 FULL, LESS, LEAST = ({"h2d": [share], "d2h": [share]} for share in (1.0, 0.5, 0.25))
@@ -108,3 +108,16 @@ def test_the_fastest_plan_can_be_tightened_and_the_others_hold_nothing(monkeypat
     landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.1), (3, 0.25): (1.05, 1.15)}
     turns, _ = taken(monkeypatch, landscape)
     assert [plan.tighter is not None for plan in turns.found] == [False, True, False]
+
+
+def test_a_tighter_plan_is_taken_unless_another_is_faster():
+    plan = Plan(100.0, fail_to_make, tighter=lambda: Plan(101.0, fail_to_make))
+    assert plan.tightened([]).step_ns == 101.0
+    assert plan.tightened([102.0, 101.0]).step_ns == 101.0
+    assert plan.tightened([102.0, 100.5]) is plan
+    alone = Plan(100.0, fail_to_make)
+    assert alone.tightened([99.0]) is alone
+
+
+def fail_to_make(_chain: object) -> Any:
+    raise AssertionError("no schedule is needed")
