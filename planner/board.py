@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from twinstream.planner.packing import align_up, first_gap
 
+Bytes = NDArray[np.int64]
+Weights = NDArray[np.float64]
 Ranges = tuple[tuple[int, int], ...]
 Levels = Sequence[Sequence[int]]
 
@@ -121,13 +123,15 @@ class Board:
         met = self._met(self._items[item].levels[level])
         lows, highs, owners = self._lows[met], self._highs[met], self._owner[met]
         places = np.unique(np.append(highs, 0))
-        places = places[places + size <= most_bytes][:, None]
-        hits = (lows < places + size) & (highs > places)
-        cheapest = int(np.argmin(hits @ (self._price[owners] * self.sizes[owners])))
-        driven_off: list[int] = np.unique(owners[hits[cheapest]]).tolist()
+        places = places[places + size <= most_bytes]
+        weights = self._price[owners] * self.sizes[owners]
+        below, above = _up_to(highs, weights, places), _from(lows, weights, places + size)
+        place = int(places[np.argmax(below + above)])
+        hit = (lows < place + size) & (highs > place)
+        driven_off: list[int] = np.unique(owners[hit]).tolist()
         for other in driven_off:
             self.take(other)
-        self.put(item, int(places[cheapest, 0]), level)
+        self.put(item, place, level)
         dearer = [item, *driven_off]
         self._price[dearer] = np.minimum(self._price[dearer] * _DEARER, _DEAREST)
         return driven_off
@@ -138,3 +142,15 @@ class Board:
         for begin, end in ranges:
             met |= (self._begins < end) & (self._ends > begin)
         return met
+
+
+def _up_to(keys: Bytes, weights: Weights, at: Bytes) -> Weights:
+    """The weights of all keys that are not above each place."""
+    order = np.argsort(keys, kind="stable")
+    sums = np.append(0.0, np.cumsum(weights[order]))
+    return sums[np.searchsorted(keys[order], at, side="right")]
+
+
+def _from(keys: Bytes, weights: Weights, at: Bytes) -> Weights:
+    """The weights of all keys that are not below each place."""
+    return _up_to(-keys, weights, -at)
