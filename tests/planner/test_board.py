@@ -103,6 +103,28 @@ def test_the_one_in_the_way_goes_elsewhere():
     assert board.extent_bytes == 4 * UNIT
 
 
+@given(RECTANGLES, st.integers(5, 12), st.integers(0, 30))
+@settings(max_examples=200, deadline=None)
+def test_what_is_driven_off_is_the_fewest_bytes_of_all_places(rectangles, most, seed):
+    random, items = Random(seed), items_of([*rectangles, (0, 15, 4)])
+    board = Board(items)
+    for item in range(len(rectangles)):
+        board.put(item, random.randint(0, most) * UNIT, 0)
+    in_the_way = {
+        offset: [
+            item
+            for item in range(len(rectangles))
+            if board.offsets[item] < (offset + 4) * UNIT
+            and board.offsets[item] + board.sizes[item] > offset * UNIT
+        ]
+        for offset in range(most - 3)
+    }
+    fewest = min(sum(board.sizes[item] for item in items) for items in in_the_way.values())
+    board.rearrange([len(rectangles)], most * UNIT, [range(1)] * len(items), most_steps=1)
+    at = int(board.offsets[-1]) // UNIT
+    assert sum(board.sizes[item] for item in in_the_way[at]) == fewest
+
+
 def test_a_search_without_end_is_given_up():
     items = items_of([(0, 2, 3), (0, 2, 3)])
     assert not Board(items).rearrange([0, 1], 5 * UNIT, [(0,)] * 2, 50)
