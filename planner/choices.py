@@ -71,7 +71,8 @@ class Choices:
     @property
     def told(self) -> tuple[str, ...]:
         """What of homes and levels is fixed, for people."""
-        found = [f"{kind} at home on the {home}" for kind, home in self.homes.items()]
+        kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if kind in self.homes]
+        found = [f"{kind} at home on the {self.homes[kind]}" for kind in kinds]
         if self.recompute == NO_RECOMPUTE:
             found.append("nothing recomputed")
         elif self.recompute is not None:

@@ -18,8 +18,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.known import fastest_of, require_same_step
-from twinstream.planner.step_plan import plan_step, with_tokens
+from twinstream.planner.known import Asked, plan_knowing
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
@@ -72,6 +71,9 @@ def plan(  # noqa: PLR0913
             runs, whatever the recipe of `step` says.
         choices: what is fixed of a plan of `optimal`: homes, recompute level, prefetch; and how
             hard to look.
+        known: plans of the same step, made for less memory or a slower machine. One of them is the
+            answer where it fits the caps and is faster, by the simulator of this machine, than what
+            is found. Tokens per step that are open are theirs.
 
     Returns:
         A schedule that is verified and conforms to the model's task chain.
@@ -82,16 +84,11 @@ def plan(  # noqa: PLR0913
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
-    caps = caps_of(profile, device_mem, host_mem)
-    if known:
-        step = with_tokens(spec, step, profile, caps)
-        require_same_step(known, spec, step, policy, choices)
-
-    def judge(schedule: Schedule) -> Timeline:
-        return replay(schedule, profile)
-
-    schedule = plan_step(spec, step, profile, caps, policy, judge, choices)
-    return fastest_of(schedule, known, profile, judge)
+    asked = Asked(
+        spec, step, profile, caps_of(profile, device_mem, host_mem), policy,
+        judge=lambda schedule: replay(schedule, profile), choices=choices,
+    )  # fmt: skip
+    return plan_knowing(asked, known)
 
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:

@@ -42,12 +42,16 @@ def missing_cells(path: Path, wanted: Iterable[Cell]) -> list[Cell]:
     """The cells that the file has no row of; a new file gets its header."""
     if not path.exists():
         _append(path, columns())
-    with path.open(newline="", encoding="utf-8") as file:
-        header = tuple(next(csv.reader(file)))
-    if header != columns():
-        raise SystemExit(f"{path} has other columns than this version writes: give a new file")
+    _check_columns(path)
     done = {_key(row) for row in read_rows(path)}
     return [cell for cell in wanted if cell.key not in done]
+
+
+def _check_columns(path: Path) -> None:
+    with path.open(newline="", encoding="utf-8") as file:
+        header = tuple(next(csv.reader(file), ()))
+    if header != columns():
+        raise SystemExit(f"{path} has other columns than this version writes: give a new file")
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ def run(path: Path, wanted: Iterable[Cell], effort: Effort) -> None:
 
 def fill_others(path: Path, effort: Effort) -> None:
     """Compare the planned cells of a file with the other policies, where that was left out."""
+    _check_columns(path)
     rows, commit = read_rows(path), _commit()
     left = [row for row in rows if row["status"] == "ok" and not row["others_commit"]]
     for row in _finished([partial(compare, row, commit, effort.cell_s) for row in left], effort):

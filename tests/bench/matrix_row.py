@@ -4,8 +4,9 @@ Bounds. `bound_s` is of the chain that was chosen. `family_bound_s` is the small
 admissible chunkings, rounds and optimizer placements, and the chain's own where the planner states
 none. A gap is step time / bound - 1.
 
-The other policies plan the chain that `optimal` chose, within the same caps: `others_commit` names
-the commit that they are of. Who has no step time there, though it is named, does not fit.
+The other policies plan the chain that `optimal` chose, within the same caps. `others_commit` is the
+commit that they planned with, empty if they did not; a policy without a step time then does not
+fit.
 
 Arena extents. `extent_issue` is the device arena / the most bytes alive at once if ops ran one by
 one in issue order; `extent_timed` is the same for the simulated steady pass, where copies take

@@ -126,6 +126,8 @@ def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_
     small, large = ("--device-mem", 7 * 2**20), ("--device-mem", round(7.7 * 2**20))
     first = call(*ask, *small, "-o", before, "--json").json()["step_time_s"]
     assert call(*ask, *large, "--json").json()["step_time_s"] > 1.04 * first
+    named = call(*ask, *large, "--no-slower-than", before, "--json").json()
+    assert (named["step_time_s"], named["known_plan"]) == (first, str(before))
     told = "this is that plan"
     printed = table_of(*ask, *large, "--no-slower-than", before, "-o", after)
     assert f"Nothing faster than {before} was found: {told}." in " ".join(printed.split())

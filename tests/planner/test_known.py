@@ -15,13 +15,17 @@ from tests.planner.test_plan_properties import SPECS, STEPS
 from twinstream import api
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
-from twinstream.planner.choices import Choices
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.known import KnownPlanError, fastest_of
+from twinstream.planner.known import Asked, KnownPlanError, fastest_of
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Copy
+from twinstream.schedule.tensors import HOST
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify import UnsafeSchedule, verify
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate
 
 KIB = 1024
@@ -30,8 +34,9 @@ SLOW = slow_link_machine()
 
 
 def planned(device_kib: int, machine: Machine = SLOW, **more: object) -> Schedule:
-    options = {"policy": "streaming", "device_mem": device_kib * KIB, "host_mem": 2**30, **more}
-    return api.plan(SPEC, machine, step=STEP, **options)  # type: ignore[arg-type]
+    memory = {"device_mem": device_kib * KIB, "host_mem": 2**30}
+    options = {"step": STEP, "policy": "streaming", **memory, **more}
+    return api.plan(SPEC, machine, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +49,19 @@ def roomy() -> Schedule:
     return planned(900)
 
 
-def fastest(asked: Schedule, *known: Schedule) -> Schedule:
-    return fastest_of(asked, known, SLOW, lambda schedule: simulate(schedule, SLOW))
+def asked_for(planned: Schedule, machine: Machine = SLOW, **more: object) -> Asked:
+    """What a plan was made for."""
+
+    def judge(schedule: Schedule) -> Timeline:
+        return simulate(schedule, machine)
+
+    caps = planned.caps.model_copy(update={"library_bytes": 0})
+    asked = Asked(SPEC, STEP, machine, caps, planned.policy, judge)
+    return replace(asked, **more)  # type: ignore[arg-type]
+
+
+def fastest(planned: Schedule, *known: Schedule) -> Schedule:
+    return fastest_of(planned, known, asked_for(planned))
 
 
 def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(tight, roomy):
@@ -54,7 +70,8 @@ def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(tight, roomy):
     poor = tight.model_copy(update={"caps": roomy.caps})
     found = fastest(poor, tight, other)
     assert (found.ops, found.slots) == (other.ops, other.slots)
-    assert (found.caps, found.machine) == (roomy.caps, roomy.machine) != (None, other.machine)
+    assert found.caps == roomy.caps
+    assert found.machine == roomy.machine != other.machine
     assert found.bound == roomy.bound != other.bound
     assert verify(found) == []
 
@@ -66,27 +83,49 @@ def test_one_that_does_not_fit_or_is_no_faster_stands_aside(tight, roomy):
     assert fastest(on_host, roomy) is on_host
 
 
-def test_the_bound_of_all_chunkings_stays_and_that_of_the_plan_is_its_own():
-    machine = MACHINE
-    large = planned(900, machine, policy="optimal")
-    step = TrainingStep(seq_len=64, tokens_per_step=256, chunk_tokens=64, chunks_per_round=1)
-    small_chunks = api.plan(SPEC, machine, step=step, device_mem=900 * KIB, host_mem=2**30)
-    assert small_chunks.workload != large.workload
-    slower = planned(345, machine, policy="optimal").model_copy(
-        update={"caps": large.caps, "bound": large.bound}
+@pytest.mark.parametrize("choices", [OPEN, Choices(homes={"gradient": "host"}, recompute="INPUT")])
+def test_the_bounds_are_those_of_what_was_asked_with_all_that_is_fixed(choices):
+    large = planned(900, MACHINE, policy="optimal", choices=choices)
+    cut = {"chunk_tokens": 64, "chunks_per_round": 1}
+    small_chunks = planned(
+        700, MACHINE, policy="optimal", choices=choices, step=replace(STEP, **cut)
     )
-    found = fastest_of(slower, [small_chunks], machine, lambda plan: simulate(plan, machine))
+    assert small_chunks.workload != large.workload
+    slower = planned(400, MACHINE, policy="optimal", choices=choices)
+    slower = slower.model_copy(update={"caps": large.caps, "bound": large.bound})
+    found = fastest_of(slower, [small_chunks], asked_for(large, MACHINE, choices=choices))
+    direct = planned(900, MACHINE, policy="optimal", choices=choices, step=replace(STEP, **cut))
     assert found.workload == small_chunks.workload
-    assert found.bound is not None and large.bound is not None and small_chunks.bound is not None
-    assert found.bound.step_s == pytest.approx(small_chunks.bound.step_s, rel=1e-6)
-    assert found.bound.family_step_s == min(large.bound.family_step_s or 0.0, found.bound.step_s)
+    assert found.bound is not None and direct.bound is not None and large.bound is not None
+    assert found.bound.step_s == pytest.approx(direct.bound.step_s, rel=1e-6)
+    assert found.bound.fixed == choices.told
+    assert found.bound.family_step_s == pytest.approx(large.bound.family_step_s, rel=1e-6)
+
+
+def test_a_plan_that_fits_is_the_answer_where_nothing_else_fits():
+    """`streaming` by itself takes the largest chunks that it can, which need more of the host."""
+    known = planned(900, step=replace(STEP, chunk_tokens=64, chunks_per_round=1))
+    host_bytes = arena_bytes(known, HOST)
+    with pytest.raises(InfeasiblePlan):
+        planned(900, host_mem=host_bytes)
+    found = planned(900, host_mem=host_bytes, known=[known])
+    assert found.ops == known.ops
+    assert found.caps.host_bytes == host_bytes
+    with pytest.raises(InfeasiblePlan):
+        planned(900, host_mem=host_bytes - 1, known=[known])
+
+
+def test_tokens_that_are_open_are_those_of_the_known_plan(roomy):
+    step = TrainingStep(seq_len=64)
+    assert planned(900, step=step).workload.tokens_per_step != 256
+    assert planned(900, step=step, known=[roomy]).workload.tokens_per_step == 256
 
 
 @pytest.mark.parametrize(
     ("what", "more"),
     [
         ("policy", {"policy": "full_recompute"}),
-        ("recipe", {"step": replace(STEP, recipe=Recipe(gradients="float32"))}),
+        ("the recipe's gradients", {"step": replace(STEP, recipe=Recipe(gradients="float32"))}),
         ("tokens per step", {"step": TrainingStep(seq_len=64, tokens_per_step=512)}),
         ("sequence length", {"step": TrainingStep(seq_len=32, tokens_per_step=256)}),
         ("chunk tokens", {"step": TrainingStep(64, 256, chunk_tokens=32)}),
@@ -99,13 +138,39 @@ def test_only_plans_of_the_same_step_are_taken(roomy, what, more):
 
 def test_only_plans_of_the_same_model_with_the_same_fixed_are_taken():
     known = [planned(900, policy="optimal")]
-    with pytest.raises(KnownPlanError, match="differs in model: tiny, not tiny"):
-        api.plan(small("tiny", num_layers=1), SLOW, step=STEP, known=known)
-    with pytest.raises(KnownPlanError, match="fixed choices: none, not "):
-        fixed = Choices(homes={"parameter": "host"})
-        api.plan(SPEC, SLOW, step=STEP, choices=fixed, known=known)
+    with pytest.raises(
+        KnownPlanError, match=r"known plan 2 differs in model: tiny \(\w+\), not tiny"
+    ):
+        api.plan(small("tiny", num_layers=1), SLOW, step=STEP, known=[other_model(), *known])
+    with pytest.raises(KnownPlanError, match="fixed choices: none, not parameter at home on the h"):
+        planned(900, policy="optimal", choices=Choices(homes={"parameter": "host"}), known=known)
     with pytest.raises(KnownPlanError, match="prefetch"):
-        api.plan(SPEC, SLOW, step=STEP, choices=Choices(prefetch_blocks=1.0), known=known)
+        planned(900, policy="optimal", choices=Choices(prefetch_blocks=1.0), known=known)
+
+
+def other_model() -> Schedule:
+    return api.plan(small("tiny", num_layers=1), SLOW, step=STEP)
+
+
+def test_what_is_fixed_may_be_given_in_any_order():
+    one, other = (
+        Choices(homes=dict.fromkeys(kinds, "host"))
+        for kinds in (("parameter", "gradient"), ("gradient", "parameter"))
+    )
+    known = planned(900, policy="optimal", choices=one)
+    assert planned(900, policy="optimal", choices=other, known=[known]) == known
+
+
+def test_what_is_wrong_without_a_known_plan_is_told_as_without(roomy):
+    for wrong in ({"policy": "greedy"}, {"choices": Choices(prefetch_blocks=1.0)}):
+        with pytest.raises(TwinstreamError) as without:
+            planned(900, **wrong)
+        with pytest.raises(TwinstreamError) as with_known:
+            planned(900, **wrong, known=[roomy])
+        assert str(with_known.value) == str(without.value)
+    nothing = TrainingStep(0, 256, sequence_lengths=(0, 0))
+    with pytest.raises(TwinstreamError):
+        planned(900, step=nothing, known=[roomy])
 
 
 def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
@@ -124,7 +189,8 @@ def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
 def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roomy):
     ops = [op.model_copy(update={"waits": ()}) if isinstance(op, Copy) else op for op in tight.ops]
     with pytest.raises(UnsafeSchedule):
-        fastest_of(roomy, [tight.model_copy(update={"ops": tuple(ops)})], SLOW, judge=pytest.fail)
+        broken = tight.model_copy(update={"ops": tuple(ops)})
+        fastest_of(roomy, [broken], asked_for(roomy, judge=pytest.fail))
 
 
 @settings(max_examples=25, deadline=None)

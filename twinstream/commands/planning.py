@@ -76,13 +76,14 @@ def plan(  # noqa: PLR0913
         write_document(schedule, output)
     summary = summarize(schedule, timeline, profile, plan_seconds)
     explanation = explain(schedule, timeline, profile)
+    taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
     if as_json:
-        more = {"explanation": explanation}
+        more = {"explanation": explanation, "known_plan": taken}
         print_json(summary.model_dump() | describe(schedule) | more)
     else:
         print_report(plan_screen(schedule, summary, explanation))
-        for path in (path for path, plan in known.items() if plan.ops is schedule.ops):
-            print_report(f"Nothing faster than {path} was found: this is that plan.")
+        if taken is not None:
+            print_report(f"Nothing faster than {taken} was found: this is that plan.")
         if output is not None:
             print_report(f"Wrote the schedule to {output}.")
 

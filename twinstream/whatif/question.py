@@ -12,7 +12,7 @@ from twinstream.metrics import Summary, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.known import fastest_of
+from twinstream.planner.known import Asked, fastest_of, plan_knowing
 from twinstream.planner.plan import optimizer_place
 from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Caps, Schedule
@@ -34,22 +34,28 @@ class Question:
     choices: Choices = OPEN
 
     def planned(self, known: Sequence[Schedule] = ()) -> tuple[Schedule, Summary]:
-        """The schedule, slower than none of the known ones, and what it yields on the machine.
+        """A plan, or a known one that is faster on the machine, and what it yields there.
 
         Raises:
-            TwinstreamError: as `api.plan`.
+            TwinstreamError: as `plan_knowing`.
         """
-        schedule = api.plan(
-            self.spec, self.machine, step=self.step, device_mem=self.caps.device_bytes,
-            host_mem=self.caps.host_bytes, policy=self.policy,
-            choices=self.choices, known=known,
-        )  # fmt: skip
+        schedule = plan_knowing(self._asked, known)
         return schedule, self._summary(schedule)
 
     def best_of(self, planned: Schedule, known: Sequence[Schedule]) -> tuple[Schedule, Summary]:
         """The fastest of a plan of this question and of known ones, and what it yields."""
-        best = fastest_of(planned, known, self.machine, self._judge)
+        best = fastest_of(planned, known, self._asked)
         return best, self._summary(best)
+
+    def tokens_per_s(self, schedule: Schedule) -> float:
+        """What a plan, made for whatever machine, yields on this question's."""
+        return schedule.workload.tokens_per_step / (self._judge(schedule).step_ns / 1e9)
+
+    @property
+    def _asked(self) -> Asked:
+        return Asked(
+            self.spec, self.step, self.machine, self.caps, self.policy, self._judge, self.choices
+        )
 
     def _judge(self, schedule: Schedule) -> Timeline:
         return api.simulate(schedule, self.machine)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from pydantic import NonNegativeFloat
 
@@ -48,21 +49,24 @@ class WhatIf(Node):
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Changes of a property to plan, the worst first; `known` are plans of what is worse still."""
+class _Series:
+    """Changes of a property to plan, the worst first.
+
+    `known` are plans of what is worse still. `beat_tokens_per_s`: a plan that yields more than that
+    with nothing changed is wanted back.
+    """
 
     question: Question
     one: Property
     changes: Sequence[float]
     known: tuple[Schedule, ...] = ()
+    beat_tokens_per_s: float = inf
 
 
 @dataclass(frozen=True)
 class _Answered:
-    """The changes, and the plan of the last that has one."""
-
     changes: list[Change]
-    last: Schedule | None
+    faster: Schedule | None
 
 
 def what_if(
@@ -71,35 +75,41 @@ def what_if(
     num_jobs: int = 1,
     on_plan: Callable[[], None] = lambda: None,
 ) -> WhatIf:
-    """Plan again for every property and change; `on_plan` is called after each of these plans.
+    """Plan again for every property and change; `on_plan` is called for each of these plans.
 
-    A property's plans are made from its worst value to its best, and each is slower than none of
-    those before it, the plan to start from among them.
+    A property's plans are made from its worst value to its best, the one to start from among them,
+    and each is the one before if that is faster there.
 
     Raises:
         TwinstreamError: the plan to start from cannot be made.
     """
-    schedule, _ = question.planned()
+    schedule, base = question.planned()
     properties = properties_of(question)
+    orders = {
+        better: [(one, _from_the_worst(one, changes, better=better)) for one in properties]
+        for better in (False, True)
+    }
     answers: dict[tuple[str, float], Change] = {}
 
-    def asked(*, better: bool, known: tuple[Schedule, ...] = ()) -> list[Schedule]:
-        """The last plan of every property, of its changes to one side."""
-        orders = ((one, _from_the_worst(one, changes, better=better)) for one in properties)
-        asks = [_Asked(question, one, order, known) for one, order in orders if order]
-        last = []
-        for ask, outcome in in_processes(_answer, asks, max(1, min(num_jobs, len(asks)))):
+    def answer(series: list[_Series]) -> list[Schedule]:
+        """Plans that beat what they were to."""
+        faster = []
+        for one, outcome in in_processes(_answer, series, max(1, min(num_jobs, len(series)))):
             if isinstance(outcome, BaseException):
                 raise outcome
             for change in outcome.changes:
-                answers[ask.one.name, change.change] = change
+                answers[one.one.name, change.change] = change
                 on_plan()
-            if outcome.last is not None:
-                last.append(outcome.last)
-        return last
+            faster += [outcome.faster] if outcome.faster is not None else []
+        return faster
 
-    schedule, base = question.best_of(schedule, asked(better=False))
-    asked(better=True, known=(schedule,))
+    worse = [
+        _Series(question, one, order, beat_tokens_per_s=base.tokens_per_s)
+        for one, order in orders[False]
+        if order
+    ]
+    schedule, base = question.best_of(schedule, answer(worse))
+    answer([_Series(question, one, order, (schedule,)) for one, order in orders[True] if order])
     found = [
         _sensitivity(question, schedule, base, one, [answers[one.name, c] for c in changes])
         for one in properties
@@ -128,18 +138,24 @@ def effect(one: Sensitivity, base: Summary) -> float:
     return max(abs((c.tokens_per_s or 0.0) - base.tokens_per_s) for c in one.changes)
 
 
-def _answer(asked: _Asked) -> _Answered:
+def _answer(series: _Series) -> _Answered:
     found: list[Change] = []
-    known = asked.known
-    for change in asked.changes:
+    known = series.known
+    for change in series.changes:
         try:
-            schedule, summary = changed(asked.question, asked.one, 1 + change).planned(known)
+            schedule, summary = changed(series.question, series.one, 1 + change).planned(known)
         except TwinstreamError as error:
             found.append(Change(change=change, tokens_per_s=None, reason=str(error)))
             continue
         found.append(Change(change=change, tokens_per_s=summary.tokens_per_s))
         known = (schedule,)
-    return _Answered(found, known[0] if known else None)
+    faster = [
+        schedule
+        for schedule in known
+        if series.beat_tokens_per_s < inf
+        and series.question.tokens_per_s(schedule) > series.beat_tokens_per_s
+    ]
+    return _Answered(found, faster[0] if faster else None)
 
 
 def _sensitivity(

@@ -104,7 +104,7 @@ def search_target(
 ) -> TargetFound:
     """Search the smallest device memory, host memory and link, each alone, for a target.
 
-    More of each is slower than nothing that was tried with less. `on_found` is called after each.
+    More of each is not slower than less of it that was too slow. `on_found` is called after each.
 
     Raises:
         TwinstreamError: the target cannot be read, or the plan to start from cannot be made.
