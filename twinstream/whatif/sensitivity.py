@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from pydantic import NonNegativeFloat
 
@@ -52,15 +51,15 @@ class WhatIf(Node):
 class _Series:
     """Changes of a property to plan, the worst first.
 
-    `known` are plans of what is worse still. `beat_tokens_per_s`: a plan that yields more than that
-    with nothing changed is wanted back.
+    `known` has the plan of what is worse still, if there is one. With `beat_tokens_per_s` the last
+    plan is wanted back if it yields more than that with nothing changed.
     """
 
     question: Question
     one: Property
     changes: Sequence[float]
     known: tuple[Schedule, ...] = ()
-    beat_tokens_per_s: float = inf
+    beat_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,13 +148,10 @@ def _answer(series: _Series) -> _Answered:
             continue
         found.append(Change(change=change, tokens_per_s=summary.tokens_per_s))
         known = (schedule,)
-    faster = [
-        schedule
-        for schedule in known
-        if series.beat_tokens_per_s < inf
-        and series.question.tokens_per_s(schedule) > series.beat_tokens_per_s
-    ]
-    return _Answered(found, faster[0] if faster else None)
+    last, beat = (known[0] if known else None), series.beat_tokens_per_s
+    if last is None or beat is None or series.question.tokens_per_s(last) <= beat:
+        return _Answered(found, None)
+    return _Answered(found, last)
 
 
 def _sensitivity(
