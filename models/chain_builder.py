@@ -5,7 +5,7 @@ from typing import Literal
 from twinstream.models.workspace import workspace_bytes
 from twinstream.schedule.chain import Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import Attribute, KernelCall, Label, Processor, TaskOperand
+from twinstream.schedule.ops import Attribute, KernelCall, Label, Mode, Processor, TaskOperand
 from twinstream.schedule.tensors import Role, Tensor
 
 
@@ -22,6 +22,7 @@ class ChainBuilder:
         self._unbound: list[tuple[str, Task]] = []
         self._latest: dict[str, int] = {}
         self._parts: dict[str, list[str]] = {}
+        self._operands: dict[tuple[str, str, int, Mode, int | None], TaskOperand] = {}
 
     def declare(self, tensor: Tensor) -> None:
         self.tensors.append(tensor)
@@ -62,9 +63,7 @@ class ChainBuilder:
         leaves = self._leaves(tensor, num_parts)
         version = 1 + max(self._latest[leaf] for leaf in leaves)
         self._latest.update(dict.fromkeys(leaves, version))
-        return TaskOperand(
-            name=name, tensor=tensor, version=version, mode="write", num_parts=num_parts
-        )
+        return self._operand(name, tensor, version, "write", num_parts)
 
     def update(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
         found = self._existing(name, tensor, num_parts, "update")
@@ -107,9 +106,18 @@ class ChainBuilder:
         """An operand of the version there is."""
         versions = {self._latest[leaf] for leaf in self._leaves(tensor, num_parts)}
         assert len(versions) == 1, f"{tensor} is used while its parts differ: {versions}"
-        return TaskOperand(
-            name=name, tensor=tensor, version=versions.pop(), mode=mode, num_parts=num_parts
-        )
+        return self._operand(name, tensor, versions.pop(), mode, num_parts)
+
+    def _operand(
+        self, name: str, tensor: str, version: int, mode: Mode, num_parts: int | None
+    ) -> TaskOperand:
+        """Many tasks have the same: it is made once."""
+        key = name, tensor, version, mode, num_parts
+        if key not in self._operands:
+            self._operands[key] = TaskOperand(
+                name=name, tensor=tensor, version=version, mode=mode, num_parts=num_parts
+            )
+        return self._operands[key]
 
     def _task(self, task_id: str, call: str, operands: list[TaskOperand], label: Label) -> Task:
         scratch = f"scratch.{call}"

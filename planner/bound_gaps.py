@@ -8,8 +8,8 @@ from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.choices import Choices, Home
 from twinstream.planner.gaps import Element, Gap, elements
+from twinstream.planner.kept import kept_units
 from twinstream.planner.segments import Segments
-from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 
 GIB = 2.0**30
@@ -363,7 +363,7 @@ def _remaking_columns(
     chain: Chain, segments: Segments, recompute_columns: dict[str, int]
 ) -> dict[str, list[tuple[int, int]]]:
     """By leaf: (segment before or in which it is made again, recompute column)."""
-    units = UnitMap(chain)
+    units = kept_units(chain)
     position = {task.task_id: segments.of_task[i] for i, task in enumerate(chain.tasks)}
     found: dict[str, list[tuple[int, int]]] = {}
     for recompute in chain.recomputes:

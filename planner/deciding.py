@@ -14,13 +14,13 @@ from twinstream.planner.congestion import Shares
 from twinstream.planner.emission import Emitted, Placement, emit, host_bytes
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
+from twinstream.planner.kept import kept_units
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.timed import timed_allowances, timed_stays
-from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -66,13 +66,13 @@ class Decider:
         self.caps = with_library_memory(caps, chain)
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
         self.judged = with_rounds(chain, JUDGED_ROUNDS)
-        self._units, self._judged_units = UnitMap(self.small), UnitMap(self.judged)
+        self._units, self._judged_units = kept_units(self.small), kept_units(self.judged)
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
 
     def schedule(self, candidate: Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
-        sequence = TaskSequence.of(chain, UnitMap(chain), candidate.decisions, self._call_ns)
+        sequence = TaskSequence.of(chain, kept_units(chain), candidate.decisions, self._call_ns)
         placement, over = self._place(sequence, candidate)
         if over:
             raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")

@@ -220,7 +220,7 @@ class _Emission:
 
     def _compute(self, task: Task, stream: Stream, slots: Mapping[str, str]) -> Compute:
         operands = tuple(
-            Operand(**dict(operand), slot=slots[self._unit(operand)]) for operand in task.operands
+            Operand(**vars(operand), slot=slots[self._unit(operand)]) for operand in task.operands
         )
         return Compute(
             op_id=task.task_id,

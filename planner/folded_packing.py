@@ -118,14 +118,16 @@ def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> li
 
 
 def _levels(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
-    found: list[Ranges] = []
-    for share in _SHARES:
-        cut = [trimmed(stay, share) for stay in together]
-        if found and all(a is b for a, b in zip(cut, together, strict=True)):
-            found.append(found[-1])
-            continue
-        found.append(_merged({piece for s in cut for piece in folding.intervals(s.begin, s.end)}))
-    return tuple(found)
+    bare = [trimmed(stay, 0.0) for stay in together]
+    shortest = _alive(bare, folding)
+    if all(a is b for a, b in zip(bare, together, strict=True)):
+        return (shortest,) * len(_SHARES)
+    longer = [[trimmed(stay, share) for stay in together] for share in _SHARES[:-1]]
+    return (*(_alive(stays, folding) for stays in longer), shortest)
+
+
+def _alive(stays: Sequence[Stay], folding: Folding) -> Ranges:
+    return _merged({piece for s in stays for piece in folding.intervals(s.begin, s.end)})
 
 
 def _merged(intervals: set[tuple[int, int]]) -> Ranges:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from math import ceil
 
 from twinstream.planner.choices import Choices, Home
+from twinstream.planner.kept import kept_units
 from twinstream.planner.segments import Segments
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -67,7 +68,7 @@ def elements(chain: Chain, segments: Segments, choices: Choices) -> list[Element
     """
     chunks = ceil(chain.workload.chunks_per_round * segments.count / len(segments.of_task))
     shortest = chunks if chain.workload.chunks_per_round in _CHUNKS_OF_FEW_GAPS else 0
-    units = UnitMap(chain)
+    units = kept_units(chain)
     touches = _touches(chain, units, segments)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     roles = {t.tensor_id: t.role for t in chain.tensors}

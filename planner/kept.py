@@ -1,7 +1,7 @@
 """What planning makes again and again, kept from plan to plan.
 
-Chains, and the programs of their bounds (`bound_kept.py`), do not depend on caps. A page that is
-played with, a sweep, and a search over caps ask for the same ones many times.
+Chains, their units, and the programs of their bounds (`bound_kept.py`), do not depend on caps. A
+page that is played with, a sweep, and a search over caps ask for the same ones many times.
 """
 
 from collections import OrderedDict
@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from twinstream.models.lowering import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 
@@ -47,6 +48,7 @@ class Kept(Generic[_KeptT]):
 
 
 _chains: Kept[Chain] = Kept(MOST_TASKS)
+_units: Kept[tuple[Chain, UnitMap]] = Kept(MOST_TASKS)
 
 
 def kept_chain(spec: ModelSpec, workload: Workload, recipe: Recipe) -> Chain:
@@ -56,3 +58,12 @@ def kept_chain(spec: ModelSpec, workload: Workload, recipe: Recipe) -> Chain:
         lambda: lower(spec, workload, recipe),
         lambda chain: len(chain.tasks),
     )
+
+
+def kept_units(chain: Chain) -> UnitMap:
+    """As `UnitMap`."""
+    # What is kept holds its chain, whose identity is therefore no other chain's meanwhile.
+    _, units = _units.get(
+        id(chain), lambda: (chain, UnitMap(chain)), lambda found: len(found[0].tasks)
+    )
+    return units

@@ -3,6 +3,8 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -43,16 +45,22 @@ class Folding:
         found = [i for i, task in enumerate(tasks) if task.task_id in firsts]
         return Folding((*found, len(tasks)))
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         return len(self.starts) - 1
 
     def place(self, position: int) -> Place:
         """Where a task is; classes are 0 first, 1 middle, 2 last."""
-        round_ = self.round_of(position)
+        return self._places[position]
+
+    @cached_property
+    def _places(self) -> list[Place]:
         last = self.num_rounds - 1
-        class_ = _LAST if round_ == last and last else min(round_, 1)
-        return class_, position - self.starts[round_]
+        return [
+            (_LAST if round_ == last and last else min(round_, 1), offset)
+            for round_, (start, end) in enumerate(pairwise(self.starts))
+            for offset in range(end - start)
+        ]
 
     def gap_place(self, begin: int, end: int) -> Place:
         """Where a unit's gap between two tasks begins, which tells it from the unit's others.
@@ -92,4 +100,4 @@ class Folding:
 
     def round_of(self, position: int) -> int:
         """The round that a position is in, counted from 0."""
-        return min(bisect_right(self.starts, position), self.num_rounds) - 1
+        return bisect_right(self.starts, position, hi=self.num_rounds) - 1

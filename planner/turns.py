@@ -69,14 +69,14 @@ def step_ns(schedule: Schedule, timeline: Timeline, num_rounds: int) -> float:
     return timeline.step_ns + more * between_ns
 
 
-def alone_ns(schedule: Schedule, machine: Machine, num_rounds: int) -> float:
+def alone_ns(placement: Placement, machine: Machine, num_rounds: int) -> float:
     """What a step's tasks take alone, which is no more than `step_ns`."""
-    more = max(0, num_rounds - schedule.workload.rounds_per_step)
-    call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in schedule.calls.items()}
+    chain = placement.chain
+    more = max(0, num_rounds - chain.workload.rounds_per_step)
+    call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in chain.calls.items()}
     return sum(
-        call_ns[op.call] * (1 + more if op.label.round == _STANDS_FOR_MORE else 1)
-        for op in schedule.ops
-        if isinstance(op, Compute)
+        call_ns[task.call] * (1 + more if task.label.round == _STANDS_FOR_MORE else 1)
+        for task in placement.tasks
     )
 
 

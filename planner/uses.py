@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.tensors import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class LeafUse:
+class LeafUse(NamedTuple):
     """What one task does to one leaf of a unit."""
 
     leaf: str
@@ -16,8 +16,7 @@ class LeafUse:
     makes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One task's use of one unit; `position` is the task's place in the sequence."""
 
     position: int

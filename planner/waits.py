@@ -18,11 +18,10 @@ def derive_waits(
     came with are replaced.
     """
     walk = _Walk(ops, AccessMap(tensors, slots))
-    walk.one_pass()
-    walk.clocks.next_pass()
+    walk.first_pass()
     return tuple(
         op.model_copy(update={"waits": waits, "waits_previous": previous})
-        for op, (waits, previous) in zip(ops, walk.one_pass(), strict=True)
+        for op, (waits, previous) in zip(ops, walk.next_pass(), strict=True)
     )
 
 
@@ -33,28 +32,42 @@ class _Walk:
         self.clocks = Clocks(self.order)
         self.memory = [MemoryCells() for _ in access_map.tiers]
         self.accesses = [access_map.of(op) for op in ops]
-        self.position_of: list[list[int]] = [[] for _ in self.order.names]
-        for position, stream in enumerate(self.order.stream_of):
-            self.position_of[stream].append(position)
 
-    def one_pass(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        return [self._visit(position) for position in range(len(self.ops))]
+    def first_pass(self) -> None:
+        """What is done when; which waits say so does not matter yet."""
+        for position in range(len(self.ops)):
+            clock = self.clocks.predecessor(position)
+            for stream, index in self._needed(position, clock).items():
+                merge(clock, self._completion(stream, index))
+            self.clocks.complete(position, clock)
 
-    def _visit(self, position: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        clock = self.clocks.predecessor(position)
-        stream = self.order.stream_of[position]
+    def next_pass(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """The waits of every op: on this pass, and on the one before."""
+        self.clocks.next_pass()
+        found = []
+        for position in range(len(self.ops)):
+            clock = self.clocks.predecessor(position)
+            found.append(self._chosen(self._needed(position, clock), clock))
+            self.clocks.complete(position, clock)
+        return found
+
+    def _needed(self, position: int, clock: list[int]) -> dict[int, int]:
+        """By stream, the last op that conflicts and may not be done yet; the op goes on record."""
+        stream, index = self.order.stream_of[position], self.clocks.index(position)
         needed: dict[int, int] = {}
         for access in self.accesses[position]:
-            for cell in self.memory[access.tier].overlapping(access.start, access.end):
+            memory = self.memory[access.tier]
+            found = memory.overlapping(access.start, access.end)
+            for cell in found:
                 _need(needed, cell.writer_stream, cell.writer_index)
-                if access.mode != "read":
-                    for reader_stream, reader_index in cell.readers.items():
-                        _need(needed, reader_stream, reader_index)
-        needed = {s: i for s, i in needed.items() if s != stream and i >= clock[s]}
-        waits, previous = self._chosen(needed, clock)
-        self._record(position, stream)
-        self.clocks.complete(position, clock)
-        return waits, previous
+            if access.mode == "read":
+                _record_read(memory, found, access, stream, index)
+                continue
+            for cell in found:
+                for reader_stream, reader_index in cell.readers.items():
+                    _need(needed, reader_stream, reader_index)
+            memory.replace(Cell(access.start, access.end, GARBAGE, 0, stream, index))
+        return {s: i for s, i in needed.items() if s != stream and i >= clock[s]}
 
     def _chosen(
         self, needed: dict[int, int], clock: list[int]
@@ -77,7 +90,7 @@ class _Walk:
     def _locate(self, stream: int, index: int) -> tuple[int, bool]:
         length = self.order.length[stream]
         current_pass = bool(self.clocks.completed_previous)
-        position = self.position_of[stream][index % length]
+        position = self.order.positions_on[stream][index % length]
         return position, current_pass and index < length
 
     def _completion(self, stream: int, index: int) -> list[int]:
@@ -85,22 +98,15 @@ class _Walk:
         clocks = self.clocks.completed_previous if from_previous else self.clocks.completed
         return clocks[position]
 
-    def _record(self, position: int, stream: int) -> None:
-        index = self.clocks.index(position)
-        for access in self.accesses[position]:
-            memory = self.memory[access.tier]
-            if access.mode == "read":
-                self._record_read(memory, access, stream, index)
-            else:
-                memory.replace(Cell(access.start, access.end, GARBAGE, 0, stream, index))
 
-    def _record_read(self, memory: MemoryCells, access: Access, stream: int, index: int) -> None:
-        found = memory.overlapping(access.start, access.end)
-        if not found:  # the initial fill, read before anything is written there
-            found = [Cell(access.start, access.end, GARBAGE, 0, stream, -1)]
-            memory.replace(found[0])
-        for cell in found:
-            cell.readers[stream] = index
+def _record_read(
+    memory: MemoryCells, found: list[Cell], access: Access, stream: int, index: int
+) -> None:
+    if not found:  # the initial fill, read before anything is written there
+        found = [Cell(access.start, access.end, GARBAGE, 0, stream, -1)]
+        memory.replace(found[0])
+    for cell in found:
+        cell.readers[stream] = index
 
 
 def _need(needed: dict[int, int], stream: int, index: int) -> None:

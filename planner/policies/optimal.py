@@ -10,11 +10,12 @@ from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, Choices, Home
 from twinstream.planner.congestion import Shares, full_shares
 from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
+from twinstream.planner.emission import emit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import plan_resident
-from twinstream.planner.policies.streaming import plan_streaming
+from twinstream.planner.policies.streaming import plan_streaming, streaming_placement
 from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.turns import Plan, Turns, alone_ns, fastest_ns, step_ns
@@ -150,7 +151,14 @@ class _Search:
             return []
         if best_ns <= bound_ns or len(self.small.tasks) > _MOST_STREAMED:
             return []
-        return self._of(plan_streaming, best_ns)
+        try:
+            placement = streaming_placement(self.judged, self.machine, self.caps)
+        except InfeasiblePlan:
+            return []
+        if alone_ns(placement, self.machine, self.num_rounds) >= best_ns:
+            return []
+        schedule = emit(placement, self.machine, self.caps, "streaming")
+        return [self._judged(plan_streaming, schedule)]
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program, with no bytes left for copies in flight."""
@@ -165,13 +173,15 @@ class _Search:
         state = sum(t.size_bytes for t in self.small.tensors if t.tensor_id in persistent)
         return cap is None or state <= cap
 
-    def _of(self, policy: Policy, beat_ns: float = inf) -> list[Plan]:
-        """The plan of another policy, if it has one whose tasks alone do not take too long."""
+    def _of(self, policy: Policy) -> list[Plan]:
+        """The plan of another policy, if it has one."""
         schedule = self._made(policy)
-        if schedule is None or alone_ns(schedule, self.machine, self.num_rounds) >= beat_ns:
-            return []
+        return [] if schedule is None else [self._judged(policy, schedule)]
+
+    def _judged(self, policy: Policy, schedule: Schedule) -> Plan:
+        """The plan of another policy, of which this is the schedule of the judged rounds."""
         make = partial(_plain, policy, self.machine, self.caps)
-        return [Plan(step_ns(schedule, self.judge(schedule), self.num_rounds), make)]
+        return Plan(step_ns(schedule, self.judge(schedule), self.num_rounds), make)
 
     def _made(self, policy: Policy) -> Schedule | None:
         """The judged rounds by another policy, if they fit."""

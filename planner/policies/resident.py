@@ -4,6 +4,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.fitting import Packed, first_fitting
 from twinstream.planner.judge import Judge
+from twinstream.planner.kept import kept_units
 from twinstream.planner.packing import pack
 from twinstream.planner.residency import resident_stays, stay_intervals
 from twinstream.planner.sequence import at_level, declared_levels
@@ -23,7 +24,7 @@ def plan_resident(
     Raises:
         InfeasiblePlan: even at the last level the device cap is too small, or the host cap is.
     """
-    units = UnitMap(chain)
+    units = kept_units(chain)
     levels = (None, *declared_levels(chain))
     placement = first_fitting(
         "resident", caps, (resident_placement(chain, units, level) for level in levels)

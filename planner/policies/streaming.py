@@ -8,12 +8,13 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit, host_bytes, host_overflow_task
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judge import Judge
+from twinstream.planner.kept import kept_units
 from twinstream.planner.levels import LevelChoice, saved_blocks
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak, pack
 from twinstream.planner.residency import Margins, TaskClock, stay_intervals, streaming_stays
 from twinstream.planner.sequence import with_recomputes
-from twinstream.planner.uses import Unit, UnitMap, uses_by_unit
+from twinstream.planner.uses import Unit, uses_by_unit
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
@@ -57,24 +58,30 @@ def plan_streaming(
     Raises:
         InfeasiblePlan: no window sizes satisfy both caps.
     """
+    return emit(streaming_placement(chain, machine, caps), machine, caps, "streaming")
+
+
+def streaming_placement(chain: Chain, machine: Machine, caps: Caps) -> Placement:
+    """What `plan_streaming` makes a schedule of.
+
+    Raises:
+        InfeasiblePlan: as there.
+    """
     planner = _StreamingPlanner(chain, machine, caps)
     gap_ns = planner.smallest_activation_gap_ns()
     for blocks in _MARGINS_IN_BLOCKS:
         windows = _Windows(activation_gap_ns=gap_ns, margin_ns=blocks * planner.block_ns)
         candidate = planner.candidate(windows)
         if planner.fits(candidate):
-            candidate = planner.grown(candidate, windows)
-            break
-    else:
-        candidate = planner.packed_bare(gap_ns)
-    return emit(candidate.placement, machine, caps, "streaming")
+            return planner.grown(candidate, windows).placement
+    return planner.packed_bare(gap_ns).placement
 
 
 class _StreamingPlanner:
     def __init__(self, chain: Chain, machine: Machine, caps: Caps) -> None:
         self.chain, self.machine = chain, machine
         self.caps = with_library_memory(caps, chain)
-        self.units = UnitMap(chain)
+        self.units = kept_units(chain)
         self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self.blocks = saved_blocks(chain, self.units, self.call_ns)
         self.gaps_ns = sorted({-1.0, *(block.gap_ns for block in self.blocks)})
@@ -135,9 +142,11 @@ class _StreamingPlanner:
         Raises:
             InfeasiblePlan: no gap lets both caps hold.
         """
-        needed = bisect_left(
-            self.gaps_ns, True, key=lambda gap_ns: self._fits_host(self.bare(gap_ns))
-        )
+        needed = 0
+        if not self._fits_host(self.bare(self.gaps_ns[0])):
+            needed = bisect_left(
+                self.gaps_ns, True, key=lambda gap_ns: self._fits_host(self.bare(gap_ns))
+            )
         for gap_ns in self.gaps_ns[needed:]:
             if not self._fits_device(self.bare(gap_ns)):
                 break

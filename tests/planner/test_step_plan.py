@@ -16,6 +16,7 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.policies.optimal import streamed
+from twinstream.planner.policies.streaming import streaming_placement
 from twinstream.planner.step_plan import plan_step, with_tokens
 from twinstream.planner.turns import alone_ns
 from twinstream.schedule.conforms import conforms
@@ -227,11 +228,11 @@ def test_streaming_is_not_judged_where_its_tasks_alone_take_longer(host_kib, jud
         return simulate(schedule, machine)
 
     schedule = plan_step(small("tiny", num_layers=4), step, machine, caps, "optimal", judge)
-    streaming = plan_chain(
-        lower(small("tiny", num_layers=4), schedule.workload), machine, caps, "streaming"
-    )
-    alone = alone_ns(streaming, machine, step.tokens_per_step // 64)
+    chain = lower(small("tiny", num_layers=4), schedule.workload)
+    placement = streaming_placement(chain, machine, caps)
+    alone = alone_ns(placement, machine, step.tokens_per_step // 64)
     best_ns = simulate(schedule, machine).step_ns
+    streaming = plan_chain(chain, machine, caps, "streaming")
     assert alone <= simulate(streaming, machine).step_ns
     assert (alone < best_ns) == judged
     assert ("streaming" in asked) == judged

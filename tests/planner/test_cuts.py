@@ -1,0 +1,29 @@
+"""Bounds of ways to cut: rough ones are refined beside other work, and count as refined."""
+
+from twinstream.api import caps_of
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.presets import load_model
+from twinstream.planner.bound import lower_bound
+from twinstream.planner.choices import Choices
+from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.cuts import Cuts
+
+H100 = load_machine("h100")
+
+
+def test_what_is_refined_beside_counts_with_its_refined_bound():
+    caps = caps_of(H100, "24GiB", "100GiB")
+    step = TrainingStep(seq_len=8192, tokens_per_step=38 * 8192)
+    cuts = Cuts(load_model("8b"), step, H100, Choices(), caps)
+    usual = cuts.usual
+    assert not usual[0].rough
+    refined_s = []
+    for cut in usual:
+        rounds = cut.workload.rounds_per_step
+        bound = lower_bound(cut.small, H100, caps, num_rounds=rounds)
+        assert bound is not None
+        assert bound.step_s >= cut.bound.step_s * (1 if cut.rough else 1 - 1e-9)
+        refined_s.append(bound.step_s)
+    rough_s = min(cut.bound.step_s for cut in usual)
+    assert rough_s < min(refined_s)
+    assert cuts.least_refined_s(usual) == min(refined_s)
