@@ -24,6 +24,9 @@ GAIN = 0.998
 _FAR = 1.025
 _LESS_ROOM = 3
 _LEAST_ROOM_BYTES = 2**20
+_VERY_FAR = 1.04
+_MORE_ROOM = 2
+_TURNS_WITH_MORE_ROOM = 2
 _WAITS_PER_ROOM = 0.5
 _AS_FAST = 1.0002
 _STANDS_FOR_MORE = 2  # the round that further middle ones are like
@@ -139,10 +142,7 @@ class Turns:
             if turn is None:
                 break
             going_on = self._goes_on(turn)
-            if self._best is None or turn.plan_ns < self._best.plan_ns:
-                self._best = turn
-            make = partial(self.decider.schedule, turn.candidate)
-            self.found.append(Plan(turn.plan_ns, make, self.at_home))
+            self._keep(turn)
             if not going_on:
                 break
             if turn is self._best and self._wants_less_room(turn):
@@ -151,11 +151,31 @@ class Turns:
             if before is not None and before.room != turn.room and turn is not self._best:
                 turn = self._best
             room, shares = turn.room, self._lowered(turn)
+        self._take_with_more_room()
         if (best := self._best) is not None:
             self.shares, self.rooms[0] = best.shares, best.room
             fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
             tighter = partial(self._tighter, best)
             self.found[fastest] = replace(self.found[fastest], tighter=tighter)
+
+    def _take_with_more_room(self) -> None:
+        """While compute waits for copies longer than room for them costs: twice the room."""
+        turn, most = self._best, len(self.found) + _TURNS_WITH_MORE_ROOM
+        if turn is None or self.most == 1 or not self._wants_more_room(turn):
+            return
+        room = _MORE_ROOM * turn.room
+        while turn is self._best and len(self.found) < most:
+            if (shares := self._lowered(turn)) is None:
+                break
+            if (turn := self._taken(room, shares)) is None:
+                break
+            self._keep(turn)
+
+    def _keep(self, turn: _Turn) -> None:
+        if self._best is None or turn.plan_ns < self._best.plan_ns:
+            self._best = turn
+        make = partial(self.decider.schedule, turn.candidate)
+        self.found.append(Plan(turn.plan_ns, make, self.at_home))
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory for copies than they need, where that costs nothing."""
@@ -217,6 +237,15 @@ class Turns:
         far = turn.plan_ns > _FAR * self.bound_ns
         waits_ns, room_ns = turn.plan_ns - turn.decided_ns, turn.decided_ns - self.bound_ns
         return turn.room > 0 and far and waits_ns < _WAITS_PER_ROOM * room_ns
+
+    def _wants_more_room(self, turn: _Turn) -> bool:
+        """Whether waiting for copies costs more than the room left for them does."""
+        far = turn.plan_ns > _VERY_FAR * self.bound_ns
+        return (
+            turn.room > 0
+            and far
+            and turn.plan_ns - turn.decided_ns > (turn.decided_ns - self.bound_ns)
+        )
 
     def _lowered(self, turn: _Turn) -> Shares | None:
         schedule, decider = turn.emitted.schedule, self.decider

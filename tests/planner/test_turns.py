@@ -16,8 +16,8 @@ GIB = 2**30
 FULL, LESS, LEAST = ({"h2d": [share], "d2h": [share]} for share in (1.0, 0.5, 0.25))
 LOWERED = {1.0: LESS, 0.5: LEAST, 0.25: None}
 
-# By room in GiB and share of the links: seconds by the program, and as judged. None: nothing fits.
-Landscape = Mapping[tuple[float, float], tuple[float, float] | None]
+# By room in GiB and share of the links: seconds by the program, and as judged; else nothing fits.
+Landscape = Mapping[tuple[float, float], tuple[float, float]]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class FakeDecider:
     ) -> Any:
         at = (round(room / GIB, 3), shares["h2d"][0])
         self.asked.append(at)
-        found = self.landscape[at]
+        found = self.landscape.get(at)
         if found is None:
             return None
         if not wanted(found[0]):
@@ -46,7 +46,7 @@ class FakeDecider:
 
 
 def taken(
-    monkeypatch: pytest.MonkeyPatch, landscape: Landscape, bound_s: float = 1.0
+    monkeypatch: pytest.MonkeyPatch, landscape: Landscape, most: int = 3
 ) -> tuple[Turns, list[tuple[float, float]]]:
     """Turns with rooms of 3 and 1 GiB and none, and what they asked for."""
     decider = FakeDecider(landscape)
@@ -56,8 +56,8 @@ def taken(
     monkeypatch.setattr(turns_module, "step_ns", lambda at, *_: landscape[at][1] * 1e9)
     monkeypatch.setattr(turns_module, "lowered", lambda shares, *_: LOWERED[shares["h2d"][0]])
     turns = Turns(
-        decider, lambda _: SimpleNamespace(passes=[None]), OPEN, False, bound_s * 1e9,  # type: ignore[arg-type]
-        float("inf"), 3, FULL, [3 * GIB, GIB, 0],
+        decider, lambda _: SimpleNamespace(passes=[None]), OPEN, False, 1e9,  # type: ignore[arg-type]
+        float("inf"), most, FULL, [3 * GIB, GIB, 0],
     )  # fmt: skip
     turns.take()
     return turns, decider.asked
@@ -66,7 +66,7 @@ def taken(
 def test_where_copies_are_waited_for_the_links_get_less(monkeypatch):
     landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.1), (3, 0.25): (1.05, 1.15)}
     turns, asked = taken(monkeypatch, landscape)
-    assert asked == [(3, 1), (3, 0.5), (3, 0.25)]
+    assert asked == [(3, 1), (3, 0.5), (3, 0.25), (6, 0.25)]
     assert (turns.rooms[0], turns.shares) == (3 * GIB, LESS)
 
 
@@ -84,6 +84,22 @@ def test_where_less_room_was_worse_the_links_get_less_with_the_room_of_before(mo
     assert (turns.rooms[0], turns.shares) == (3 * GIB, LESS)
 
 
+def test_where_waits_cost_more_than_the_room_for_copies_twice_the_room_is_tried(monkeypatch):
+    """While that helps, and with what the links were left with by the best turn."""
+    landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.3), (3, 0.25): (1.05, 1.4)}
+    turns, asked = taken(monkeypatch, {**landscape, (6, 0.5): (1.04, 1.1), (6, 0.25): (1.05, 1.09)})
+    assert asked == [(3, 1), (3, 0.5), (3, 0.25), (6, 0.5), (6, 0.25)]
+    assert (turns.rooms[0], turns.shares) == (6 * GIB, LEAST)
+    turns, asked = taken(monkeypatch, {**landscape, (6, 0.5): (1.04, 1.25), (6, 0.25): (1.0, 1.0)})
+    assert asked == [(3, 1), (3, 0.5), (3, 0.25), (6, 0.5)]
+    assert (turns.rooms[0], turns.shares) == (3 * GIB, FULL)
+
+
+def test_with_a_single_turn_no_more_room_is_tried(monkeypatch):
+    _, asked = taken(monkeypatch, {(3, 1): (1.02, 1.2), (6, 0.5): (1.0, 1.0)}, most=1)
+    assert asked == [(3, 1)]
+
+
 def test_near_the_bound_no_less_room_is_tried(monkeypatch):
     landscape = {(3, 1): (1.019, 1.02), (3, 0.5): (1.0189, 1.03), (3, 0.25): (1.01, 1.04)}
     _, asked = taken(monkeypatch, landscape)
@@ -91,14 +107,14 @@ def test_near_the_bound_no_less_room_is_tried(monkeypatch):
 
 
 def test_the_first_room_with_which_anything_fits_is_kept(monkeypatch):
-    landscape = {(3, 1): None, (1, 1): (1.01, 1.2), (1, 0.5): (1.02, 1.1), (1, 0.25): (1.03, 1.2)}
+    landscape = {(1, 1): (1.01, 1.2), (1, 0.5): (1.02, 1.03), (1, 0.25): (1.03, 1.2)}
     turns, asked = taken(monkeypatch, landscape)
     assert asked == [(3, 1), (1, 1), (1, 0.5), (1, 0.25)]
     assert turns.rooms == [GIB, 0]
 
 
 def test_decisions_that_come_to_the_same_time_end_the_turns(monkeypatch):
-    landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.02, 1.1)}
+    landscape = {(3, 1): (1.02, 1.03), (3, 0.5): (1.02, 1.1)}
     turns, asked = taken(monkeypatch, landscape)
     assert asked == [(3, 1), (3, 0.5)]
     assert len(turns.found) == 1
