@@ -1,6 +1,6 @@
 """From the program's fractions to a placement that fits both memories."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -17,6 +17,8 @@ from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.kept import kept_units
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
+from twinstream.planner.packing import live_peak
+from twinstream.planner.residency import stay_intervals
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
@@ -193,8 +195,11 @@ class Decider:
 
     def tightened(
         self, candidate: Candidate, placement: Placement, emitted: Emitted, spans: PassSpans
-    ) -> tuple[Candidate, Placement] | None:
-        """The candidate with no more time for copies than they took; None if little was wasted.
+    ) -> Iterator[tuple[Candidate, Placement]]:
+        """The candidate in less memory, if any is wasted.
+
+        First with no more time for copies than they took; then, if it is packed badly, with all the
+        time they had.
 
         Args:
             candidate: as it was judged.
@@ -208,11 +213,15 @@ class Decider:
         timed = timed_stays(placement.stays, emitted, spans)
         extent = arena_bytes(emitted.schedule, DEVICE)
         if extent <= _MOST_WASTE * int(alive_bytes(sequence, timed).max()):
-            return None
-        allowances = timed_allowances(candidate.allowances, sequence, timed)
-        tighter = Candidate(candidate.decisions, allowances, tight=True)
-        placement, over = self._place(sequence, tighter)
-        return None if over else (tighter, placement)
+            return
+        ways = [timed_allowances(candidate.allowances, sequence, timed)]
+        if wastes(placement, emitted):
+            ways.append(candidate.allowances)
+        for allowances in ways:
+            tighter = Candidate(candidate.decisions, allowances, tight=True)
+            tight_placement, over = self._place(sequence, tighter)
+            if not over:
+                yield tighter, tight_placement
 
     def _placed(
         self,
@@ -240,6 +249,12 @@ class Decider:
             sequence.chain, sequence.tasks, sequence.units, packed.stays, packed.offsets
         )
         return placement, packed.over_bytes
+
+
+def wastes(placement: Placement, emitted: Emitted) -> bool:
+    """Whether its stays are packed with more than 3 % waste."""
+    peak, _ = live_peak(stay_intervals(placement.units, placement.stays))
+    return arena_bytes(emitted.schedule, DEVICE) > _MOST_WASTE * peak
 
 
 def _over(needed_bytes: int, cap_bytes: int | None) -> int:

@@ -88,7 +88,7 @@ class Family:
         least_s = self.cuts.least_refined_s(cuts)
         ranked = sorted(found, key=_step_ns)
         for rank, (found_plan, cut) in enumerate(ranked, start=1):
-            plan = found_plan.tightened(map(_step_ns, ranked[rank:]))
+            plan = found_plan.tightened(other for other, _ in ranked[rank:])
             chain = lower(self.spec, cut.workload, self.cuts.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})

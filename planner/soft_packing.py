@@ -24,6 +24,13 @@ class Packed:
     extent_bytes: int
 
 
+def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Offsets for intervals (begin, end, size_bytes), and the extent: tight, no cap."""
+    items = [SoftItem((((begin, end),),), size) for begin, end, size in intervals]
+    packed = pack_soft(items, None, tight=True)
+    return packed.offsets.tolist(), packed.extent_bytes
+
+
 def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None, *, tight: bool = False) -> Packed:
     """Offsets under a cap where that is possible.
 
@@ -85,13 +92,14 @@ class _Packing:
                     board.put(item, offset, level)
 
     def tighten(self) -> None:
-        """Bring the extent near the most bytes alive at once, with the same levels."""
+        """Bring the extent near the most bytes alive at once; no level is longer than it allows."""
         levels = self.board.levels.tolist()
         peak = self._peak(levels)
         for waste in _WASTES:
             wanted = max(peak, int(peak * waste) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
             if self._rearranged(wanted, [(level,) for level in levels]):
                 break
+        self._cap = self.board.extent_bytes
 
     def _order(self) -> list[int]:
         """By bytes x time without that for copies, the most first; then by begin."""

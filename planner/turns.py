@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares, lowered
-from twinstream.planner.deciding import Candidate, Decider, NotWanted
+from twinstream.planner.deciding import Candidate, Decider, NotWanted, wastes
 from twinstream.planner.emission import Emitted, Placement, emit, emitted
 from twinstream.planner.judge import Judge
 from twinstream.schedule.chain import Chain
@@ -29,6 +29,7 @@ _MORE_ROOM = 2
 _TURNS_WITH_MORE_ROOM = 2
 _WAITS_PER_ROOM = 0.5
 _AS_FAST = 1.0002
+_NEARLY_AS_FAST = 1.005  # of what packs with no more than 3 % waste
 _STANDS_FOR_MORE = 2  # the round that further middle ones are like
 
 Maker = Callable[[Chain], Schedule]
@@ -38,20 +39,21 @@ Maker = Callable[[Chain], Schedule]
 class Plan:
     """How to make a schedule of a chain of any number of rounds, and its step time as judged.
 
-    `at_home`: it was decided with all state at home on the host. `tighter` finds one that is as
-    fast and takes less memory, if it wastes any.
+    `at_home`: it was decided with all state at home on the host. `theirs`: it is another policy's.
+    `tighter` finds one that is nearly as fast and takes less memory, if it wastes any.
     """
 
     step_ns: float
     make: Maker
     at_home: bool = False
+    theirs: bool = False
     tighter: Callable[[], "Plan | None"] | None = None
 
-    def tightened(self, others_ns: Iterable[float]) -> "Plan":
-        """This plan, or a tighter one, if that is not slower than any of the others."""
+    def tightened(self, others: Iterable["Plan"]) -> "Plan":
+        """This plan, or a tighter one, if that is not slower than any by another policy."""
         tighter = self.tighter() if self.tighter is not None else None
-        slower = tighter is not None and tighter.step_ns > min(others_ns, default=inf)
-        return self if tighter is None or slower else tighter
+        theirs_ns = fastest_ns([plan for plan in others if plan.theirs])
+        return self if tighter is None or tighter.step_ns > theirs_ns else tighter
 
 
 def fastest_ns(plans: Sequence[Plan]) -> float:
@@ -114,9 +116,9 @@ class Turns:
         beat_ns: the step time of the best plan known.
         most: turns to take.
         shares: how much of the links the program may use beside each task at first; after the
-            turns, what the fastest of the plans was decided with.
+            turns, what the fastest of the plans was decided with, those with more room left out.
         rooms: bytes to leave for copies in flight, the first with which anything fits; after the
-            turns, what the fastest was decided with is the first.
+            turns, what that plan was decided with is the first.
     """
 
     decider: Decider
@@ -142,51 +144,56 @@ class Turns:
             if turn is None:
                 break
             going_on = self._goes_on(turn)
-            self._keep(turn)
+            best = self._kept(turn)
             if not going_on:
                 break
-            if turn is self._best and self._wants_less_room(turn):
+            if turn is best and self._wants_less_room(turn):
                 room = turn.room // _LESS_ROOM if turn.room > _LEAST_ROOM_BYTES else 0
                 continue
-            if before is not None and before.room != turn.room and turn is not self._best:
-                turn = self._best
+            if before is not None and before.room != turn.room:
+                turn = best
             room, shares = turn.room, self._lowered(turn)
-        self._take_with_more_room()
-        if (best := self._best) is not None:
-            self.shares, self.rooms[0] = best.shares, best.room
+        if self._best is not None:
+            self.shares, self.rooms[0] = self._best.shares, self._best.room
+            self._take_with_more_room(self._best)
             fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
-            tighter = partial(self._tighter, best)
+            tighter = partial(self._tighter, self._best)
             self.found[fastest] = replace(self.found[fastest], tighter=tighter)
 
-    def _take_with_more_room(self) -> None:
-        """While compute waits for copies longer than room for them costs: twice the room."""
-        turn, most = self._best, len(self.found) + _TURNS_WITH_MORE_ROOM
-        if turn is None or self.most == 1 or not self._wants_more_room(turn):
+    def _take_with_more_room(self, best: _Turn) -> None:
+        """Where compute waits for copies longer than room for them costs: twice the room."""
+        if self.most == 1 or not self._wants_more_room(best):
             return
-        room = _MORE_ROOM * turn.room
-        while turn is self._best and len(self.found) < most:
-            if (shares := self._lowered(turn)) is None:
+        room = _MORE_ROOM * best.room
+        for _ in range(_TURNS_WITH_MORE_ROOM):
+            if (shares := self._lowered(best)) is None:
                 break
             if (turn := self._taken(room, shares)) is None:
                 break
-            self._keep(turn)
+            best = self._kept(turn)
+            if turn is not best:
+                break
 
-    def _keep(self, turn: _Turn) -> None:
+    def _kept(self, turn: _Turn) -> _Turn:
+        """The best turn so far."""
         if self._best is None or turn.plan_ns < self._best.plan_ns:
             self._best = turn
         make = partial(self.decider.schedule, turn.candidate)
         self.found.append(Plan(turn.plan_ns, make, self.at_home))
+        return self._best
 
     def _tighter(self, turn: _Turn) -> Plan | None:
-        """Take no more memory for copies than they need, where that costs nothing."""
-        found = self.decider.tightened(turn.candidate, turn.placement, turn.emitted, turn.spans)
-        if found is None:
-            return None
-        candidate, placement = found
-        schedule = emit(placement, self.decider.machine, self.decider.caps, "optimal")
-        plan_ns = step_ns(schedule, self.judge(schedule), self.decider.num_rounds)
-        make = partial(self.decider.schedule, candidate)
-        return Plan(plan_ns, make, self.at_home) if plan_ns <= _AS_FAST * turn.plan_ns else None
+        """Take no more memory than copies and packing need, where that costs next to nothing."""
+        decider, found = self.decider, []
+        for candidate, placement in decider.tightened(
+            turn.candidate, turn.placement, turn.emitted, turn.spans
+        ):
+            schedule = emit(placement, decider.machine, decider.caps, "optimal")
+            plan_ns = step_ns(schedule, self.judge(schedule), decider.num_rounds)
+            found.append(Plan(plan_ns, partial(decider.schedule, candidate), self.at_home))
+        slowest = _NEARLY_AS_FAST if wastes(turn.placement, turn.emitted) else _AS_FAST
+        tighter = min(found, key=lambda plan: plan.step_ns, default=None)
+        return tighter if tighter and tighter.step_ns <= slowest * turn.plan_ns else None
 
     def _taken(self, room: int, shares: Shares) -> _Turn | None:
         """None where nothing fits, or nothing that is new."""

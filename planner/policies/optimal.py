@@ -64,9 +64,10 @@ def plan_optimal(
             )  # fmt: skip
     ranked = sorted(plans, key=lambda plan: plan.step_ns)
     for rank, plan in enumerate(ranked, start=1):
-        others_ns = (other.step_ns for other in ranked[rank:])
         try:
-            return plan.tightened(others_ns).make(chain).model_copy(update={"policy": "optimal"})
+            return (
+                plan.tightened(ranked[rank:]).make(chain).model_copy(update={"policy": "optimal"})
+            )
         except (InfeasiblePlan, DoesNotFit):
             continue
     few = with_rounds(chain, JUDGED_ROUNDS)
@@ -181,7 +182,8 @@ class _Search:
     def _judged(self, policy: Policy, schedule: Schedule) -> Plan:
         """The plan of another policy, of which this is the schedule of the judged rounds."""
         make = partial(_plain, policy, self.machine, self.caps)
-        return Plan(step_ns(schedule, self.judge(schedule), self.num_rounds), make)
+        plan_ns = step_ns(schedule, self.judge(schedule), self.num_rounds)
+        return Plan(plan_ns, make, theirs=True)
 
     def _made(self, policy: Policy) -> Schedule | None:
         """The judged rounds by another policy, if they fit."""

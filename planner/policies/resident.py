@@ -5,9 +5,9 @@ from twinstream.planner.emission import Placement, emit
 from twinstream.planner.fitting import Packed, first_fitting
 from twinstream.planner.judge import Judge
 from twinstream.planner.kept import kept_units
-from twinstream.planner.packing import pack
 from twinstream.planner.residency import resident_stays, stay_intervals
 from twinstream.planner.sequence import at_level, declared_levels
+from twinstream.planner.soft_packing import pack
 from twinstream.planner.uses import UnitMap, uses_by_unit
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule

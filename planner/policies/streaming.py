@@ -11,9 +11,10 @@ from twinstream.planner.judge import Judge
 from twinstream.planner.kept import kept_units
 from twinstream.planner.levels import LevelChoice, saved_blocks
 from twinstream.planner.library_memory import with_library_memory
-from twinstream.planner.packing import live_peak, pack
+from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import Margins, TaskClock, stay_intervals, streaming_stays
 from twinstream.planner.sequence import with_recomputes
+from twinstream.planner.soft_packing import pack
 from twinstream.planner.uses import Unit, uses_by_unit
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule

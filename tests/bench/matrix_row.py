@@ -10,13 +10,16 @@ fit.
 
 Arena extents. `extent_issue` is the device arena / the most bytes alive at once if ops ran one by
 one in issue order; `extent_timed` is the same for the simulated steady pass, where copies take
-time. Content is alive from the op that makes it to the last that touches it.
+time. Content is alive from the op that makes it to the last that touches it. `extent_held` is the
+arena / the most bytes that the plan's stays hold at once, with the time that was left for their
+copies: what packing wastes.
 """
 
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import twinstream as ts
 from tests.bench.matrix_cells import GIB, Cell
@@ -27,11 +30,16 @@ from twinstream.metrics import summarize
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.planner import emission
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.emission import Emitted, Placement
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.packing import live_peak
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
-from twinstream.schedule.document import Schedule
+from twinstream.planner.residency import stay_intervals
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.occupancy import memory_over_time
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.schedule.verify_layout import arena_bytes
@@ -46,7 +54,7 @@ COLUMNS = (
     *("chunk_tokens", "chunks_per_round", "rounds_per_step"),
     *("step_s", "spread_s", "tokens_per_s", "mfu", "hfu"),
     *("bound_s", "gap", "family_bound_s", "gap_family", "limits"),
-    *("extent_gib", "extent_issue", "extent_timed"),
+    *("extent_gib", "extent_held", "extent_issue", "extent_timed"),
     *("recompute_fraction", "h2d_gib", "d2h_gib", "plan_seconds", "ops", "others_commit"),
 )
 Row = dict[str, str]
@@ -109,14 +117,15 @@ def _parts(cell: Cell) -> Iterator[Row]:
     machine = load_machine(cell.machine)
     begun = time.perf_counter()
     try:
-        schedule = ts.plan(
-            cell.model,
-            machine,
-            step=TrainingStep(cell.seq_len, cell.tokens_per_step),
-            device_mem=cell.device_gib * GIB,
-            host_mem=cell.host_gib * GIB,
-            policy=POLICY,
-        )
+        with _last_emitted() as emitted:
+            schedule = ts.plan(
+                cell.model,
+                machine,
+                step=TrainingStep(cell.seq_len, cell.tokens_per_step),
+                device_mem=cell.device_gib * GIB,
+                host_mem=cell.host_gib * GIB,
+                policy=POLICY,
+            )
     except InfeasiblePlan as error:
         yield _failure("infeasible", error, time.perf_counter() - begun)
         return
@@ -124,7 +133,29 @@ def _parts(cell: Cell) -> Iterator[Row]:
         yield _failure("error", error, time.perf_counter() - begun)
         return
     seconds = time.perf_counter() - begun
+    yield {"extent_held": f"{_extent_held(schedule, emitted[-1]):.9g}"}
     yield _figures(schedule, simulate(schedule, machine), machine, seconds)
+
+
+@contextmanager
+def _last_emitted() -> Iterator[list[Placement]]:
+    """The placement of the last schedule that is emitted inside."""
+    last: list[Placement] = []
+    emitted = emission.emitted
+
+    def recorded(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
+        last[:] = [placement]
+        return emitted(placement, machine, caps, policy)
+
+    with patch.object(emission, "emitted", recorded):
+        yield last
+
+
+def _extent_held(schedule: Schedule, placement: Placement) -> float:
+    ops = [op.task for op in schedule.ops if isinstance(op, Compute)]
+    assert ops == [task.task_id for task in placement.tasks], "another schedule came later"
+    held, _ = live_peak(stay_intervals(placement.units, placement.stays))
+    return arena_bytes(schedule, DEVICE) / held
 
 
 def live_peak_bytes(schedule: Schedule, spans: PassSpans | None = None) -> int:

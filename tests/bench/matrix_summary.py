@@ -154,7 +154,7 @@ def _faster_list(title: str, rows: Sequence[Row], policies: Sequence[str]) -> st
 
 def _arenas(rows: Sequence[Row]) -> str:
     told = []
-    for column in ("extent_issue", "extent_timed"):
+    for column in ("extent_held", "extent_issue", "extent_timed"):
         worst = _worst(rows, column, 1)[0]
         ratios = [float(row[column]) for row in rows]
         told.append(

@@ -50,6 +50,7 @@ def test_bench_matrix_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert below_bound(rows) == []
     for row in rows:
         assert float(row["step_s"]) >= float(row["bound_s"]) >= float(row["family_bound_s"]) > 0
+        assert 0.9999 <= float(row["extent_held"]) <= 1.03  # sizes held are aligned
         assert float(row["extent_issue"]) >= 1
         assert float(row["extent_gib"]) <= float(row["device_gib"])
     ElementTree.fromstring(plot(rows))

@@ -89,7 +89,8 @@ def test_where_waits_cost_more_than_the_room_for_copies_twice_the_room_is_tried(
     landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.3), (3, 0.25): (1.05, 1.4)}
     turns, asked = taken(monkeypatch, {**landscape, (6, 0.5): (1.04, 1.1), (6, 0.25): (1.05, 1.09)})
     assert asked == [(3, 1), (3, 0.5), (3, 0.25), (6, 0.5), (6, 0.25)]
-    assert (turns.rooms[0], turns.shares) == (6 * GIB, LEAST)
+    assert min(turns.found, key=lambda plan: plan.step_ns).step_ns == 1.09e9
+    assert (turns.rooms[0], turns.shares) == (3 * GIB, FULL)
     turns, asked = taken(monkeypatch, {**landscape, (6, 0.5): (1.04, 1.25), (6, 0.25): (1.0, 1.0)})
     assert asked == [(3, 1), (3, 0.5), (3, 0.25), (6, 0.5)]
     assert (turns.rooms[0], turns.shares) == (3 * GIB, FULL)
@@ -126,13 +127,18 @@ def test_the_fastest_plan_can_be_tightened_and_the_others_hold_nothing(monkeypat
     assert [plan.tighter is not None for plan in turns.found] == [False, True, False]
 
 
-def test_a_tighter_plan_is_taken_unless_another_is_faster():
+def test_a_tighter_plan_is_taken_unless_another_policy_is_faster():
     plan = Plan(100.0, fail_to_make, tighter=lambda: Plan(101.0, fail_to_make))
     assert plan.tightened([]).step_ns == 101.0
-    assert plan.tightened([102.0, 101.0]).step_ns == 101.0
-    assert plan.tightened([102.0, 100.5]) is plan
+    assert plan.tightened([theirs(102.0), theirs(101.0)]).step_ns == 101.0
+    assert plan.tightened([theirs(102.0), theirs(100.5)]) is plan
+    assert plan.tightened([Plan(100.5, fail_to_make)]).step_ns == 101.0
     alone = Plan(100.0, fail_to_make)
-    assert alone.tightened([99.0]) is alone
+    assert alone.tightened([theirs(99.0)]) is alone
+
+
+def theirs(step_ns: float) -> Plan:
+    return Plan(step_ns, fail_to_make, theirs=True)
 
 
 def fail_to_make(_chain: object) -> Any:
