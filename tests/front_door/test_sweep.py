@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from twinstream.sweep.config import SweepError, config_of, load_config
 from twinstream.sweep.grids import METRICS, curves, grids
 from twinstream.sweep.pages import sweep_html
 from twinstream.sweep.rows import RowFile, columns_of, only_writer
+from twinstream.sweep.slower import slower_with_more
 
 FIXED = """
 [fixed]
@@ -314,3 +316,52 @@ def test_a_sweep_of_names_alone_still_makes_a_page():
 def test_a_config_that_is_missing_is_named(tmp_path):
     with pytest.raises(SweepError, match=r"nowhere\.toml"):
         load_config(tmp_path / "nowhere.toml")
+
+
+def test_cells_slower_than_one_with_less_are_told(tmp_path):
+    """More memory or a faster link should not be slower; another policy may be."""
+    axes = {
+        "policy": ["streaming", "resident"],
+        "device_mem": ["8MiB", "16MiB"],
+        "machine.pcie_h2d_bytes_per_s": [1e9, 4e9],
+    }
+    document = {"fixed": {"model": "tiny", "machine": "cpu", "seq_len": 64}, "axes": axes}
+    cells = config_of(document, source="a test", folder=tmp_path).cells()
+    speeds = [100, 120, 99.95, 119, 90, None, 50, 95]
+    rows = [
+        {"status": "infeasible", "tokens_per_s": ""}
+        if speed is None
+        else {"status": "ok", "tokens_per_s": str(speed)}
+        for speed in speeds
+    ]
+    found = slower_with_more(cells, rows)
+    assert [(cells.index(one.cell), cells.index(one.than)) for one in found] == [(3, 1), (6, 4)]
+    assert [one.by for one in found] == pytest.approx([120 / 119 - 1, 90 / 50 - 1])
+
+
+def test_a_sweep_says_which_of_its_cells_are_slower_with_more(config, swept, tmp_path):
+    folder = shutil.copytree(swept, tmp_path / "edited")
+    rows = rows_of(folder)
+    planned = [row for row in rows if row["status"] == "ok"]
+    before = json.loads(call("sweep", config, "-o", folder, "--json").out)["slower_with_more"]
+    planned[-1]["tokens_per_s"] = str(float(planned[-1]["tokens_per_s"]) / 2)  # has most of all
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    told = json.loads(call("sweep", config, "-o", folder, "--json").out)["slower_with_more"]
+    assert len(told) == len(before) + 1
+    worst = max(told, key=lambda one: one["by"])
+    assert worst["cell"] == {
+        **worst["cell"], "device_mem": "16MiB", "host_mem": "80MiB",
+        "machine.pcie_h2d_bytes_per_s": 4e9,
+    }  # fmt: skip
+    assert worst["by"] >= 1
+    out = " ".join(call("sweep", config, "-o", folder).out.split())
+    assert f"{len(told)} of the cells" in out
+    assert "--no-slower-than" in out
+
+
+def test_a_sweep_without_such_cells_says_nothing_of_them(config, swept):
+    told = json.loads(call("sweep", config, "-o", swept, "--json").out)["slower_with_more"]
+    assert ("--no-slower-than" in call("sweep", config, "-o", swept).out) == bool(told)

@@ -15,6 +15,7 @@ from twinstream.schedule.files import write_text
 
 if TYPE_CHECKING:
     from twinstream.sweep.config import SweepConfig
+    from twinstream.sweep.slower import Slower
     from twinstream.sweep.sweep import Swept
 
 _BUG = 1
@@ -68,7 +69,12 @@ def sweep(
     if as_json:
         files = {"rows": swept.file, "page": page, "images": images}
         numbers = {"num_new": swept.num_new, "num_superseded": swept.num_superseded}
-        print_json(files | numbers | {"seconds": seconds, "num_cells": count})
+        slower = [
+            {"cell": dict(one.cell.values), "than": dict(one.than.values), "by": one.by}
+            for one in swept.slower
+        ]
+        about = {"seconds": seconds, "num_cells": count, "slower_with_more": slower}
+        print_json(files | numbers | about)
     else:
         told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
         print_report(
@@ -88,12 +94,29 @@ def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
     found = []
     if not num_planned:
         found.append(f"No cell could be planned; the first: {swept.rows[0]['reason']}")
+    if slower := swept.slower:
+        found.append(_told_slower(slower))
     if swept.num_superseded:
         found.append(
             f"Moved to {swept.file.with_name(SUPERSEDED)}: {swept.num_superseded:,} rows of "
             "another twinstream or of other profiles."
         )
     return found
+
+
+def _told_slower(slower: Sequence["Slower"]) -> str:
+    worst = max(slower, key=lambda found: found.by)
+    names = [name for name, value in worst.than.values.items() if worst.cell.values[name] != value]
+    cell, than = (
+        ", ".join(f"{name} {one.values[name]}" for name in names)
+        for one in (worst.cell, worst.than)
+    )
+    about = ", ".join(f"{k} {v}" for k, v in worst.cell.values.items() if k not in names)
+    return (
+        f"{len(slower):,} of the cells: slower than one with no more memory and no faster link, "
+        f"at worst by {worst.by:.1%} ({cell}, than {than}; {about}). Every cell is planned by "
+        "itself; `plan --no-slower-than` takes the plan of less where that is faster."
+    )
 
 
 def _images(

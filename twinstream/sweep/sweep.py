@@ -7,6 +7,7 @@ from pathlib import Path
 from twinstream.sweep.cell import Row
 from twinstream.sweep.config import Cell, SweepConfig, SweepError
 from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
+from twinstream.sweep.slower import Slower, slower_with_more
 from twinstream.sweep.workers import on_cores, on_ray
 
 
@@ -15,13 +16,14 @@ class Swept:
     """A row for every combination in the order of the sweep, and how many were made now.
 
     `num_superseded` rows were there for the same values, but of other sources or profiles; they
-    lie beside the others in `superseded.csv`.
+    lie beside the others in `superseded.csv`. `slower` are cells slower than one with less.
     """
 
     rows: tuple[dict[str, str], ...]
     num_new: int
     num_superseded: int
     file: Path
+    slower: tuple[Slower, ...]
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,12 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
                 settings.on_row()
     by_key = {row["key"]: row for row in file.rows}
     # Values that amount to the same, "24GiB" and "24576MiB", share a row and keep their names.
-    rows = (
+    rows = tuple(
         by_key[key] | {name: str(value) for name, value in cell.values.items()}
         for key, cell in all_cells
     )
-    return Swept(tuple(rows), len(missing), num_superseded, path)
+    slower = slower_with_more([cell for _, cell in all_cells], rows)
+    return Swept(rows, len(missing), num_superseded, path, tuple(slower))
 
 
 def _superseded(

@@ -1,0 +1,74 @@
+"""Cells that came out slower than one with no more memory and no faster link.
+
+Each cell is planned by itself, and a plan lies above its bound by some percent.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from twinstream.sweep.cell import OK
+from twinstream.sweep.config import MACHINE_NUMBER, Cell
+
+_WORTH_TELLING = 1.001
+_LINKS = tuple(
+    f"{MACHINE_NUMBER}{name}_bytes_per_s"
+    for name in ("pcie_h2d", "pcie_d2h", "pcie_duplex", "host_dram")
+)
+_RESOURCES = ("device_mem", "host_mem", *_LINKS)
+
+
+@dataclass(frozen=True)
+class Slower:
+    """A cell, one with no more of anything that is faster, and by how much it is: 0.02 is 2 %."""
+
+    cell: Cell
+    than: Cell
+    by: float
+
+
+@dataclass(frozen=True)
+class _Planned:
+    cell: Cell
+    resources: tuple[float, ...]
+    tokens_per_s: float
+
+    def has_all_of(self, other: "_Planned") -> bool:
+        return all(
+            mine >= theirs for mine, theirs in zip(self.resources, other.resources, strict=True)
+        )
+
+
+def slower_with_more(cells: Sequence[Cell], rows: Sequence[Mapping[str, str]]) -> list[Slower]:
+    """Every cell that is slower than one with less by over 0.1 %, with the fastest such one.
+
+    Args:
+        cells: of a sweep.
+        rows: of the cells, in the same order.
+    """
+    alike: dict[object, list[_Planned]] = {}
+    for cell, row in zip(cells, rows, strict=True):
+        if row["status"] == OK:
+            planned = _Planned(cell, _resources(cell), float(row["tokens_per_s"]))
+            alike.setdefault(_all_else(cell), []).append(planned)
+    found: list[Slower] = []
+    for group in alike.values():
+        for one in group:
+            less = (other for other in group if one.has_all_of(other))
+            fastest = max(less, key=lambda other: other.tokens_per_s)
+            if fastest.tokens_per_s > _WORTH_TELLING * one.tokens_per_s:
+                by = fastest.tokens_per_s / one.tokens_per_s - 1
+                found.append(Slower(one.cell, fastest.cell, by))
+    return found
+
+
+def _resources(cell: Cell) -> tuple[float, ...]:
+    """Of which more should never be slower; a link that no axis varies is the same for all."""
+    caps = cell.caps.device_bytes, cell.caps.host_bytes
+    memory = tuple(inf if cap is None else float(cap) for cap in caps)
+    return (*memory, *(float(cell.values.get(name, 0.0)) for name in _LINKS))
+
+
+def _all_else(cell: Cell) -> object:
+    """What the cells that are compared have in common."""
+    return tuple((name, value) for name, value in cell.values.items() if name not in _RESOURCES)
