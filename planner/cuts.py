@@ -50,7 +50,7 @@ class Cuts:
         self.choices = choices
         self.recipe = recipe_of("optimal", step.recipe)
         self._impossible: set[Workload] = set()
-        self._beside = ThreadPoolExecutor(1)
+        self._beside = ThreadPoolExecutor(_SOLVERS)
         self._refining: dict[Workload, Future[Cut | None]] = {}
 
     @cached_property
@@ -68,7 +68,7 @@ class Cuts:
             return usual
         for workloads in self._others_by_size(usual):
             cuts = least_first([*usual, *self.bounded(workloads, every=True)])
-            helped = _least_bound_s(cuts) < _HELPS * _least_bound_s(usual)
+            helped = self.least_refined_s(cuts) < _HELPS * self.least_refined_s(usual)
             usual = cuts
             if not helped:
                 break
@@ -134,6 +134,11 @@ class Cuts:
             if cut.rough and cut.bound.step_s < least_s:
                 refining = self._beside.submit(self.cut, cut.small, cut.workload)
                 self._refining[cut.workload] = refining
+
+    def close(self) -> None:
+        """Begin no more of what was to go on beside."""
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._refining = {w: one for w, one in self._refining.items() if not one.cancelled()}
 
     def refined(self, cut: Cut) -> Cut | None:
         """With the bound of as many segments as it takes; None where nothing fits."""

@@ -23,6 +23,7 @@ from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.timed import timed_allowances, timed_stays
+from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -74,7 +75,7 @@ class Decider:
 
     def schedule(self, candidate: Candidate, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds."""
-        sequence = TaskSequence.of(chain, kept_units(chain), candidate.decisions, self._call_ns)
+        sequence = TaskSequence.of(chain, UnitMap(chain), candidate.decisions, self._call_ns)
         placement, over = self._place(sequence, candidate)
         if over:
             raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")

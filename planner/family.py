@@ -79,13 +79,19 @@ class Family:
 
     def search(self) -> "Found | None":
         """The fastest schedule found among those of the program; None if there is none."""
+        try:
+            return self._searched()
+        finally:
+            self.cuts.close()
+
+    def _searched(self) -> "Found | None":
         cuts = list(self.cuts.usual)
         found = self._plans(cuts)
         if not found:
             cuts = list(self.cuts.all)
             found = self._plans(cuts, thorough=True)
         found += self._streamed(found)
-        least_s = self.cuts.least_refined_s(cuts)
+        least_s = self.cuts.least_refined_s(cuts) if found else inf
         ranked = sorted(found, key=_step_ns)
         for rank, (found_plan, cut) in enumerate(ranked, start=1):
             plan = found_plan.tightened(other for other, _ in ranked[rank:])
@@ -170,7 +176,7 @@ class Family:
             worth_it = _WORTH_IT_OF_MANY
         if cut.bound.step_s * worth_it >= best_s:
             return False
-        far = best_s > _FAR * min(cut.bound.step_s for cut in cuts)
+        far = best_s > _FAR * self.cuts.least_refined_s(cuts)
         return tried < (_PLANNED_IF_FAR if far else _PLANNED)
 
     def _last_resort(self) -> Schedule:

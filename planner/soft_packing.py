@@ -25,7 +25,11 @@ class Packed:
 
 
 def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets for intervals (begin, end, size_bytes), and the extent: tight, no cap."""
+    """Offsets for intervals (begin, end, size_bytes), in their order, and the extent, in bytes.
+
+    As `pack_soft`, tight and with no cap: aligned to 256 bytes, always the same, mostly within 3 %
+    of the most bytes alive at once.
+    """
     items = [SoftItem((((begin, end),),), size) for begin, end, size in intervals]
     packed = pack_soft(items, None, tight=True)
     return packed.offsets.tolist(), packed.extent_bytes
@@ -92,7 +96,7 @@ class _Packing:
                     board.put(item, offset, level)
 
     def tighten(self) -> None:
-        """Bring the extent near the most bytes alive at once; no level is longer than it allows."""
+        """Bring the extent near the most bytes alive at once; that is the cap from then on."""
         levels = self.board.levels.tolist()
         peak = self._peak(levels)
         for waste in _WASTES:

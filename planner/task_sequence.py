@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from twinstream.planner.residency import Stay, TaskClock, chosen_stays
 from twinstream.planner.rounding import Decisions
@@ -28,10 +27,6 @@ class TaskSequence:
     folding: Folding
     chain_folding: Folding
     clock: TaskClock
-
-    @cached_property
-    def _places(self) -> list[Place]:
-        return [self.folding.place(i) for i in range(len(self.tasks))]
 
     @staticmethod
     def of(
@@ -60,7 +55,7 @@ class TaskSequence:
 
     def place(self, position: int) -> Place:
         """Place of a task of the sequence."""
-        return self._places[position]
+        return self.folding.place(position)
 
     def gap_place(self, before: int, after: int) -> Place:
         """Place of the gap between two tasks of the sequence, as decisions name it."""

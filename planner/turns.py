@@ -10,12 +10,14 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares, lowered
 from twinstream.planner.deciding import Candidate, Decider, NotWanted, wastes
-from twinstream.planner.emission import Emitted, Placement, emit, emitted
+from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.judge import Judge
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.verify_layout import arena_bytes
 
 _WITHIN_REACH = 1.02
 _PROMISING = 0.99
@@ -29,7 +31,7 @@ _MORE_ROOM = 2
 _TURNS_WITH_MORE_ROOM = 2
 _WAITS_PER_ROOM = 0.5
 _AS_FAST = 1.0002
-_NEARLY_AS_FAST = 1.005  # of what packs with no more than 3 % waste
+_MENDED = 1.005  # what is packed with more than 3 % waste may be so much slower without
 _STANDS_FOR_MORE = 2  # the round that further middle ones are like
 
 Maker = Callable[[Chain], Schedule]
@@ -137,6 +139,18 @@ class Turns:
 
     def take(self) -> None:
         """All turns that may pay; `found` has their plans."""
+        going_on = self._take_usual()
+        if self._best is None:
+            return
+        self.shares, self.rooms[0] = self._best.shares, self._best.room
+        if going_on and self.most > 1 and self._wants_more_room(self._best):
+            self._take_with_more_room(self._best)
+        fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
+        tighter = partial(self._tighter, self._best)
+        self.found[fastest] = replace(self.found[fastest], tighter=tighter)
+
+    def _take_usual(self) -> bool:
+        """Turns with the room there is, or less; whether others may pay, too."""
         shares: Shares | None = self.shares
         room = self.rooms[0]
         while shares is not None and len(self.found) < self.most:
@@ -144,38 +158,31 @@ class Turns:
             if turn is None:
                 break
             going_on = self._goes_on(turn)
-            best = self._kept(turn)
+            best = self._recorded(turn)
             if not going_on:
-                break
+                return False
             if turn is best and self._wants_less_room(turn):
                 room = turn.room // _LESS_ROOM if turn.room > _LEAST_ROOM_BYTES else 0
                 continue
             if before is not None and before.room != turn.room:
                 turn = best
             room, shares = turn.room, self._lowered(turn)
-        if self._best is not None:
-            self.shares, self.rooms[0] = self._best.shares, self._best.room
-            self._take_with_more_room(self._best)
-            fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
-            tighter = partial(self._tighter, self._best)
-            self.found[fastest] = replace(self.found[fastest], tighter=tighter)
+        return True
 
     def _take_with_more_room(self, best: _Turn) -> None:
-        """Where compute waits for copies longer than room for them costs: twice the room."""
-        if self.most == 1 or not self._wants_more_room(best):
-            return
+        """Turns with twice the room that the best so far had, while they are better."""
         room = _MORE_ROOM * best.room
         for _ in range(_TURNS_WITH_MORE_ROOM):
             if (shares := self._lowered(best)) is None:
                 break
             if (turn := self._taken(room, shares)) is None:
                 break
-            best = self._kept(turn)
+            best = self._recorded(turn)
             if turn is not best:
                 break
 
-    def _kept(self, turn: _Turn) -> _Turn:
-        """The best turn so far."""
+    def _recorded(self, turn: _Turn) -> _Turn:
+        """The best turn so far, this one among them, whose plan is found now."""
         if self._best is None or turn.plan_ns < self._best.plan_ns:
             self._best = turn
         make = partial(self.decider.schedule, turn.candidate)
@@ -184,16 +191,22 @@ class Turns:
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory than copies and packing need, where that costs next to nothing."""
-        decider, found = self.decider, []
+        decider, wasteful = self.decider, wastes(turn.placement, turn.emitted)
+        extent = arena_bytes(turn.emitted.schedule, DEVICE)
+        mended, found = [], []
         for candidate, placement in decider.tightened(
             turn.candidate, turn.placement, turn.emitted, turn.spans
         ):
-            schedule = emit(placement, decider.machine, decider.caps, "optimal")
-            plan_ns = step_ns(schedule, self.judge(schedule), decider.num_rounds)
-            found.append(Plan(plan_ns, partial(decider.schedule, candidate), self.at_home))
-        slowest = _NEARLY_AS_FAST if wastes(turn.placement, turn.emitted) else _AS_FAST
-        tighter = min(found, key=lambda plan: plan.step_ns, default=None)
-        return tighter if tighter and tighter.step_ns <= slowest * turn.plan_ns else None
+            made = emitted(placement, decider.machine, decider.caps, "optimal")
+            if arena_bytes(made.schedule, DEVICE) >= extent:
+                continue
+            plan_ns = step_ns(made.schedule, self.judge(made.schedule), decider.num_rounds)
+            plan = Plan(plan_ns, partial(decider.schedule, candidate), self.at_home)
+            if wasteful and not wastes(placement, made) and plan_ns <= _MENDED * turn.plan_ns:
+                mended.append(plan)
+            elif plan_ns <= _AS_FAST * turn.plan_ns:
+                found.append(plan)
+        return min(mended or found, key=lambda plan: plan.step_ns, default=None)
 
     def _taken(self, room: int, shares: Shares) -> _Turn | None:
         """None where nothing fits, or nothing that is new."""

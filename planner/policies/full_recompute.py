@@ -4,9 +4,9 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import emit
 from twinstream.planner.fitting import first_fitting
 from twinstream.planner.judge import Judge
-from twinstream.planner.kept import kept_units
 from twinstream.planner.policies.resident import resident_placement
 from twinstream.planner.sequence import declared_levels
+from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
@@ -27,7 +27,7 @@ def plan_full_recompute(
     Raises:
         InfeasiblePlan: a cap is too small; it says what would do, in bytes.
     """
-    units = kept_units(chain)
+    units = UnitMap(chain)
     level = next(reversed(declared_levels(chain)), None)
     placement = first_fitting("full_recompute", caps, [resident_placement(chain, units, level)])
     return emit(placement, machine, caps, "full_recompute")

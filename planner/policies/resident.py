@@ -4,7 +4,6 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.fitting import Packed, first_fitting
 from twinstream.planner.judge import Judge
-from twinstream.planner.kept import kept_units
 from twinstream.planner.residency import resident_stays, stay_intervals
 from twinstream.planner.sequence import at_level, declared_levels
 from twinstream.planner.soft_packing import pack
@@ -24,7 +23,7 @@ def plan_resident(
     Raises:
         InfeasiblePlan: even at the last level the device cap is too small, or the host cap is.
     """
-    units = kept_units(chain)
+    units = UnitMap(chain)
     levels = (None, *declared_levels(chain))
     placement = first_fitting(
         "resident", caps, (resident_placement(chain, units, level) for level in levels)

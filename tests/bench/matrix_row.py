@@ -126,14 +126,14 @@ def _parts(cell: Cell) -> Iterator[Row]:
                 host_mem=cell.host_gib * GIB,
                 policy=POLICY,
             )
+        seconds = time.perf_counter() - begun
+        yield {"extent_held": f"{_extent_held(schedule, emitted[-1]):.9g}"}
     except InfeasiblePlan as error:
         yield _failure("infeasible", error, time.perf_counter() - begun)
         return
     except (ts.TwinstreamError, AssertionError) as error:  # a fault of ours is a finding
         yield _failure("error", error, time.perf_counter() - begun)
         return
-    seconds = time.perf_counter() - begun
-    yield {"extent_held": f"{_extent_held(schedule, emitted[-1]):.9g}"}
     yield _figures(schedule, simulate(schedule, machine), machine, seconds)
 
 

@@ -1,5 +1,7 @@
 """Bounds of ways to cut: rough ones are refined beside other work, and count as refined."""
 
+import pytest
+
 from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
@@ -27,3 +29,22 @@ def test_what_is_refined_beside_counts_with_its_refined_bound():
     rough_s = min(cut.bound.step_s for cut in usual)
     assert rough_s < min(refined_s)
     assert cuts.least_refined_s(usual) == min(refined_s)
+
+
+def test_what_goes_wrong_beside_is_raised_where_it_is_asked_for(monkeypatch):
+    caps = caps_of(H100, "24GiB", "100GiB")
+    step = TrainingStep(seq_len=8192, tokens_per_step=38 * 8192)
+    cuts = Cuts(load_model("8b"), step, H100, Choices(), caps)
+    rough, before = [], cuts.cut
+
+    def failing(small, workload, most_segments=None):
+        if most_segments is None and not rough:
+            rough.append(workload)
+            raise MemoryError("no room for the solver")
+        return before(small, workload, most_segments)
+
+    monkeypatch.setattr(cuts, "cut", failing)
+    usual = cuts.usual
+    with pytest.raises(MemoryError, match="no room"):
+        cuts.least_refined_s(usual)
+    cuts.close()

@@ -6,7 +6,7 @@ from twinstream.models.lowering import lower
 from twinstream.models.recipe import Recipe
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.kept import Kept, kept_chain
+from twinstream.planner.kept import Kept, kept_chain, kept_units
 from twinstream.schedule.workload import Workload
 
 WORKLOAD = Workload(seq_len=16, chunk_tokens=16, chunks_per_round=1, rounds_per_step=2)
@@ -55,3 +55,12 @@ def test_a_kept_program_is_of_its_machine_rounds_and_choices():
     ]
     assert len({id(program) for program in asked}) == len(asked)
     assert kept_program(chain, MACHINE, num_rounds=2, choices=OPEN) is asked[0]
+
+
+def test_units_are_grouped_once_for_a_chain_and_again_for_one_that_equals_it():
+    chain, other = (lower(small("tiny"), WORKLOAD) for _ in range(2))
+    units = kept_units(chain)
+    assert kept_units(chain) is units
+    assert chain == other
+    assert kept_units(other) is not units
+    assert kept_units(other).units == units.units

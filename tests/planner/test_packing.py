@@ -3,8 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinstream.planner.board import SoftItem
 from twinstream.planner.packing import align_up, live_peak
-from twinstream.planner.soft_packing import pack
+from twinstream.planner.soft_packing import pack, pack_soft
 
 ALIGNMENT = 256
 
@@ -71,3 +72,12 @@ def test_sizes_are_rounded_up_to_the_alignment():
 def test_nothing_needs_nothing():
     assert pack([]) == ([], 0)
     assert live_peak([]) == (0, 0)
+
+
+def test_where_the_largest_first_waste_bytes_others_go_elsewhere():
+    intervals = [(7, 8, 1024), (2, 8, 256), (2, 3, 1280), (3, 9, 512), (2, 8, 256), (10, 11, 512)]
+    largest_first = pack_soft([SoftItem((((a, b),),), size) for a, b, size in intervals], None)
+    assert live_peak(intervals)[0] == 2048
+    assert largest_first.extent_bytes == 2304
+    assert pack(intervals)[1] == 2048
+    assert pack(intervals) == pack(intervals)

@@ -1,7 +1,8 @@
 """Which room for copies and which shares of the links a search goes through."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ class FakeDecider:
 
     landscape: Landscape
     asked: list[tuple[float, float]] = field(default_factory=list)
+    ways: tuple[tuple[float, float], ...] = ()
     machine = caps = judged = small = None
     num_rounds = 1
 
@@ -41,12 +43,18 @@ class FakeDecider:
             raise turns_module.NotWanted
         return at, SimpleNamespace(at=at, same_as=lambda other: other.at == at)
 
+    def tightened(self, *_: object) -> Iterator[Any]:
+        return ((way, SimpleNamespace(at=way)) for way in self.ways)
+
     def schedule(self, candidate: object, chain: object) -> object:
         return candidate
 
 
 def taken(
-    monkeypatch: pytest.MonkeyPatch, landscape: Landscape, most: int = 3
+    monkeypatch: pytest.MonkeyPatch,
+    landscape: Landscape,
+    most: int = 3,
+    beat_s: float = inf,
 ) -> tuple[Turns, list[tuple[float, float]]]:
     """Turns with rooms of 3 and 1 GiB and none, and what they asked for."""
     decider = FakeDecider(landscape)
@@ -57,7 +65,7 @@ def taken(
     monkeypatch.setattr(turns_module, "lowered", lambda shares, *_: LOWERED[shares["h2d"][0]])
     turns = Turns(
         decider, lambda _: SimpleNamespace(passes=[None]), OPEN, False, 1e9,  # type: ignore[arg-type]
-        float("inf"), most, FULL, [3 * GIB, GIB, 0],
+        beat_s * 1e9, most, FULL, [3 * GIB, GIB, 0],
     )  # fmt: skip
     turns.take()
     return turns, decider.asked
@@ -101,6 +109,12 @@ def test_with_a_single_turn_no_more_room_is_tried(monkeypatch):
     assert asked == [(3, 1)]
 
 
+def test_where_another_way_to_cut_is_clearly_faster_no_more_room_is_tried(monkeypatch):
+    landscape = {(3, 1): (1.02, 1.2), (6, 0.5): (1.0, 1.0)}
+    _, asked = taken(monkeypatch, landscape, beat_s=1.03)
+    assert asked == [(3, 1)]
+
+
 def test_near_the_bound_no_less_room_is_tried(monkeypatch):
     landscape = {(3, 1): (1.019, 1.02), (3, 0.5): (1.0189, 1.03), (3, 0.25): (1.01, 1.04)}
     _, asked = taken(monkeypatch, landscape)
@@ -125,6 +139,35 @@ def test_the_fastest_plan_can_be_tightened_and_the_others_hold_nothing(monkeypat
     landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.1), (3, 0.25): (1.05, 1.15)}
     turns, _ = taken(monkeypatch, landscape)
     assert [plan.tighter is not None for plan in turns.found] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("judged", "arenas", "wasteful", "chosen"),
+    [
+        ({"timed": 1.0002, "as it was": 1.0001}, (9, 9, 8), "", "as it was"),  # as fast
+        ({"timed": 1.003, "as it was": 1.0004}, (9, 8, 8), "", None),  # too slow for no more
+        ({"timed": 1.003, "as it was": 1.004}, (9, 8, 8), "before", "timed"),  # mended
+        ({"timed": 1.006, "as it was": 1.006}, (9, 8, 8), "before", None),  # mended, too slow
+        ({"timed": 1.0001, "as it was": 1.0}, (9, 8, 9), "before as it was", "timed"),  # smaller
+        ({"timed": 1.003, "as it was": 1.003}, (9, 8, 8), "before timed as it was", None),
+        ({"timed": 1.003, "as it was": 1.0}, (9, 8, 8), "before as it was", "timed"),  # mended one
+    ],
+)
+def test_memory_is_saved_at_no_cost_and_waste_of_packing_mended_at_little(
+    monkeypatch, judged, arenas, wasteful, chosen
+):
+    before = (3, 1)
+    turns, _ = taken(monkeypatch, {before: (1.0, 1.0)}, most=1)
+    names = ("timed", "as it was")
+    turns.decider.ways = names
+    steps = {before: 1.0, **judged}
+    monkeypatch.setattr(turns_module, "step_ns", lambda at, *_: steps[at] * 1e9)
+    extents = dict(zip((before, *names), arenas, strict=True))
+    monkeypatch.setattr(turns_module, "arena_bytes", lambda at, _: extents[at])
+    wasted = {before: "before" in wasteful, **{name: name in wasteful for name in names}}
+    monkeypatch.setattr(turns_module, "wastes", lambda placement, _: wasted[placement.at])
+    tighter = turns.found[0].tighter()
+    assert (None if tighter is None else tighter.make(None)) == chosen
 
 
 def test_a_tighter_plan_is_taken_unless_another_policy_is_faster():

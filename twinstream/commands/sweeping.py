@@ -106,16 +106,15 @@ def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
 
 def _told_slower(slower: Sequence["Slower"]) -> str:
     worst = max(slower, key=lambda found: found.by)
-    names = [name for name, value in worst.than.values.items() if worst.cell.values[name] != value]
-    cell, than = (
-        ", ".join(f"{name} {one.values[name]}" for name in names)
-        for one in (worst.cell, worst.than)
-    )
-    about = ", ".join(f"{k} {v}" for k, v in worst.cell.values.items() if k not in names)
+    values, of_less = worst.cell.values, worst.than.values
+    names = [name for name, value in of_less.items() if values[name] != value]
+    differs = ", ".join(f"{name} {values[name]} against {of_less[name]}" for name in names)
+    alike = ", ".join(f"{name} {value}" for name, value in values.items() if name not in names)
     return (
-        f"{len(slower):,} of the cells: slower than one with no more memory and no faster link, "
-        f"at worst by {worst.by:.1%} ({cell}, than {than}; {about}). Every cell is planned by "
-        "itself; `plan --no-slower-than` takes the plan of less where that is faster."
+        f"{len(slower):,} {'cell is' if len(slower) == 1 else 'cells are'} slower than one with no "
+        f"more memory and no faster link; the worst takes {worst.by:.1%} longer per token: "
+        f"{differs} ({alike}). Every cell is planned by itself. `plan` the one with less to a "
+        "file, and the other with `--no-slower-than` that file."
     )
 
 
