@@ -117,15 +117,16 @@ def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
 
 
 def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_path):
-    """10 % more memory, and `streaming` is slower by 5 %."""
+    """A little more memory, and `streaming` is slower by 1.2 %."""
     profile, before, after = (
         tmp_path / name for name in ("slow.toml", "before.json", "after.json")
     )
-    profile.write_text('base = "cpu"\npcie_h2d_bytes_per_s = 5e7\npcie_d2h_bytes_per_s = 5e7\n')
+    links = (f"pcie_{way}_bytes_per_s = 5e7\n" for way in ("h2d", "d2h", "duplex"))
+    profile.write_text('base = "cpu"\n' + "".join(links))
     ask = ("plan", *TINY_STEP, "--machine", profile, "--policy", "streaming", "--host-mem", "20MiB")
-    small, large = ("--device-mem", 7 * 2**20), ("--device-mem", round(7.7 * 2**20))
+    small, large = (("--device-mem", round(mib * 2**20)) for mib in (6.8, 7.1))
     first = call(*ask, *small, "-o", before, "--json").json()["step_time_s"]
-    assert call(*ask, *large, "--json").json()["step_time_s"] > 1.04 * first
+    assert call(*ask, *large, "--json").json()["step_time_s"] > 1.01 * first
     named = call(*ask, *large, "--no-slower-than", before, "--json").json()
     assert (named["step_time_s"], named["known_plan"]) == (first, str(before))
     told = "this is that plan"
@@ -134,7 +135,7 @@ def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_
     assert call("simulate", after, "--machine", profile, "--json").json()["step_time_s"] == first
     assert call("verify", after, "--json").json()["ok"] is True
     assert read_document(Schedule, after).caps.device_bytes == large[1]
-    assert told not in table_of(*ask, "--device-mem", "20MiB", "--no-slower-than", before)
+    assert told not in table_of(*ask, "--device-mem", "40MiB", "--no-slower-than", before)
 
 
 def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):
