@@ -69,11 +69,7 @@ def sweep(
     if as_json:
         files = {"rows": swept.file, "page": page, "images": images}
         numbers = {"num_new": swept.num_new, "num_superseded": swept.num_superseded}
-        slower = [
-            {"cell": dict(one.cell.values), "than": dict(one.than.values), "by": one.by}
-            for one in swept.slower
-        ]
-        about = {"seconds": seconds, "num_cells": count, "slower_with_more": slower}
+        about = {"seconds": seconds, "num_cells": count, "slower_with_more": _listed(swept)}
         print_json(files | numbers | about)
     else:
         told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
@@ -85,6 +81,14 @@ def sweep(
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)
+
+
+def _listed(swept: "Swept") -> list[dict[str, object]]:
+    """The cells that are slower than one with less, for programs."""
+    return [
+        {"cell": dict(one.cell.values), "than": dict(one.than.values), "by": one.by}
+        for one in swept.slower
+    ]
 
 
 def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
