@@ -149,6 +149,7 @@ class Cuts:
         return self.cut(cut.small, cut.workload)
 
     def cut(self, small: Chain, workload: Workload, most_segments: int | None = None) -> Cut | None:
+        """A way to cut with its bound, of so many segments at most; None where nothing fits."""
         program = kept_program(
             small, self.machine, num_rounds=workload.rounds_per_step, choices=self.choices,
             most_segments=most_segments,

@@ -254,18 +254,18 @@ class Turns:
 
     def _wants_less_room(self, turn: _Turn) -> bool:
         """Whether the room left for copies costs more than waiting for copies does."""
+        waits_ns, room_ns = self._costs_ns(turn)
         far = turn.plan_ns > _FAR * self.bound_ns
-        waits_ns, room_ns = turn.plan_ns - turn.decided_ns, turn.decided_ns - self.bound_ns
         return turn.room > 0 and far and waits_ns < _WAITS_PER_ROOM * room_ns
 
     def _wants_more_room(self, turn: _Turn) -> bool:
         """Whether waiting for copies costs more than the room left for them does."""
-        far = turn.plan_ns > _VERY_FAR * self.bound_ns
-        return (
-            turn.room > 0
-            and far
-            and turn.plan_ns - turn.decided_ns > (turn.decided_ns - self.bound_ns)
-        )
+        waits_ns, room_ns = self._costs_ns(turn)
+        return turn.room > 0 and turn.plan_ns > _VERY_FAR * self.bound_ns and waits_ns > room_ns
+
+    def _costs_ns(self, turn: _Turn) -> tuple[float, float]:
+        """Of waits for copies, and of the room left for them: above what was decided, the bound."""
+        return turn.plan_ns - turn.decided_ns, turn.decided_ns - self.bound_ns
 
     def _lowered(self, turn: _Turn) -> Shares | None:
         schedule, decider = turn.emitted.schedule, self.decider

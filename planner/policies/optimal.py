@@ -159,7 +159,7 @@ class _Search:
         if alone_ns(placement, self.machine, self.num_rounds) >= best_ns:
             return []
         schedule = emit(placement, self.machine, self.caps, "streaming")
-        return [self._judged(plan_streaming, schedule)]
+        return [self._plan_of(plan_streaming, schedule)]
 
     def fits(self) -> bool:
         """Whether a plan would be found by the program, with no bytes left for copies in flight."""
@@ -177,9 +177,9 @@ class _Search:
     def _of(self, policy: Policy) -> list[Plan]:
         """The plan of another policy, if it has one."""
         schedule = self._made(policy)
-        return [] if schedule is None else [self._judged(policy, schedule)]
+        return [] if schedule is None else [self._plan_of(policy, schedule)]
 
-    def _judged(self, policy: Policy, schedule: Schedule) -> Plan:
+    def _plan_of(self, policy: Policy, schedule: Schedule) -> Plan:
         """The plan of another policy, of which this is the schedule of the judged rounds."""
         make = partial(_plain, policy, self.machine, self.caps)
         plan_ns = step_ns(schedule, self.judge(schedule), self.num_rounds)
