@@ -12,7 +12,11 @@ from twinstream.planner.packing import ALIGNMENT_BYTES, live_peak
 
 _STEPS = 1000
 _STEPS_PER_ITEM = 20
-_WASTES = (1.01, 1.03, 1.06)
+_GOOD = 1.01
+_LOWER_BY = 0.1  # of what is left to go, and at least that part of the goal:
+_LOWER_BY_AT_LEAST = 0.002
+_ITEMS_PER_STEP = 16
+_FAILURES = 6
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None, *, tight: bool =
     alive at the same time; where that is beyond the cap, a shorter level is tried. What still
     sticks out goes where least is in its way, and that elsewhere (`Board.rearrange`). Then items
     get longer levels where there is room for them. If it is to be `tight`, the extent is brought
-    near the most bytes alive at once as it was brought under the cap.
+    near the most bytes alive at once in the same way, but little by little.
     """
     if not items:
         empty = np.zeros(0, dtype=np.int64)
@@ -76,7 +80,8 @@ class _Packing:
         if self._cap == inf or self.board.extent_bytes <= self._cap:
             return True
         hopeless = self._peak([len(item.levels) - 1 for item in self._items]) > self._cap
-        return not hopeless and self._rearranged(int(self._cap), self._levels)
+        most_steps = _STEPS + len(self._items)
+        return not hopeless and self._rearranged(int(self._cap), self._levels, most_steps)
 
     def lengthen(self) -> None:
         """Longer levels under the cap, until nothing gets any."""
@@ -99,10 +104,8 @@ class _Packing:
         """Bring the extent near the most bytes alive at once; that is the cap from then on."""
         levels = self.board.levels.tolist()
         peak = self._peak(levels)
-        for waste in _WASTES:
-            wanted = max(peak, int(peak * waste) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
-            if self._rearranged(wanted, [(level,) for level in levels]):
-                break
+        goal = max(peak, int(peak * _GOOD) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+        self._lowered(goal, [(level,) for level in levels])
         self._cap = self.board.extent_bytes
 
     def _order(self) -> list[int]:
@@ -112,17 +115,27 @@ class _Packing:
         order: list[int] = np.lexsort((begins, -self.board.sizes * np.maximum(bare, 1.0))).tolist()
         return order
 
-    def _rearranged(self, most_bytes: int, levels: Levels) -> bool:
+    def _lowered(self, goal_bytes: int, levels: Levels) -> None:
+        """Bring the extent down towards the goal, little by little: then little is in the way.
+
+        After a failure the next attempt is half as bold; after a few the extent stays.
+        """
+        most_steps = _STEPS + len(self._items) // _ITEMS_PER_STEP
+        bold, failures = 1.0, 0
+        while failures < _FAILURES and (left := self.board.extent_bytes - goal_bytes) > 0:
+            by = bold * max(_LOWER_BY * left, _LOWER_BY_AT_LEAST * goal_bytes, ALIGNMENT_BYTES)
+            lower = goal_bytes + max(0, int(left - by))
+            if not self._rearranged(lower, levels, most_steps):
+                bold, failures = bold / 2.0, failures + 1
+
+    def _rearranged(self, most_bytes: int, levels: Levels, most_steps: int) -> bool:
         """Whether everything is within so many bytes now; if not, it is where it was."""
         board = self.board
-        if not (out := board.beyond(most_bytes)):
-            return True
         if int(board.sizes.max()) > most_bytes:
             return False
         before = board.offsets.tolist(), board.levels.tolist()
-        num_items = len(self._items)
-        most_steps = min(_STEPS + num_items, _STEPS_PER_ITEM * num_items)
-        if board.rearrange(out, most_bytes, levels, most_steps):
+        most_steps = min(most_steps, _STEPS_PER_ITEM * len(self._items))
+        if board.rearrange(board.beyond(most_bytes), most_bytes, levels, most_steps):
             return True
         for item, (offset, level) in enumerate(zip(*before, strict=True)):
             board.put(item, offset, level)

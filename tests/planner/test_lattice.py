@@ -6,7 +6,7 @@ from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.plans import MACHINE
@@ -29,9 +29,10 @@ LEAST_DEVICE, LEAST_HOST = 40 * KIB, 50 * KIB
 
 @dataclass
 class Landscape:
-    """Families whose plans are above their bound by chance, and take some of what they may."""
+    """Families whose plans are above their bound by chance, and take no more than is of use."""
 
     seed: int
+    of_use: tuple[int, int] = (430 * KIB, 110 * KIB)
     planned: int = 0
 
     def within(self, caps: Caps) -> "Hill":
@@ -45,22 +46,22 @@ class Hill:
 
     @property
     def _memory(self) -> tuple[int, int]:
-        assert self.caps.device_bytes is not None and self.caps.host_bytes is not None
-        return self.caps.device_bytes, self.caps.host_bytes
+        device, host = self.landscape.of_use
+        return (
+            device if self.caps.device_bytes is None else min(self.caps.device_bytes, device),
+            host if self.caps.host_bytes is None else min(self.caps.host_bytes, host),
+        )
 
     def least_s(self) -> float:
-        device, host = self._memory
-        if device < LEAST_DEVICE or host < LEAST_HOST:
-            return inf
-        return max(1.0, 2.0 - device / (400 * KIB)) + max(0.0, 1.0 - host / (100 * KIB))
+        return least_s(*self._memory)
 
     def search(self) -> Found | None:
         self.landscape.planned += 1
-        device, host = self._memory
-        chance = Random(f"{self.landscape.seed} {device} {host}")
-        if chance.random() < 0.1:
+        chance = Random(f"{self.landscape.seed} {self.caps.device_bytes} {self.caps.host_bytes}")
+        device, host = (int(some * (0.7 + 0.3 * chance.random())) for some in self._memory)
+        step_ns = least_s(device, host) * 1e9 * (1.0 + 0.2 * chance.random())
+        if step_ns == inf or chance.random() < 0.1:
             return None
-        step_ns = self.least_s() * 1e9 * (1.0 + 0.2 * chance.random())
         return Found(step_ns, plan_that_takes(device, host), None, None)  # type: ignore[arg-type]
 
     def step_bound_of(self, workload: Workload) -> StepBound:
@@ -68,6 +69,12 @@ class Hill:
             step_s=self.least_s(), device_s_per_gib=0.0, host_s_per_gib=0.0,
             link_s_per_gb_per_s={}, limits=(),
         )  # fmt: skip
+
+
+def least_s(device: int, host: int) -> float:
+    if device < LEAST_DEVICE or host < LEAST_HOST:
+        return inf
+    return max(1.0, 1.2 - device / (2000 * KIB)) + max(0.0, 0.2 - host / (500 * KIB))
 
 
 def plan_that_takes(device: int, host: int) -> Schedule:
@@ -100,19 +107,20 @@ def test_every_point_of_a_smaller_cap_is_one_of_a_larger_cap(low, more):
     assert set(islice(lattice(low), 20)) <= set(lattice(low + more))
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    device=st.integers(40 * KIB, 500 * KIB),
-    host=st.integers(50 * KIB, 150 * KIB),
-    more=st.tuples(st.integers(0, 200 * KIB), st.integers(0, 100 * KIB)),
-)
-def test_with_larger_caps_the_answer_is_never_slower(seed, device, host, more):
-    found = answer(seed, device, host)
-    larger = answer(seed, device + more[0], host + more[1])
-    if found is not None:
-        assert larger is not None
-        assert larger.step_ns <= found.step_ns
+@pytest.mark.parametrize("seed", range(20))
+def test_with_larger_caps_the_answer_is_never_slower(seed):
+    """With caps of which less is of use, too: there plans differ by chance only."""
+    devices, hosts = (60, 200, 330, 410, 440, 700), (60, 90, 105, 120, 400)
+    answers = {
+        (device, host): answer(seed, device * KIB, host * KIB)
+        for device in devices
+        for host in hosts
+    }
+    for (device, host), found in answers.items():
+        for (more_device, more_host), larger in answers.items():
+            if found is not None and more_device >= device and more_host >= host:
+                assert larger is not None
+                assert larger.step_ns <= found.step_ns
 
 
 def test_the_answer_has_the_caps_and_the_bound_that_were_asked_for():
@@ -128,7 +136,7 @@ def test_points_whose_bound_is_above_the_fastest_plan_get_none():
     caps = Caps(device_bytes=500 * KIB, host_bytes=200 * KIB)
     best_of_lattice(landscape.within, caps)  # type: ignore[arg-type]
     points = len(list(lattice(500 * KIB))) * len(list(lattice(200 * KIB)))
-    assert 0 < landscape.planned < points / 10
+    assert 0 < landscape.planned < points / 4
 
 
 def test_nothing_fits_is_told_without_a_plan():

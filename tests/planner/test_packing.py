@@ -1,5 +1,8 @@
 """Offline allocation: bytes for intervals in time."""
 
+from random import Random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,3 +84,15 @@ def test_where_the_largest_first_waste_bytes_others_go_elsewhere():
     assert largest_first.extent_bytes == 2304
     assert pack(intervals)[1] == 2048
     assert pack(intervals) == pack(intervals)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_many_pieces_the_extent_is_little_more_than_what_is_alive_at_once(seed):
+    chance = Random(seed)
+    sizes = [chance.choice([1, 2, 3, 5, 8, 13, 40]) * 2**20 + 256 * seed for _ in range(8)]
+    begins = [chance.randrange(200) for _ in range(800)]
+    intervals = [
+        (begin, min(201, begin + 1 + int(chance.expovariate(1 / 10))), chance.choice(sizes))
+        for begin in begins
+    ]
+    assert pack(intervals)[1] <= 1.015 * live_peak(intervals)[0]
