@@ -117,14 +117,14 @@ def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
 
 
 def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_path):
-    """A little more memory, and `streaming` is slower by 1.2 %."""
+    """A little more memory, and `streaming` is slower by 1.4 %."""
     profile, before, after = (
         tmp_path / name for name in ("slow.toml", "before.json", "after.json")
     )
     links = (f"pcie_{way}_bytes_per_s = 5e7\n" for way in ("h2d", "d2h", "duplex"))
     profile.write_text('base = "cpu"\n' + "".join(links))
     ask = ("plan", *TINY_STEP, "--machine", profile, "--policy", "streaming", "--host-mem", "20MiB")
-    small, large = (("--device-mem", round(mib * 2**20)) for mib in (6.8, 7.1))
+    small, large = (("--device-mem", round(mib * 2**20)) for mib in (6.7, 6.8))
     first = call(*ask, *small, "-o", before, "--json").json()["step_time_s"]
     assert call(*ask, *large, "--json").json()["step_time_s"] > 1.01 * first
     named = call(*ask, *large, "--no-slower-than", before, "--json").json()

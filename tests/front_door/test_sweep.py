@@ -10,16 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.front_door.command_line import call, error_of
+from twinstream.sweep.cell import run_cell
 from twinstream.sweep.config import SweepError, config_of, load_config
 from twinstream.sweep.grids import METRICS, curves, grids
 from twinstream.sweep.pages import sweep_html
 from twinstream.sweep.rows import RowFile, columns_of, only_writer
-from twinstream.sweep.slower import slower_with_more
+from twinstream.sweep.slower import beside_the_faster, slower_with_more
 
 FIXED = """
 [fixed]
@@ -54,6 +56,13 @@ def swept(config) -> Path:
     assert outcome.code == 0, outcome.err
     assert f"{NUM_CELLS} cells" in outcome.out
     return folder
+
+
+def write_rows(folder, rows):
+    with (folder / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def rows_of(folder):
@@ -326,9 +335,9 @@ def cells_of(axes, folder):
     return config_of({"fixed": fixed, "axes": axes}, source="a test", folder=folder).cells()
 
 
-def planned_row(tokens_per_s, rounds=2):
+def planned_row(tokens_per_s, rounds=2, reason=""):
     cut = {"rounds_per_step": str(rounds), "chunks_per_round": "1", "planned_chunk_tokens": "64"}
-    return {"status": "ok", "tokens_per_s": str(tokens_per_s), **cut}
+    return {"status": "ok", "reason": reason, "tokens_per_s": str(tokens_per_s), **cut}
 
 
 def test_cells_slower_than_one_with_less_are_told(tmp_path):
@@ -347,6 +356,17 @@ def test_cells_slower_than_one_with_less_are_told(tmp_path):
     assert [one.by for one in found] == pytest.approx([120 / 119 - 1, 90 / 50 - 1])
 
 
+def test_cells_of_optimal_are_planned_again_beside_a_plan_of_their_own(tmp_path):
+    """`than` of the last is the first, not the second, which has that one's plan."""
+    axes = {"policy": ["streaming", "optimal"], "device_mem": ["8MiB", "16MiB", "24MiB"]}
+    cells = cells_of(axes, tmp_path)
+    mended = planned_row(100, reason="the plan of device_mem 8MiB is faster than its own")
+    found = slower_with_more(cells, 2 * [planned_row(100), mended, planned_row(90)])
+    (again,) = beside_the_faster([*found, found[1]])
+    assert (replace(again, beside=None), again.beside) == (cells[5], cells[3])
+    assert again.key == cells[5].key
+
+
 def test_of_steps_of_other_tokens_or_machines_none_is_slower(tmp_path):
     cells = cells_of({"device_mem": ["8MiB", "16MiB"]}, tmp_path)
     assert slower_with_more(cells, [planned_row(100), planned_row(50, rounds=3)]) == []
@@ -362,10 +382,7 @@ def test_a_sweep_says_which_of_its_cells_are_slower_with_more(config, swept, tmp
     (most,) = (row for row in rows if [row[name] for name in values] == MOST)
     fastest = max(float(row["tokens_per_s"]) for row in rows if row["status"] == "ok")
     most["tokens_per_s"] = str(fastest / 3)
-    with (folder / "rows.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(folder, rows)
     told = json.loads(call("sweep", config, "-o", folder, "--json").out)["slower_with_more"]
     worst = max(told, key=lambda one: one["by"])
     assert {name: str(value) for name, value in worst["cell"].items()} == {
@@ -375,6 +392,38 @@ def test_a_sweep_says_which_of_its_cells_are_slower_with_more(config, swept, tmp
     assert worst["by"] == pytest.approx(max(others) / float(most["tokens_per_s"]) - 1)
     out = " ".join(call("sweep", config, "-o", folder).out.split())
     assert f"{worst['by']:.1%} longer per token" in out
+
+
+def test_a_row_says_whose_plan_it_has(tmp_path):
+    """With a little more memory `streaming` alone is slower by 1.4 %."""
+    links = {f"machine.pcie_{way}_bytes_per_s": [5e7] for way in ("h2d", "d2h", "duplex")}
+    memory = {"device_mem": [round(mib * 2**20) for mib in (6.7, 6.8)], "host_mem": ["20MiB"]}
+    more = {"policy": ["streaming"], "tokens_per_step": [256]}
+    tight, roomy = cells_of(links | memory | more, tmp_path)
+    alone, of_less = run_cell(roomy), run_cell(tight)
+    found = run_cell(replace(roomy, beside=tight))
+    assert alone["tokens_per_s"] < 0.99 * found["tokens_per_s"]
+    assert found["tokens_per_s"] == of_less["tokens_per_s"]
+    whose = f"device_mem {tight.values['device_mem']}"
+    assert found["reason"] == f"the plan of {whose} is faster than its own"
+    assert run_cell(replace(tight, beside=roomy)).get("reason") is None
+
+
+def test_cells_of_optimal_slower_than_one_with_less_are_planned_again(tmp_path):
+    """As if the search with more memory had found less: its rows have figures of poor plans."""
+    file, folder = tmp_path / "four.toml", tmp_path / "four"
+    axes = '[axes]\ndevice_mem = ["6MiB", "6.001MiB"]\nhost_mem = ["60MiB", "80MiB"]\n'
+    file.write_text(FIXED.replace("streaming", "optimal") + axes)
+    assert call("sweep", file, "-o", folder, "--jobs", 2).code == 0
+    good = rows_of(folder)
+    poor = [row | {"tokens_per_s": str(float(row["tokens_per_s"]) / 2)} for row in good]
+    write_rows(folder, [*good[:2], *poor[2:]])
+    said = call("sweep", file, "-o", folder, "--jobs", 2)
+    assert "2 cells are slower than one with less" in said.err
+    assert "2 of `optimal` now with the plan of a cell with less" in " ".join(said.out.split())
+    assert [row["tokens_per_s"] for row in rows_of(folder)] == [r["tokens_per_s"] for r in good]
+    told = json.loads(call("sweep", file, "-o", folder, "--json").out)
+    assert (told["num_new"], told["num_mended"], told["slower_with_more"]) == (0, 0, [])
 
 
 def test_a_sweep_without_such_cells_says_nothing_of_them(tmp_path):

@@ -55,8 +55,9 @@ def sweep(
     start_s = time.perf_counter()
     with progress(f"sweeping {config}", num_cells, quiet=as_json) as advance:
         settings = SweepSettings(
-            folder, jobs or os.cpu_count() or 1, ray, _advance_by(advance), advance
-        )
+            folder, jobs or os.cpu_count() or 1, ray, _advance_by(advance), advance,
+            on_again=lambda number: None if as_json else _tell_again(number),
+        )  # fmt: skip
         swept = run_sweep(wanted, settings)
     seconds = time.perf_counter() - start_s
     with progress("drawing", quiet=as_json):
@@ -68,9 +69,8 @@ def sweep(
         count[row["status"]] += 1
     if as_json:
         files = {"rows": swept.file, "page": page, "images": images}
-        numbers = {"num_new": swept.num_new, "num_superseded": swept.num_superseded}
-        about = {"seconds": seconds, "num_cells": count, "slower_with_more": _listed(swept)}
-        print_json(files | numbers | about)
+        about = {"seconds": seconds, "num_cells": count}
+        print_json(files | _numbers(swept) | about)
     else:
         told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
         print_report(
@@ -83,12 +83,16 @@ def sweep(
         raise typer.Exit(_BUG)
 
 
-def _listed(swept: "Swept") -> list[dict[str, object]]:
-    """The cells that are slower than one with less, for programs."""
-    return [
+def _numbers(swept: "Swept") -> dict[str, object]:
+    """What a sweep made, and the cells that are slower than one with less, for programs."""
+    slower = [
         {"cell": dict(one.cell.values), "than": dict(one.than.values), "by": one.by}
         for one in swept.slower
     ]
+    return {
+        "num_new": swept.num_new, "num_mended": swept.num_mended,
+        "num_superseded": swept.num_superseded, "slower_with_more": slower,
+    }  # fmt: skip
 
 
 def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
@@ -98,6 +102,11 @@ def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
     found = []
     if not num_planned:
         found.append(f"No cell could be planned; the first: {swept.rows[0]['reason']}")
+    if swept.num_mended:
+        found.append(
+            f"{swept.num_mended:,} of `optimal` now with the plan of a cell with less memory or a "
+            "slower link, which is faster than what was found for it alone."
+        )
     if slower := swept.slower:
         found.append(_told_slower(slower))
     if swept.num_superseded:
@@ -117,8 +126,15 @@ def _told_slower(slower: Sequence["Slower"]) -> str:
     return (
         f"{len(slower):,} {'cell is' if len(slower) == 1 else 'cells are'} slower than one with no "
         f"more memory and no faster link; the worst takes {worst.by:.1%} longer per token: "
-        f"{differs} ({alike}). Every cell is planned by itself. `plan` the one with less to a "
-        "file, and the other with `--no-slower-than` that file."
+        f"{differs} ({alike}). Policies other than `optimal` have fixed rules; `plan` the one "
+        "with less to a file, and the other with `--no-slower-than` that file."
+    )
+
+
+def _tell_again(number: int) -> None:
+    cells = "1 cell is" if number == 1 else f"{number:,} cells are"
+    typer.echo(
+        f"{cells} slower than one with less; planned again, beside that one's plan", err=True
     )
 
 

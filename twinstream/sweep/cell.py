@@ -1,6 +1,7 @@
 """One cell of a sweep: plan, predict, and what came of it as a row."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from twinstream import api
@@ -29,12 +30,11 @@ def run_cell(cell: Cell) -> Row:
     start_s = time.perf_counter()
     row: Row
     try:
-        schedule = api.plan(
-            cell.spec, cell.machine, step=cell.step, device_mem=cell.caps.device_bytes,
-            host_mem=cell.caps.host_bytes, policy=cell.policy,
-            choices=cell.choices,
-        )  # fmt: skip
+        known = [] if cell.beside is None else [_planned(cell.beside, [])]
+        schedule = _planned(cell, known)
         row = {"status": OK, **_figures(cell, schedule, api.simulate(schedule, cell.machine))}
+        if cell.beside is not None and schedule.ops is known[0].ops:
+            row["reason"] = f"the plan of {_differing(cell.beside, cell)} is faster than its own"
     except InfeasiblePlan as error:
         found = error.shortage
         row = {
@@ -45,6 +45,19 @@ def run_cell(cell: Cell) -> Row:
     except TwinstreamError as error:
         row = {"status": REFUSED, "reason": str(error)}
     return {**row, **_about(cell), "seconds": round(time.perf_counter() - start_s, 3)}
+
+
+def _planned(cell: Cell, known: Sequence[Schedule]) -> Schedule:
+    return api.plan(
+        cell.spec, cell.machine, step=cell.step, device_mem=cell.caps.device_bytes,
+        host_mem=cell.caps.host_bytes, policy=cell.policy, choices=cell.choices, known=known,
+    )  # fmt: skip
+
+
+def _differing(cell: Cell, other: Cell) -> str:
+    """What was asked for otherwise, in words."""
+    values = cell.values.items()
+    return ", ".join(f"{name} {value}" for name, value in values if other.values[name] != value)
 
 
 def bug_row(cell: Cell, error: BaseException) -> Row:

@@ -43,7 +43,8 @@ class SweepError(TwinstreamError):
 class Cell:
     """One plan of a sweep: what was asked for, and what that amounts to.
 
-    `key` changes with anything that the result depends on, twinstream's sources among it.
+    `key` changes with anything that the result depends on, twinstream's sources among it. It does
+    not with `beside`, a cell of less whose plan is the answer where it is faster.
     """
 
     values: Mapping[str, Value]
@@ -53,6 +54,7 @@ class Cell:
     step: TrainingStep
     policy: str
     choices: Choices = OPEN
+    beside: "Cell | None" = None
 
     @property
     def key(self) -> str:

@@ -34,9 +34,15 @@ class RowFile:
             self._write(self._columns)
 
     def append(self, row: Row) -> None:
-        texts = ["" if row.get(name) is None else str(row[name]) for name in self._columns]
-        self._write(texts)
-        self.rows.append(dict(zip(self._columns, texts, strict=True)))
+        texts = self._texts(row)
+        self._write(list(texts.values()))
+        self.rows.append(texts)
+
+    def replace(self, row: Row) -> None:
+        """Put a row in the place of the one with its key; a kill leaves one of the two."""
+        new = self._texts(row)
+        self.rows = [new if old["key"] == new["key"] else old for old in self.rows]
+        _write_whole(self._path, self._columns, self.rows)
 
     def set_aside(self, keys: Collection[str]) -> int:
         """Move rows to `superseded.csv` beside the file; returns how many.
@@ -51,6 +57,9 @@ class RowFile:
         self.rows = [row for row in self.rows if row["key"] not in keys]
         _write_whole(self._path, self._columns, self.rows)
         return len(aside)
+
+    def _texts(self, row: Row) -> dict[str, str]:
+        return {n: "" if row.get(n) is None else str(row[n]) for n in self._columns}
 
     def _write(self, values: Sequence[str]) -> None:
         """One write of a whole line, so that a kill leaves it whole or cut off at the end."""

@@ -1,11 +1,11 @@
 """Cells that came out slower than one with no more memory and no faster link.
 
-Each cell is planned by itself, and a plan lies above its bound by some percent. Cells with other
-tokens per step are not compared: where these are open, they depend on the caps.
+Each cell is planned by itself at first, and a plan lies above its bound by some percent. Cells with
+other tokens per step are not compared: where these are open, they depend on the caps.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, prod
 
 from twinstream.sweep.cell import OK
@@ -33,6 +33,7 @@ class _Planned:
     cell: Cell
     resources: tuple[float, ...]
     tokens_per_s: float
+    mended: bool
 
     def has_all_of(self, other: "_Planned") -> bool:
         return all(
@@ -50,15 +51,26 @@ def slower_with_more(cells: Sequence[Cell], rows: Sequence[Mapping[str, str]]) -
     alike: dict[object, list[_Planned]] = {}
     for cell, row in zip(cells, rows, strict=True):
         if row["status"] == OK:
-            planned = _Planned(cell, _resources(cell), float(row["tokens_per_s"]))
+            speed, mended = float(row["tokens_per_s"]), bool(row["reason"])
+            planned = _Planned(cell, _resources(cell), speed, mended)
             tokens_per_step = prod(int(row[name]) for name in _CUT)
             alike.setdefault((tokens_per_step, *_all_else(cell)), []).append(planned)
     found = (_slower(one, group) for group in map(_fastest_first, alike.values()) for one in group)
     return [one for one in found if one is not None]
 
 
+def beside_the_faster(slower: Iterable[Slower]) -> list[Cell]:
+    """The cells of `optimal` to plan again, each beside the faster one; each once.
+
+    Other policies have fixed rules, and what comes of these is what their rows are to show.
+    """
+    mine = {one.cell.key: one for one in slower if one.cell.policy == "optimal"}
+    return [replace(one.cell, beside=one.than) for one in mine.values()]
+
+
 def _fastest_first(group: Sequence[_Planned]) -> list[_Planned]:
-    return sorted(group, key=lambda one: -one.tokens_per_s)
+    """Of equally fast ones first those whose plan is their own."""
+    return sorted(group, key=lambda one: (-one.tokens_per_s, one.mended))
 
 
 def _slower(one: _Planned, fastest_first: Sequence[_Planned]) -> Slower | None:

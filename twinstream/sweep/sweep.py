@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.sweep.cell import Row
+from twinstream.sweep.cell import OK, Row
 from twinstream.sweep.config import Cell, SweepConfig, SweepError
 from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
-from twinstream.sweep.slower import Slower, slower_with_more
+from twinstream.sweep.slower import Slower, beside_the_faster, slower_with_more
 from twinstream.sweep.workers import on_cores, on_ray
 
 
@@ -16,11 +16,13 @@ class Swept:
     """A row for every combination in the order of the sweep, and how many were made now.
 
     `num_superseded` rows were there for the same values, but of other sources or profiles; they
-    lie beside the others in `superseded.csv`. `slower` are cells slower than one with less.
+    lie beside the others in `superseded.csv`. `num_mended` cells of `optimal` were slower than one
+    with less, and have that one's plan now; `slower` are those that still are.
     """
 
     rows: tuple[dict[str, str], ...]
     num_new: int
+    num_mended: int
     num_superseded: int
     file: Path
     slower: tuple[Slower, ...]
@@ -28,13 +30,17 @@ class Swept:
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """Where rows go and who makes them; `on_start` gets the number of cells and of rows there."""
+    """Where rows go and who makes them.
+
+    `on_start` gets the number of cells and of rows there, `on_again` of cells to plan once more.
+    """
 
     folder: Path
     num_jobs: int = 1
     ray_address: str | None = None
     on_start: Callable[[int, int], None] = lambda num_cells, num_there: None
     on_row: Callable[[], None] = lambda: None
+    on_again: Callable[[int], None] = lambda num_cells: None
 
 
 def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
@@ -43,8 +49,8 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
     Raises:
         TwinstreamError: the config, the folder or the cluster is not usable.
     """
-    all_cells = [(cell.key, cell) for cell in config.cells()]
-    cells = dict(all_cells)
+    config_cells = config.cells()
+    cells = {cell.key: cell for cell in config_cells}
     path = settings.folder / FILE
     with only_writer(settings.folder):
         file = RowFile(path, columns_of(config.names))
@@ -57,14 +63,39 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
                 _check_sources(row, cells)
                 file.append(row)
                 settings.on_row()
+        slower = slower_with_more(config_cells, _rows_of(config_cells, file))
+        num_mended = _mended(beside_the_faster(slower), file, settings)
+    rows = _rows_of(config_cells, file)
+    slower = slower_with_more(config_cells, rows)
+    return Swept(tuple(rows), len(missing), num_mended, num_superseded, path, tuple(slower))
+
+
+def _rows_of(cells: Sequence[Cell], file: RowFile) -> list[dict[str, str]]:
+    """Of every cell its row.
+
+    Values that amount to the same, "24GiB" and "24576MiB", share a row and keep their names.
+    """
     by_key = {row["key"]: row for row in file.rows}
-    # Values that amount to the same, "24GiB" and "24576MiB", share a row and keep their names.
-    rows = tuple(
-        by_key[key] | {name: str(value) for name, value in cell.values.items()}
-        for key, cell in all_cells
-    )
-    slower = slower_with_more([cell for _, cell in all_cells], rows)
-    return Swept(rows, len(missing), num_superseded, path, tuple(slower))
+    return [
+        by_key[cell.key] | {name: str(value) for name, value in cell.values.items()}
+        for cell in cells
+    ]
+
+
+def _mended(again: list[Cell], file: RowFile, settings: SweepSettings) -> int:
+    """Plan cells beside faster ones; rows that are faster take the place of theirs."""
+    if not again:
+        return 0
+    settings.on_again(len(again))
+    cells = {cell.key: cell for cell in again}
+    speed = {row["key"]: float(row["tokens_per_s"] or 0) for row in file.rows}
+    num_mended = 0
+    for row in _rows(again, settings):
+        _check_sources(row, cells)
+        if row["status"] == OK and row["tokens_per_s"] > speed[row["key"]]:
+            file.replace(row)
+            num_mended += 1
+    return num_mended
 
 
 def _superseded(
