@@ -26,38 +26,59 @@ def derive_waits(
 
 
 class _Walk:
+    """Two passes: what an op needs of its own pass shows in the first, the rest in the second.
+
+    Once bytes have been written in a pass, who touches exactly these depends on nothing before it.
+    Accesses of which that cannot be said are `exposed`, and looked at again in the next pass.
+    """
+
     def __init__(self, ops: tuple[Op, ...], access_map: AccessMap) -> None:
         self.ops = ops
         self.order = StreamOrder(ops)
         self.clocks = Clocks(self.order)
         self.memory = [MemoryCells() for _ in access_map.tiers]
         self.accesses = [access_map.of(op) for op in ops]
+        self.needed: list[dict[int, int]] = []
+        self.exposed: list[list[Access]] = []
 
     def first_pass(self) -> None:
-        """What is done when; which waits say so does not matter yet."""
+        """What is done when, and what ops need of this pass."""
         for position in range(len(self.ops)):
             clock = self.clocks.predecessor(position)
-            for stream, index in self._needed(position, clock).items():
+            exposed: list[Access] = []
+            needed = self._needed(position, clock, self.accesses[position], exposed)
+            self.needed.append(needed)
+            self.exposed.append(exposed)
+            for stream, index in needed.items():
                 merge(clock, self._completion(stream, index))
             self.clocks.complete(position, clock)
 
     def next_pass(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """The waits of every op: on this pass, and on the one before."""
         self.clocks.next_pass()
-        found = []
-        for position in range(len(self.ops)):
+        length, found = self.order.length, []
+        for position, exposed in enumerate(self.exposed):
             clock = self.clocks.predecessor(position)
-            found.append(self._chosen(self._needed(position, clock), clock))
+            needed = self._needed(position, clock, exposed, []) if exposed else {}
+            needed |= {s: index + length[s] for s, index in self.needed[position].items()}
+            found.append(self._chosen(needed, clock))
             self.clocks.complete(position, clock)
         return found
 
-    def _needed(self, position: int, clock: list[int]) -> dict[int, int]:
-        """By stream, the last op that conflicts and may not be done yet; the op goes on record."""
+    def _needed(
+        self, position: int, clock: list[int], accesses: list[Access], exposed: list[Access]
+    ) -> dict[int, int]:
+        """By stream, the last op that conflicts and may not be done yet; the op goes on record.
+
+        `exposed` gets the accesses that are.
+        """
         stream, index = self.order.stream_of[position], self.clocks.index(position)
         needed: dict[int, int] = {}
-        for access in self.accesses[position]:
+        for access in accesses:
             memory = self.memory[access.tier]
             found = memory.overlapping(access.start, access.end)
+            if not _written(found, access):
+                exposed.append(access)
             for cell in found:
                 _need(needed, cell.writer_stream, cell.writer_index)
             if access.mode == "read":
@@ -97,6 +118,13 @@ class _Walk:
         position, from_previous = self._locate(stream, index)
         clocks = self.clocks.completed_previous if from_previous else self.clocks.completed
         return clocks[position]
+
+
+def _written(found: list[Cell], access: Access) -> bool:
+    """Whether exactly these bytes were written, and nothing has cut them since."""
+    if len(found) != 1 or found[0].writer_index < 0:
+        return False
+    return (found[0].start, found[0].end) == (access.start, access.end)
 
 
 def _record_read(
