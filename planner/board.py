@@ -54,6 +54,10 @@ class Board:
         """Items that stick out of so many bytes."""
         return np.flatnonzero(self.offsets + self.sizes > most_bytes).tolist()
 
+    def forget_prices(self) -> None:
+        """As if nothing had been in question yet."""
+        self._price[:] = 1.0
+
     def put(self, item: int, offset: int, level: int) -> None:
         self.take(item)
         self.offsets[item], self.levels[item] = offset, level

@@ -13,10 +13,20 @@ from twinstream.planner.packing import ALIGNMENT_BYTES, live_peak
 _STEPS = 1000
 _STEPS_PER_ITEM = 20
 _GOOD = 1.01
-_LOWER_BY = 0.1  # of what is left to go, and at least that part of the goal:
-_LOWER_BY_AT_LEAST = 0.002
-_ITEMS_PER_STEP = 16
+_FAIR = 1.02
+_LOWER_BY = 0.1  # of what is left to go
 _FAILURES = 6
+
+
+@dataclass(frozen=True)
+class _Stride:
+    """By what part of the goal the extent comes down at least, and how long that may be tried."""
+
+    lower_by: float
+    items_per_step: int
+
+
+_BOLD, _CAREFUL = _Stride(0.002, 16), _Stride(0.001, 4)
 
 
 @dataclass(frozen=True)
@@ -101,12 +111,36 @@ class _Packing:
                     board.put(item, offset, level)
 
     def tighten(self) -> None:
-        """Bring the extent near the most bytes alive at once; that is the cap from then on."""
-        levels = self.board.levels.tolist()
-        peak = self._peak(levels)
+        """Bring the extent near the most bytes alive at once; that is the cap from then on.
+
+        Little by little. Where that does not come near, again with more care; then, from the
+        beginning, all at once first: what a few pieces need is found that way or not at all.
+        """
+        placed = self._placed()
+        levels = [(level,) for level in placed[1]]
+        peak = self._peak(placed[1])
         goal = max(peak, int(peak * _GOOD) // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
-        self._lowered(goal, [(level,) for level in levels])
+        self._lowered(goal, levels, _BOLD)
+        for from_the_beginning in (False, True):
+            if self.board.extent_bytes <= _FAIR * peak:
+                break
+            extent, best = self.board.extent_bytes, self._placed()
+            self.board.forget_prices()
+            if from_the_beginning:
+                self._put(placed)
+                self._rearranged(goal, levels, _STEPS)
+            self._lowered(goal, levels, _CAREFUL)
+            if self.board.extent_bytes > extent:
+                self._put(best)
         self._cap = self.board.extent_bytes
+
+    def _placed(self) -> tuple[list[int], list[int]]:
+        """Offsets and levels of all items."""
+        return self.board.offsets.tolist(), self.board.levels.tolist()
+
+    def _put(self, placed: tuple[list[int], list[int]]) -> None:
+        for item, (offset, level) in enumerate(zip(*placed, strict=True)):
+            self.board.put(item, offset, level)
 
     def _order(self) -> list[int]:
         """By bytes x time without that for copies, the most first; then by begin."""
@@ -115,15 +149,15 @@ class _Packing:
         order: list[int] = np.lexsort((begins, -self.board.sizes * np.maximum(bare, 1.0))).tolist()
         return order
 
-    def _lowered(self, goal_bytes: int, levels: Levels) -> None:
+    def _lowered(self, goal_bytes: int, levels: Levels, stride: _Stride) -> None:
         """Bring the extent down towards the goal, little by little: then little is in the way.
 
         After a failure the next attempt is half as bold; after a few the extent stays.
         """
-        most_steps = _STEPS + len(self._items) // _ITEMS_PER_STEP
+        most_steps = _STEPS + len(self._items) // stride.items_per_step
         bold, failures = 1.0, 0
         while failures < _FAILURES and (left := self.board.extent_bytes - goal_bytes) > 0:
-            by = bold * max(_LOWER_BY * left, _LOWER_BY_AT_LEAST * goal_bytes, ALIGNMENT_BYTES)
+            by = bold * max(_LOWER_BY * left, stride.lower_by * goal_bytes, ALIGNMENT_BYTES)
             lower = goal_bytes + max(0, int(left - by))
             if not self._rearranged(lower, levels, most_steps):
                 bold, failures = bold / 2.0, failures + 1
@@ -133,12 +167,11 @@ class _Packing:
         board = self.board
         if int(board.sizes.max()) > most_bytes:
             return False
-        before = board.offsets.tolist(), board.levels.tolist()
+        before = self._placed()
         most_steps = min(most_steps, _STEPS_PER_ITEM * len(self._items))
         if board.rearrange(board.beyond(most_bytes), most_bytes, levels, most_steps):
             return True
-        for item, (offset, level) in enumerate(zip(*before, strict=True)):
-            board.put(item, offset, level)
+        self._put(before)
         return False
 
     def _peak(self, levels: Sequence[int]) -> int:

@@ -86,11 +86,12 @@ def test_where_the_largest_first_waste_bytes_others_go_elsewhere():
     assert pack(intervals) == pack(intervals)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_of_many_pieces_the_extent_is_little_more_than_what_is_alive_at_once(seed):
+@pytest.mark.parametrize(("seed", "count"), [*((seed, 800) for seed in range(12)), (284, 200)])
+def test_of_many_pieces_the_extent_is_little_more_than_what_is_alive_at_once(seed, count):
+    """Of the last, small steps find nothing, and one large step all."""
     chance = Random(seed)
     sizes = [chance.choice([1, 2, 3, 5, 8, 13, 40]) * 2**20 + 256 * seed for _ in range(8)]
-    begins = [chance.randrange(200) for _ in range(800)]
+    begins = [chance.randrange(200) for _ in range(count)]
     intervals = [
         (begin, min(201, begin + 1 + int(chance.expovariate(1 / 10))), chance.choice(sizes))
         for begin in begins
