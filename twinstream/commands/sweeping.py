@@ -126,8 +126,8 @@ def _told_slower(slower: Sequence["Slower"]) -> str:
     return (
         f"{len(slower):,} {'cell is' if len(slower) == 1 else 'cells are'} slower than one with no "
         f"more memory and no faster link; the worst takes {worst.by:.1%} longer per token: "
-        f"{differs} ({alike}). Policies other than `optimal` have fixed rules; `plan` the one "
-        "with less to a file, and the other with `--no-slower-than` that file."
+        f"{differs} ({alike}). `plan` the one with less to a file, and the other with "
+        "`--no-slower-than` that file."
     )
 
 

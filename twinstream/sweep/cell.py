@@ -22,7 +22,9 @@ FIGURES = (
     "host_peak_bytes", "h2d_bytes", "d2h_bytes", "rounds_per_step", "chunks_per_round",
     "planned_chunk_tokens",
 )  # fmt: skip
-OUTCOME = ("status", "reason", "smallest_device_bytes", "smallest_host_bytes", "seconds")
+OUTCOME = (
+    "status", "reason", "plan_of", "smallest_device_bytes", "smallest_host_bytes", "seconds",
+)  # fmt: skip
 
 
 def run_cell(cell: Cell) -> Row:
@@ -35,6 +37,7 @@ def run_cell(cell: Cell) -> Row:
         row = {"status": OK, **_figures(cell, schedule, api.simulate(schedule, cell.machine))}
         if cell.beside is not None and schedule.ops is known[0].ops:
             row["reason"] = f"the plan of {_differing(cell.beside, cell)} is faster than its own"
+            row["plan_of"] = cell.beside.key
     except InfeasiblePlan as error:
         found = error.shortage
         row = {

@@ -86,8 +86,8 @@ class RowFile:
         header = next(csv.reader(io.StringIO(whole.decode())))
         if header != self._columns:
             raise SweepError(
-                f"{self._path} has rows of a sweep with other axes; name another folder with -o, "
-                "or move that file away"
+                f"{self._path} has rows of a sweep with other axes, or of another twinstream; name "
+                "another folder with -o, or move that file away"
             )
         for number, row in enumerate(rows, start=2):
             if not _is_row(row):

@@ -21,11 +21,15 @@ _RESOURCES = ("device_mem", "host_mem", *_LINKS)
 
 @dataclass(frozen=True)
 class Slower:
-    """A cell, the fastest of those with no more, and its extra time per token: 0.02 is 2 %."""
+    """A cell, the fastest of those with no more, and its extra time per token: 0.02 is 2 %.
+
+    `planned_for` is the cell that the plan of the faster one was made for, mostly that one itself.
+    """
 
     cell: Cell
     than: Cell
     by: float
+    planned_for: Cell
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class _Planned:
     cell: Cell
     resources: tuple[float, ...]
     tokens_per_s: float
-    mended: bool
+    planned_for: Cell
 
     def has_all_of(self, other: "_Planned") -> bool:
         return all(
@@ -49,10 +53,11 @@ def slower_with_more(cells: Sequence[Cell], rows: Sequence[Mapping[str, str]]) -
         rows: of the cells, in the same order.
     """
     alike: dict[object, list[_Planned]] = {}
+    by_key = {cell.key: cell for cell in cells}
     for cell, row in zip(cells, rows, strict=True):
         if row["status"] == OK:
-            speed, mended = float(row["tokens_per_s"]), bool(row["reason"])
-            planned = _Planned(cell, _resources(cell), speed, mended)
+            speed, planned_for = float(row["tokens_per_s"]), by_key.get(row["plan_of"], cell)
+            planned = _Planned(cell, _resources(cell), speed, planned_for)
             tokens_per_step = prod(int(row[name]) for name in _CUT)
             alike.setdefault((tokens_per_step, *_all_else(cell)), []).append(planned)
     found = (_slower(one, group) for group in map(_fastest_first, alike.values()) for one in group)
@@ -60,17 +65,16 @@ def slower_with_more(cells: Sequence[Cell], rows: Sequence[Mapping[str, str]]) -
 
 
 def beside_the_faster(slower: Iterable[Slower]) -> list[Cell]:
-    """The cells of `optimal` to plan again, each beside the faster one; each once.
+    """The cells of `optimal` to plan again, each beside the plan of the faster one; each once.
 
     Other policies have fixed rules, and what comes of these is what their rows are to show.
     """
     mine = {one.cell.key: one for one in slower if one.cell.policy == "optimal"}
-    return [replace(one.cell, beside=one.than) for one in mine.values()]
+    return [replace(one.cell, beside=one.planned_for) for one in mine.values()]
 
 
 def _fastest_first(group: Sequence[_Planned]) -> list[_Planned]:
-    """Of equally fast ones first those whose plan is their own."""
-    return sorted(group, key=lambda one: (-one.tokens_per_s, one.mended))
+    return sorted(group, key=lambda one: -one.tokens_per_s)
 
 
 def _slower(one: _Planned, fastest_first: Sequence[_Planned]) -> Slower | None:
@@ -78,7 +82,8 @@ def _slower(one: _Planned, fastest_first: Sequence[_Planned]) -> Slower | None:
         if other.tokens_per_s <= _WORTH_TELLING * one.tokens_per_s:
             break
         if one.has_all_of(other):
-            return Slower(one.cell, other.cell, other.tokens_per_s / one.tokens_per_s - 1)
+            by = other.tokens_per_s / one.tokens_per_s - 1
+            return Slower(one.cell, other.cell, by, other.planned_for)
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.sweep.cell import OK, Row
+from twinstream.sweep.cell import BUG, OK, Row
 from twinstream.sweep.config import Cell, SweepConfig, SweepError
 from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
 from twinstream.sweep.slower import Slower, beside_the_faster, slower_with_more
@@ -63,8 +63,7 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
                 _check_sources(row, cells)
                 file.append(row)
                 settings.on_row()
-        slower = slower_with_more(config_cells, _rows_of(config_cells, file))
-        num_mended = _mended(beside_the_faster(slower), file, settings)
+        num_mended = _mended(config_cells, file, settings)
     rows = _rows_of(config_cells, file)
     slower = slower_with_more(config_cells, rows)
     return Swept(tuple(rows), len(missing), num_mended, num_superseded, path, tuple(slower))
@@ -82,20 +81,41 @@ def _rows_of(cells: Sequence[Cell], file: RowFile) -> list[dict[str, str]]:
     ]
 
 
-def _mended(again: list[Cell], file: RowFile, settings: SweepSettings) -> int:
-    """Plan cells beside faster ones; rows that are faster take the place of theirs."""
-    if not again:
-        return 0
-    settings.on_again(len(again))
+def _mended(cells: Sequence[Cell], file: RowFile, settings: SweepSettings) -> int:
+    """Give cells of `optimal` the plan of a faster one with less, until none gets faster by it.
+
+    Returns:
+        How many have another's plan now that had not.
+    """
+    mended: set[str] = set()
+    tried: set[tuple[str, ...]] = set()
+    while True:
+        slower = slower_with_more(cells, _rows_of(cells, file))
+        again = [cell for cell in beside_the_faster(slower) if _keys(cell) not in tried]
+        if not again:
+            return len(mended)
+        tried |= {_keys(cell) for cell in again}
+        settings.on_again(len(again))
+        mended |= _replaced(again, file, settings)
+
+
+def _keys(cell: Cell) -> tuple[str, ...]:
+    return (cell.key,) if cell.beside is None else (cell.key, cell.beside.key)
+
+
+def _replaced(again: list[Cell], file: RowFile, settings: SweepSettings) -> set[str]:
+    """Plan cells beside others, and keep what is faster; keys of those that have another's plan."""
     cells = {cell.key: cell for cell in again}
-    speed = {row["key"]: float(row["tokens_per_s"] or 0) for row in file.rows}
-    num_mended = 0
+    speed = {r["key"]: float(r["tokens_per_s"]) for r in file.rows if r["key"] in cells}
+    adopted = set()
     for row in _rows(again, settings):
         _check_sources(row, cells)
+        if row["status"] == BUG:
+            raise SweepError(f"a bug in twinstream, with a cell beside another: {row['reason']}")
         if row["status"] == OK and row["tokens_per_s"] > speed[row["key"]]:
             file.replace(row)
-            num_mended += 1
-    return num_mended
+            adopted |= {row["key"]} if row.get("plan_of") else set()
+    return adopted
 
 
 def _superseded(
