@@ -60,7 +60,9 @@ class _Walk:
         for position, exposed in enumerate(self.exposed):
             clock = self.clocks.predecessor(position)
             needed = self._needed(position, clock, exposed, []) if exposed else {}
-            needed |= {s: index + length[s] for s, index in self.needed[position].items()}
+            for stream, index in self.needed[position].items():
+                if (now := index + length[stream]) >= clock[stream]:
+                    _need(needed, stream, now)
             found.append(self._chosen(needed, clock))
             self.clocks.complete(position, clock)
         return found
@@ -130,9 +132,13 @@ def _written(found: list[Cell], access: Access) -> bool:
 def _record_read(
     memory: MemoryCells, found: list[Cell], access: Access, stream: int, index: int
 ) -> None:
-    if not found:  # the initial fill, read before anything is written there
-        found = [Cell(access.start, access.end, GARBAGE, 0, stream, -1)]
-        memory.replace(found[0])
+    position = access.start
+    for cell in [*found, Cell(access.end, access.end, GARBAGE, 0, stream, -1)]:
+        if position < cell.start:  # the initial fill, read before anything is written there
+            unwritten = Cell(position, cell.start, GARBAGE, 0, stream, -1)
+            memory.replace(unwritten)
+            unwritten.readers[stream] = index
+        position = cell.end
     for cell in found:
         cell.readers[stream] = index
 
