@@ -1,4 +1,4 @@
-"""What fits the caps: a schedule, or the first of a policy's placements, or which caps would do."""
+"""The first of a policy's placements that fits the caps, or the smallest caps that would do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,19 +8,7 @@ from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import stay_intervals
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify_layout import arena_bytes
-
-
-def schedule_fits(schedule: Schedule, caps: Caps) -> bool:
-    """Whether its arenas fit, beside the device's reserve and what its libraries take."""
-    caps = caps.model_copy(update={"library_bytes": schedule.caps.library_bytes})
-    for tier in (DEVICE, HOST):
-        cap = caps.arena_bytes(tier.kind)
-        if cap is not None and arena_bytes(schedule, tier) > cap:
-            return False
-    return True
+from twinstream.schedule.document import Caps
 
 
 @dataclass(frozen=True)

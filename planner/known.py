@@ -14,7 +14,6 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.family import Family
-from twinstream.planner.fitting import schedule_fits
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.plan import finished, recipe_of, step_bound
@@ -22,7 +21,9 @@ from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.planner.step_plan import plan_step, policy_names
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.verify import require_safe
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 
@@ -73,7 +74,7 @@ def plan_knowing(asked: Asked, known: Sequence[Schedule]) -> Schedule:
     try:
         planned = asked.planned()
     except InfeasiblePlan:
-        fitting = [plan for plan in known if schedule_fits(plan, asked.caps)]
+        fitting = [plan for plan in known if _fits(plan, asked.caps)]
         if not fitting:
             raise
         return _fastest(fitting, asked)
@@ -89,7 +90,7 @@ def fastest_of(planned: Schedule, known: Iterable[Schedule], asked: Asked) -> Sc
     Raises:
         UnsafeSchedule: a known plan is not safe.
     """
-    fitting = [plan for plan in known if schedule_fits(plan, asked.caps)]
+    fitting = [plan for plan in known if _fits(plan, asked.caps)]
     return _fastest([planned, *fitting], asked, new=planned) if fitting else planned
 
 
@@ -111,6 +112,16 @@ def _adopted(known: Schedule, asked: Asked) -> Schedule:
         family = Family(asked.spec, asked.step, machine, asked.judge, asked.choices, asked.caps)
         return finished(schedule, chain, family.step_bound_of(known.workload))
     return finished(schedule, chain, step_bound(chain, machine, caps))
+
+
+def _fits(known: Schedule, caps: Caps) -> bool:
+    """Whether its arenas fit, beside the device's reserve and what its libraries take."""
+    caps = caps.model_copy(update={"library_bytes": known.caps.library_bytes})
+    for tier in (DEVICE, HOST):
+        cap = caps.arena_bytes(tier.kind)
+        if cap is not None and arena_bytes(known, tier) > cap:
+            return False
+    return True
 
 
 def _require_same_step(known: Schedule, asked: Asked, name: str) -> None:

@@ -65,11 +65,11 @@ def _best_of_column(
         if _at_least(host, stands):
             continue
         point = column.model_copy(update={"host_bytes": host})
-        plan = plans.known(point)
-        if plan is None:
-            if not plans.may_beat(best, point):
-                return best, column_stands if number else inf, number == 0
-            plan = plans.searched(point)
+        plan = plans.plan(point, search=False)
+        if plan is None and not plans.may_beat(best, point):
+            return best, column_stands if number else inf, number == 0
+        plan = plan or plans.plan(point, search=True)
+        assert plan is not None, "it was searched"
         column_stands = max(column_stands, plan.device_bytes if plan.unlimited else inf)
         if plan.found is None:
             continue
@@ -102,7 +102,7 @@ class _Plan:
         )
 
 
-_NONE = _Plan(None, of_column=False, unlimited=False)
+_NOTHING = _Plan(None, of_column=False, unlimited=False)
 
 
 @dataclass
@@ -113,23 +113,19 @@ class _Plans:
     _searched: dict[Caps, _Plan] = field(default_factory=dict)
     _family: tuple[Caps, Family] | None = None
 
-    def known(self, point: Caps) -> _Plan | None:
-        """The point's plan, if the searches that decide it have been made."""
-        for caps in _searches(point):
-            if (plan := self._searched.get(caps)) is None:
-                return None
-            if plan.fits(point):
-                return plan
-        return _NONE
+    def plan(self, point: Caps, *, search: bool) -> _Plan | None:
+        """The point's plan, one that found nothing if it has none.
 
-    def searched(self, point: Caps) -> _Plan:
-        """The point's plan; one that found nothing if it has none."""
+        Without leave to `search` None if not all searches that decide it have been made.
+        """
         for caps in _searches(point):
             if caps not in self._searched:
+                if not search:
+                    return None
                 self._searched[caps] = self._search(caps)
             if self._searched[caps].fits(point):
                 return self._searched[caps]
-        return _NONE
+        return _NOTHING
 
     def may_beat(self, best: Found | None, point: Caps) -> bool:
         """Whether the lower bound within the caps is below the step time of the best so far."""
