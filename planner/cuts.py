@@ -103,17 +103,21 @@ class Cuts:
         if not workloads:
             return []
         self.choices.check(self.lowered(workloads[0], 1))
-        first = self.cut(self.lowered(workloads[0], PROGRAM_ROUNDS), workloads[0], _FEW_SEGMENTS)
-        least_s = inf if first is None else first.bound.step_s
 
         def roughly(workload: Workload) -> Cut | None:
-            small = self.lowered(workload, PROGRAM_ROUNDS)
-            if not every and self._alone_s(small, workload) >= least_s:
+            return self.cut(self.lowered(workload, PROGRAM_ROUNDS), workload, _FEW_SEGMENTS)
+
+        def unless_slow(workload: Workload) -> Cut | None:
+            alone_s = self._alone_s(self.lowered(workload, PROGRAM_ROUNDS), workload)
+            if first.done() and alone_s >= _least_bound_s([first.result()]):
                 return None
-            return self.cut(small, workload, _FEW_SEGMENTS)
+            cut = roughly(workload)
+            return None if alone_s >= _least_bound_s([first.result()]) else cut
 
         with ThreadPoolExecutor(_SOLVERS) as pool:
-            rough = least_first([first, *pool.map(roughly, workloads[1:])])
+            first = pool.submit(roughly, workloads[0])
+            others = pool.map(roughly if every else unless_slow, workloads[1:])
+            rough = least_first([first.result(), *others])
             if not rough:
                 return []
             if self.choices.effort == "quick":
@@ -164,7 +168,7 @@ class Cuts:
     def least_refined_s(self, cuts: Sequence[Cut]) -> float:
         """The least bound of all, refined where that was begun."""
         known = [self.refined(cut) if cut.workload in self._refining else cut for cut in cuts]
-        return _least_bound_s(cut for cut in known if cut is not None)
+        return _least_bound_s(known)
 
     def lowered(self, workload: Workload, most_rounds: int) -> Chain:
         """The chain of a step, of no more than so many rounds."""
@@ -183,8 +187,8 @@ class Cuts:
         return total_ns / 1e9
 
 
-def _least_bound_s(cuts: Iterable[Cut]) -> float:
-    return min((cut.bound.step_s for cut in cuts), default=inf)
+def _least_bound_s(cuts: Iterable[Cut | None]) -> float:
+    return min((cut.bound.step_s for cut in cuts if cut is not None), default=inf)
 
 
 def least_first(cuts: Iterable[Cut | None]) -> list[Cut]:

@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares
-from twinstream.planner.emission import Emitted, Placement, emit, host_bytes
+from twinstream.planner.emission import Emitted, Placement, emitted, host_bytes
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.kept import kept_units
@@ -21,8 +21,10 @@ from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import stay_intervals
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.sequence import with_recomputes
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.timed import timed_allowances, timed_stays
+from twinstream.planner.unrolling import unrolled
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -73,13 +75,30 @@ class Decider:
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
 
-    def schedule(self, candidate: Candidate, chain: Chain) -> Schedule:
-        """The decisions as a schedule of a chain of any number of rounds."""
+    def schedule(self, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
+        """The decisions as a schedule of a chain of any number of rounds.
+
+        Args:
+            candidate: the decisions.
+            judged: the schedule of the judged rounds that they came to.
+            chain: the judged one, or with more rounds.
+        """
+        if chain.workload == self.judged.workload:
+            return judged.schedule
+        tasks = with_recomputes(chain, candidate.decisions.recomputes(chain))
+        schedule = unrolled(judged, chain, tasks)
+        if schedule is None:
+            few = with_rounds(chain, JUDGED_ROUNDS + 1)
+            schedule = unrolled(self._emitted(candidate, few), chain, tasks)
+        return self._emitted(candidate, chain).schedule if schedule is None else schedule
+
+    def _emitted(self, candidate: Candidate, chain: Chain) -> Emitted:
+        """The decisions as a schedule of a chain, all its rounds made one by one."""
         sequence = TaskSequence.of(chain, UnitMap(chain), candidate.decisions, self._call_ns)
         placement, over = self._place(sequence, candidate)
         if over:
             raise DoesNotFit(f"{max(over.values()):,} bytes of device memory are missing")
-        return emit(placement, self.machine, self.caps, "optimal")
+        return emitted(placement, self.machine, self.caps, "optimal")
 
     def in_flight(self) -> int:
         """Bytes to leave for copies: what both directions copy beside a block, within reason.

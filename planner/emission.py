@@ -54,10 +54,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A schedule, and for which stay, by number, each of its copies is."""
+    """A schedule of a placement.
+
+    `stay_of_copy` has for which stay, by number, each of its copies is; `positions` before or after
+    which task each of its ops is issued.
+    """
 
     schedule: Schedule
+    placement: Placement
     stay_of_copy: Mapping[str, int]
+    positions: Sequence[int]
 
 
 def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Schedule:
@@ -66,7 +72,7 @@ def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Sch
 
 
 def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
-    """The schedule of a placement, and whose copies it has."""
+    """The schedule of a placement, and what of the placement each op is for."""
     emission = _Emission(placement)
     ops = tuple(emission.run())
     slots = tuple(emission.slots.values())
@@ -86,7 +92,7 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
         policy=policy,
     )
-    return Emitted(schedule, emission.stay_of_copy)
+    return Emitted(schedule, placement, emission.stay_of_copy, emission.positions)
 
 
 def host_units(placement: Placement) -> list[Unit]:
@@ -130,6 +136,7 @@ class _Emission:
         self.slots: dict[str, Slot] = {}
         self.homes: dict[str, str] = {}
         self.stay_of_copy: dict[str, int] = {}
+        self.positions: list[int] = []
         self._inputs: dict[tuple[str, int], Input] = {
             (i.tensor, i.version): i for i in placement.chain.inputs
         }
@@ -162,6 +169,7 @@ class _Emission:
                 ops.append(self._compute(task, COMPUTE, slot_at[position]))
             for index, leaves in self.traffic.stores.get(position, {}).items():
                 ops += self._store(index, leaves)
+            self.positions += [position] * (len(ops) - len(self.positions))
         return ops
 
     def carried(self) -> list[Carried]:
@@ -181,13 +189,14 @@ class _Emission:
         tensor = self.units.units[stay.unit].tensor
         origin = tensor.offset_bytes
         slot_id = f"device.{offset}.{tensor.size_bytes}" + (f".{origin}" if origin else "")
-        self.slots[slot_id] = Slot(
-            slot_id=slot_id,
-            tier=DEVICE,
-            offset_bytes=offset,
-            size_bytes=tensor.size_bytes,
-            origin_bytes=origin,
-        )
+        if slot_id not in self.slots:
+            self.slots[slot_id] = Slot(
+                slot_id=slot_id,
+                tier=DEVICE,
+                offset_bytes=offset,
+                size_bytes=tensor.size_bytes,
+                origin_bytes=origin,
+            )
         return slot_id
 
     def _place_homes(self) -> None:

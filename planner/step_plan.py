@@ -75,12 +75,18 @@ def policy_names() -> tuple[str, ...]:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Planning makes millions of small objects without cycles; looking for any takes a quarter."""
-    was_on = gc.isenabled()
+    """Planning makes millions of small objects without cycles; looking for any takes a quarter.
+
+    What is left of them counts as old afterwards, or the first thing to happen were a look at all.
+    """
+    was_on, none_frozen = gc.isenabled(), not gc.get_freeze_count()
     gc.disable()
     try:
         yield
     finally:
+        if none_frozen:
+            gc.freeze()
+            gc.unfreeze()
         if was_on:
             gc.enable()
 

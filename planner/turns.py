@@ -11,12 +11,12 @@ from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares, lowered
 from twinstream.planner.deciding import Candidate, Decider, NotWanted, wastes
 from twinstream.planner.emission import Emitted, Placement, emitted
-from twinstream.planner.judge import Judge
+from twinstream.planner.judge import Judge, Judged
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.verify_layout import arena_bytes
 
 _WITHIN_REACH = 1.02
@@ -62,18 +62,18 @@ def fastest_ns(plans: Sequence[Plan]) -> float:
     return min((plan.step_ns for plan in plans), default=inf)
 
 
-def step_ns(schedule: Schedule, timeline: Timeline, num_rounds: int) -> float:
+def step_ns(schedule: Schedule, judged: Judged, num_rounds: int) -> float:
     """Step time on the few rounds of a schedule, and what each further middle round adds."""
     more = num_rounds - schedule.workload.rounds_per_step
     if more <= 0:
-        return timeline.step_ns
-    spans = timeline.passes[-1]
+        return judged.step_ns
+    spans = judged.passes[-1]
     end_of_round: dict[int, int] = {}
     for op, end_ns in zip(schedule.ops, spans.end_ns, strict=True):
         if isinstance(op, Compute) and op.label.round is not None:
             end_of_round[op.label.round] = end_ns
     between_ns = end_of_round[_STANDS_FOR_MORE] - end_of_round[_STANDS_FOR_MORE - 1]
-    return timeline.step_ns + more * between_ns
+    return judged.step_ns + more * between_ns
 
 
 def alone_ns(placement: Placement, machine: Machine, num_rounds: int) -> float:
@@ -185,7 +185,7 @@ class Turns:
         """The best turn so far, this one among them, whose plan is found now."""
         if self._best is None or turn.plan_ns < self._best.plan_ns:
             self._best = turn
-        make = partial(self.decider.schedule, turn.candidate)
+        make = partial(self.decider.schedule, turn.candidate, turn.emitted)
         self.found.append(Plan(turn.plan_ns, make, self.at_home))
         return self._best
 
@@ -201,7 +201,7 @@ class Turns:
             if arena_bytes(made.schedule, DEVICE) >= extent:
                 continue
             plan_ns = step_ns(made.schedule, self.judge(made.schedule), decider.num_rounds)
-            plan = Plan(plan_ns, partial(decider.schedule, candidate), self.at_home)
+            plan = Plan(plan_ns, partial(decider.schedule, candidate, made), self.at_home)
             if wasteful and not wastes(placement, made) and plan_ns <= _MENDED * turn.plan_ns:
                 mended.append(plan)
             elif plan_ns <= _AS_FAST * turn.plan_ns:
@@ -215,11 +215,11 @@ class Turns:
             return None
         candidate, placement = fitting
         made = emitted(placement, self.decider.machine, self.decider.caps, "optimal")
-        timeline = self.judge(made.schedule)
-        plan_ns = step_ns(made.schedule, timeline, self.decider.num_rounds)
+        judged = self.judge(made.schedule)
+        plan_ns = step_ns(made.schedule, judged, self.decider.num_rounds)
         self._last = _Turn(
             self.rooms[0] if self._last is None else room, shares, self._decided_s * 1e9, plan_ns,
-            candidate, placement, made, timeline.passes[-1],
+            candidate, placement, made, judged.passes[-1],
         )  # fmt: skip
         return self._last
 

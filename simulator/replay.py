@@ -16,6 +16,18 @@ from twinstream.simulator.flows import FluidPool
 _KEPT_PASSES = 2
 
 
+@dataclass(frozen=True)
+class SteadyState:
+    """The step time, and the last passes run: what a timeline says of the steady state."""
+
+    step: StepTime
+    passes: tuple[PassSpans, ...]
+
+    @property
+    def step_ns(self) -> float:
+        return self.step.step_ns
+
+
 def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     """Predict the timeline of a schedule on a machine.
 
@@ -28,28 +40,42 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     return replay(schedule, MachineCosts(schedule, machine), provenance)
 
 
+def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
+    """What `simulate` finds of the steady state, without the pass from a cold start.
+
+    Raises:
+        MissingNumberError: as there.
+    """
+    return _replay_steady(schedule, MachineCosts(schedule, machine))
+
+
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:
     """Run passes until the step time is known; see `twinstream.schedule.periodic`."""
-    steady = _Run(schedule, costs, MAX_PASSES)
+    steady = _replay_steady(schedule, costs)
+    (cold,) = replay_passes(schedule, costs, 1)
+    return Timeline(
+        op_ids=tuple(op.op_id for op in schedule.ops),
+        passes=steady.passes,
+        cold=cold,
+        step_ns=steady.step_ns,
+        spread_ns=steady.step.spread_ns,
+        period_passes=steady.step.period_passes,
+        utilization=_utilization(schedule, costs, steady.step_ns),
+        provenance=provenance,
+    )
+
+
+def _replay_steady(schedule: Schedule, costs: CostModel) -> SteadyState:
+    run = _Run(schedule, costs, MAX_PASSES)
     boundaries = PassBoundaries()
     step: StepTime | None = None
     number = 0
     while step is None:
-        spans = steady.next_pass()
+        spans = run.next_pass()
         step = boundaries.add(spans.end_ns, _anchor_ns(schedule, spans))
         number += 1
-    cold = _Run(schedule, costs, 1)
-    passes = tuple(steady.spans(i) for i in range(max(0, number - _KEPT_PASSES), number))
-    return Timeline(
-        op_ids=tuple(op.op_id for op in schedule.ops),
-        passes=passes,
-        cold=cold.next_pass(),
-        step_ns=step.step_ns,
-        spread_ns=step.spread_ns,
-        period_passes=step.period_passes,
-        utilization=_utilization(schedule, costs, step.step_ns),
-        provenance=provenance,
-    )
+    last = range(max(0, number - _KEPT_PASSES), number)
+    return SteadyState(step, tuple(run.spans(i) for i in last))
 
 
 def replay_passes(schedule: Schedule, costs: CostModel, num_passes: int) -> list[PassSpans]:

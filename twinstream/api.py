@@ -28,6 +28,7 @@ from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate as replay
+from twinstream.simulator.replay import steady_state
 from twinstream.text import TextBatches, byte_tokens, check_vocabulary, default_text
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def plan(  # noqa: PLR0913
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
     asked = Asked(
         spec, step, profile, caps_of(profile, device_mem, host_mem), policy,
-        judge=lambda schedule: replay(schedule, profile), choices=choices,
+        judge=lambda schedule: steady_state(schedule, profile), choices=choices,
     )  # fmt: skip
     return plan_knowing(asked, known)
 

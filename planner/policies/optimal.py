@@ -10,7 +10,7 @@ from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, Choices, Home
 from twinstream.planner.congestion import Shares, full_shares
 from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
-from twinstream.planner.emission import emit
+from twinstream.planner.emission import Placement, emit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.policies.full_recompute import plan_full_recompute
@@ -152,11 +152,15 @@ class _Search:
             return []
         if best_ns <= bound_ns or len(self.small.tasks) > _MOST_STREAMED:
             return []
+
+        def fast(placement: Placement) -> bool:
+            return alone_ns(placement, self.machine, self.num_rounds) < best_ns
+
         try:
-            placement = streaming_placement(self.judged, self.machine, self.caps)
+            placement = streaming_placement(self.judged, self.machine, self.caps, fast)
         except InfeasiblePlan:
             return []
-        if alone_ns(placement, self.machine, self.num_rounds) >= best_ns:
+        if not fast(placement):
             return []
         schedule = emit(placement, self.machine, self.caps, "streaming")
         return [self._plan_of(plan_streaming, schedule)]

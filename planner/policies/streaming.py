@@ -1,6 +1,7 @@
 """`streaming`: all state at home on the host, windows of it on the device."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
@@ -62,8 +63,20 @@ def plan_streaming(
     return emit(streaming_placement(chain, machine, caps), machine, caps, "streaming")
 
 
-def streaming_placement(chain: Chain, machine: Machine, caps: Caps) -> Placement:
+def streaming_placement(
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    fast: Callable[[Placement], bool] = lambda placement: True,
+) -> Placement:
     """What `plan_streaming` makes a schedule of.
+
+    Args:
+        chain: the training step.
+        machine: for which it is planned.
+        caps: of both memories.
+        fast: whether a placement may be fast enough to be of interest, by its tasks alone. Windows
+            stop growing where those that are too wide are not: narrower ones recompute more.
 
     Raises:
         InfeasiblePlan: as there.
@@ -74,7 +87,7 @@ def streaming_placement(chain: Chain, machine: Machine, caps: Caps) -> Placement
         windows = _Windows(activation_gap_ns=gap_ns, margin_ns=blocks * planner.block_ns)
         candidate = planner.candidate(windows)
         if planner.fits(candidate):
-            return planner.grown(candidate, windows).placement
+            return planner.grown(candidate, windows, fast).placement
     return planner.packed_bare(gap_ns).placement
 
 
@@ -119,8 +132,10 @@ class _StreamingPlanner:
     def fits(self, candidate: _Candidate) -> bool:
         return self._fits_device(candidate) and self._fits_host(candidate)
 
-    def grown(self, best: _Candidate, windows: _Windows) -> _Candidate:
-        """Keep content over ever longer gaps while both caps hold."""
+    def grown(
+        self, best: _Candidate, windows: _Windows, fast: Callable[[Placement], bool]
+    ) -> _Candidate:
+        """Keep content over ever longer gaps while both caps hold, unless that is to no avail."""
         longest_ns = self.gaps_ns[-1]
         steps = [gap for gap in self.gaps_ns if gap > 0.0] + [1.5 * longest_ns, 3.0 * longest_ns]
         low, high = 0, len(steps)
@@ -130,8 +145,10 @@ class _StreamingPlanner:
             wider = self.candidate(_Windows(kept_ns, steps[middle], windows.margin_ns))
             if self.fits(wider):
                 best, low = wider, middle + 1
-            else:
+            elif fast(wider.placement):
                 high = middle
+            else:
+                break
         return best
 
     def smallest_activation_gap_ns(self) -> float:

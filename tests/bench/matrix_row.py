@@ -32,14 +32,15 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner import emission
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, Placement
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.packing import live_peak
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
 from twinstream.planner.residency import stay_intervals
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.occupancy import memory_over_time
-from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.schedule.verify_layout import arena_bytes
@@ -117,7 +118,7 @@ def _parts(cell: Cell) -> Iterator[Row]:
     machine = load_machine(cell.machine)
     begun = time.perf_counter()
     try:
-        with _last_emitted() as emitted:
+        with _last_placed() as placed:
             schedule = ts.plan(
                 cell.model,
                 machine,
@@ -127,7 +128,7 @@ def _parts(cell: Cell) -> Iterator[Row]:
                 policy=POLICY,
             )
         seconds = time.perf_counter() - begun
-        yield {"extent_held": f"{_extent_held(schedule, emitted[-1]):.9g}"}
+        yield {"extent_held": f"{_extent_held(schedule, placed[-1]):.9g}"}
     except InfeasiblePlan as error:
         yield _failure("infeasible", error, time.perf_counter() - begun)
         return
@@ -138,24 +139,29 @@ def _parts(cell: Cell) -> Iterator[Row]:
 
 
 @contextmanager
-def _last_emitted() -> Iterator[list[Placement]]:
-    """The placement of the last schedule that is emitted inside."""
+def _last_placed() -> Iterator[list[Placement]]:
+    """The placement of the last schedule that is made inside; of few rounds, if it was unrolled."""
     last: list[Placement] = []
-    emitted = emission.emitted
+    emitted, schedule = emission.emitted, Decider.schedule
 
     def recorded(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
         last[:] = [placement]
         return emitted(placement, machine, caps, policy)
 
-    with patch.object(emission, "emitted", recorded):
+    def decided(decider: Decider, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
+        last[:] = [judged.placement]
+        return schedule(decider, candidate, judged, chain)
+
+    with patch.object(emission, "emitted", recorded), patch.object(Decider, "schedule", decided):
         yield last
 
 
 def _extent_held(schedule: Schedule, placement: Placement) -> float:
-    ops = [op.task for op in schedule.ops if isinstance(op, Compute)]
-    assert ops == [task.task_id for task in placement.tasks], "another schedule came later"
-    held, _ = live_peak(stay_intervals(placement.units, placement.stays))
-    return arena_bytes(schedule, DEVICE) / held
+    extent = arena_bytes(schedule, DEVICE)
+    stays = stay_intervals(placement.units, placement.stays)
+    ends = [o + size for o, (*_, size) in zip(placement.offsets, stays, strict=True)]
+    assert extent == max(ends), "another schedule came later"
+    return extent / live_peak(stays)[0]
 
 
 def live_peak_bytes(schedule: Schedule, spans: PassSpans | None = None) -> int:

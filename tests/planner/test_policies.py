@@ -12,18 +12,25 @@ from tests.helpers.plans import (
     smallest_host_bytes,
     tiny_plans,
 )
-from tests.helpers.tiny_chains import tiny_chain
+from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.models.lowering import lower
+from twinstream.planner.emission import Placement
 from twinstream.planner.plan import UnknownPolicyError, plan_chain
+from twinstream.planner.policies.streaming import streaming_placement
+from twinstream.planner.turns import alone_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.verify import verify
+from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
 POLICIES = ["resident", "streaming", "optimal"]
+KIB = 1024
+LONG = Workload(seq_len=512, chunk_tokens=128, chunks_per_round=4, rounds_per_step=2)
 
 
 def extent_bytes(schedule: Schedule, tier: Tier) -> int:
@@ -200,3 +207,20 @@ def test_with_a_slow_link_activations_are_recomputed_rather_than_offloaded():
     smallest = smallest_device_bytes(chain, "streaming")
     schedule = planned(chain, slow_link_machine(), Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(schedule) == {"INPUT"}
+
+
+@pytest.mark.parametrize("device_kib", [1700, 3000])
+def test_windows_stop_growing_only_where_none_that_fits_is_fast(device_kib):
+    """What comes back is the widest that fits, or not even that is fast."""
+    machine = slow_link_machine()  # the narrower the windows, the more is recomputed
+    chain = lower(small("tiny", num_layers=5), LONG)
+    caps = Caps(device_bytes=device_kib * KIB)
+    widest = streaming_placement(chain, machine, caps)
+    least_ns = alone_ns(widest, machine, 2)
+    for limit_ns in (least_ns, 1.001 * least_ns, 1.02 * least_ns):
+
+        def fast(placement: Placement, limit_ns: float = limit_ns) -> bool:
+            return alone_ns(placement, machine, 2) < limit_ns
+
+        found = streaming_placement(chain, machine, caps, fast)
+        assert found.same_as(widest) if fast(widest) else not fast(found)

@@ -1,5 +1,6 @@
 """Planning a step with `optimal`: how it is cut, what the plan promises, and what is refused."""
 
+import gc
 from functools import cache
 
 import pytest
@@ -17,7 +18,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.policies.optimal import streamed
 from twinstream.planner.policies.streaming import streaming_placement
-from twinstream.planner.step_plan import plan_step, with_tokens
+from twinstream.planner.step_plan import gc_paused, plan_step, with_tokens
 from twinstream.planner.turns import alone_ns
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
@@ -249,6 +250,23 @@ def test_streaming_is_judged_however_near_the_best_plan_is_to_its_bound(above_bo
         num_rounds=2, bound_s=best_s / (1 + above_bound), best_ns=best_s * 1e9,
     )  # fmt: skip
     assert bool(plans) == judged
+
+
+def test_after_planning_garbage_is_collected_as_before():
+    """What the caller has frozen stays so."""
+    assert gc.isenabled()
+    with gc_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with gc_paused():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(("step", "caps"), [case for case in CASES if case[0] != "one size"])

@@ -95,7 +95,7 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
     wasteful = arena_bytes(made.schedule, DEVICE) > 1.03 * timed
     assert (found is not None) == wasteful
     if found is not None:
-        schedule = mine.schedule(found[0], CHAIN)
+        schedule = emitted(found[1], SLOW, mine.caps, "optimal").schedule
         assert verify(schedule) == []
         assert conforms(schedule, CHAIN) == []
         assert arena_bytes(schedule, DEVICE) < arena_bytes(made.schedule, DEVICE)

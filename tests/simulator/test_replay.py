@@ -2,11 +2,12 @@
 
 import pytest
 
+from tests.helpers.plans import MACHINE, tiny_plans
 from tests.helpers.sketches import op, sketch
 from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.timeline import Provenance, Timeline
 from twinstream.simulator.costs import FixedCosts
-from twinstream.simulator.replay import replay, replay_passes
+from twinstream.simulator.replay import replay, replay_passes, simulate, steady_state
 
 PROVENANCE = Provenance(kind="simulated", where="a clock")
 
@@ -128,6 +129,13 @@ def test_only_the_last_passes_count_when_nothing_repeats():
     assert (ends[11] - ends[0], ends[31] - ends[15]) == (11 * 10, 16 * 12)
     found = timeline(ops, durations)
     assert (found.step_ns, found.spread_ns, found.period_passes) == (12, 0, None)
+
+
+def test_the_steady_state_is_that_of_the_timeline():
+    ((_, schedule), *_) = tiny_plans("packed", "tiny", "streaming")
+    whole, steady = simulate(schedule, MACHINE), steady_state(schedule, MACHINE)
+    assert steady.step_ns == whole.step_ns
+    assert steady.passes == whole.passes
 
 
 def test_the_cold_pass_starts_with_empty_streams_and_ends_when_all_have_drained():

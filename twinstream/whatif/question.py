@@ -12,11 +12,12 @@ from twinstream.metrics import Summary, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.judge import Judged
 from twinstream.planner.known import Asked, fastest_of, plan_knowing
 from twinstream.planner.plan import optimizer_place
 from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.replay import steady_state
 
 _GIB, _GB = 2**30, 1e9
 LINK_FIELDS = ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s")
@@ -57,11 +58,11 @@ class Question:
             self.spec, self.step, self.machine, self.caps, self.policy, self._judge, self.choices
         )
 
-    def _judge(self, schedule: Schedule) -> Timeline:
-        return api.simulate(schedule, self.machine)
+    def _judge(self, schedule: Schedule) -> Judged:
+        return steady_state(schedule, self.machine)
 
     def _summary(self, schedule: Schedule) -> Summary:
-        return summarize(schedule, self._judge(schedule), self.machine)
+        return summarize(schedule, api.simulate(schedule, self.machine), self.machine)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,155 @@
+"""A schedule of many rounds is the one of a few, with the middle ones repeated."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from tests.hardware_profiles.machines import number
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.models.lowering import lower
+from twinstream.planner import deciding
+from twinstream.planner.choices import OPEN
+from twinstream.planner.congestion import full_shares
+from twinstream.planner.deciding import Candidate, Decider
+from twinstream.planner.emission import Emitted, emitted
+from twinstream.planner.rounds import Folding
+from twinstream.planner.sequence import with_recomputes
+from twinstream.planner.unrolling import unrolled
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.conforms import conforms
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Compute, Copy, Op
+from twinstream.schedule.verify import verify
+from twinstream.schedule.workload import Workload
+
+KIB = 1024
+SPEC = small("tiny", num_layers=4)
+SLOW = MACHINE.model_copy(update={f"pcie_{way}_bytes_per_s": number(3e8) for way in ("h2d", "d2h")})
+CUTS = {
+    "one chunk": {"seq_len": 64, "chunk_tokens": 64, "chunks_per_round": 1},
+    "two chunks": {"seq_len": 64, "chunk_tokens": 64, "chunks_per_round": 2},
+    "slices": {"seq_len": 96, "chunk_tokens": 32, "chunks_per_round": 3},
+}
+CASES = [
+    (cut, device_kib, room) for cut in CUTS for device_kib in (420, 500, 700) for room in (0, 60)
+]
+
+CASE = ("two chunks", 500, 60)
+
+
+def chain_of(cut: str, num_rounds: int) -> Chain:
+    return lower(SPEC, Workload(**CUTS[cut], rounds_per_step=num_rounds))
+
+
+@cache
+def decided(cut: str, device_kib: int, room_kib: int) -> tuple[Decider, Candidate, Emitted] | None:
+    mine = Decider(chain_of(cut, 4), SLOW, Caps(device_bytes=device_kib * KIB), num_rounds=9)
+    found = mine.fitting(OPEN, room_kib * KIB, full_shares(len(mine.small.tasks)))
+    if found is None:
+        return None
+    return mine, found[0], emitted(found[1], SLOW, mine.caps, "optimal")
+
+
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From how many rounds schedules are unrolled from now on, those that are."""
+    found: list[int] = []
+
+    def recorded(few: Emitted, *others: object) -> Schedule | None:
+        schedule = unrolled(few, *others)  # type: ignore[arg-type]
+        if schedule is not None:
+            found.append(few.schedule.workload.rounds_per_step)
+        return schedule
+
+    monkeypatch.setattr(deciding, "unrolled", recorded)
+    return found
+
+
+@pytest.mark.parametrize("num_rounds", [5, 9])
+def test_it_is_the_schedule_that_all_rounds_come_to_one_by_one(monkeypatch, num_rounds):
+    """From four rounds in some of the cases, from five in others."""
+    unrolled_from = sources(monkeypatch)
+    cases = [found for case in CASES if (found := decided(*case)) is not None]
+    chains = {found[2].schedule.workload.chunks_per_round: found for found in cases}
+    assert len(cases) > 9
+    assert len(chains) == len(CUTS)
+    for mine, candidate, judged in cases:
+        chain = with_rounds_of(mine, num_rounds)
+        schedule = mine.schedule(candidate, judged, chain)
+        with monkeypatch.context() as patched:
+            patched.setattr(deciding, "unrolled", lambda *_: None)
+            assert schedule == mine.schedule(candidate, judged, chain)
+        assert not verify(schedule)
+        assert not conforms(schedule, chain)
+    assert set(unrolled_from) == {4, 5}
+    assert len(unrolled_from) == len(cases)
+
+
+def with_rounds_of(mine: Decider, num_rounds: int) -> Chain:
+    workload = mine.judged.workload.model_copy(update={"rounds_per_step": num_rounds})
+    return lower(SPEC, workload)
+
+
+def test_the_judged_rounds_need_no_other_schedule():
+    mine, candidate, judged = case_with(CASE)
+    assert mine.schedule(candidate, judged, mine.judged) is judged.schedule
+
+
+def case_with(case: tuple[str, int, int]) -> tuple[Decider, Candidate, Emitted]:
+    found = decided(*case)
+    assert found is not None
+    return found
+
+
+def five() -> Emitted:
+    """Five rounds of a case, which repeat."""
+    mine, candidate, judged = case_with(CASE)
+    made: list[Emitted] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(deciding, "unrolled", lambda few, *_: made.append(few))
+        mine.schedule(candidate, judged, with_rounds_of(mine, 9))
+    return made[-1]
+
+
+def nine(few: Emitted) -> Schedule | None:
+    """Nine rounds of the five."""
+    mine, candidate, _ = case_with(CASE)
+    chain = with_rounds_of(mine, 9)
+    return unrolled(few, chain, with_recomputes(chain, candidate.decisions.recomputes(chain)))
+
+
+def issued_in(few: Emitted, round_: int, kind: type[Op]) -> list[int]:
+    starts = Folding.of(few.placement.chain, few.placement.tasks).starts
+    inside = range(starts[round_], starts[round_ + 1])
+    return [
+        i
+        for i, op in enumerate(few.schedule.ops)
+        if isinstance(op, kind) and few.positions[i] in inside
+    ]
+
+
+def changed(few: Emitted, index: int, **update: object) -> Emitted:
+    """The few with one op changed."""
+    ops = list(few.schedule.ops)
+    ops[index] = ops[index].model_copy(update=update)
+    return replace(few, schedule=few.schedule.model_copy(update={"ops": tuple(ops)}))
+
+
+def test_rounds_that_do_not_repeat_are_not_unrolled():
+    few = five()
+    assert nine(few) is not None
+    copies = issued_in(few, 2, Copy)
+    elsewhere = few.schedule.ops[copies[0]].source
+    assert nine(changed(few, copies[1], destination=elsewhere)) is None
+
+
+def test_a_round_that_waits_for_the_first_or_for_the_middle_of_the_pass_before_is_not_unrolled():
+    few = five()
+    ops = few.schedule.ops
+    first, third = issued_in(few, 0, Compute)[0], issued_in(few, 2, Copy)[0]
+    last = issued_in(few, 4, Copy)[0]
+    assert nine(changed(few, third, waits=(ops[first].op_id,))) is None
+    assert nine(changed(few, last, waits=(ops[first].op_id,))) is None
+    assert nine(changed(few, first, waits_previous=(ops[third].op_id,))) is None
+    assert nine(changed(few, third, waits_previous=(ops[last].op_id,))) is None
