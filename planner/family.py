@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
@@ -14,11 +13,10 @@ from twinstream.planner.cuts import Cut, Cuts, least_first
 from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import as_step_bound, finished, step_bound
 from twinstream.planner.policies.optimal import (
-    has_plan,
     optimal_plans,
-    required,
     streamed,
 )
 from twinstream.planner.policies.streaming import plan_streaming
@@ -180,27 +178,33 @@ class Family:
         return tried < (_PLANNED_IF_FAR if far else _PLANNED)
 
     def _last_resort(self) -> Schedule:
-        """The plan of `streaming` for the workload that takes the least memory.
+        """The plan of `streaming` for the workload that takes the least memory, or a bare one.
 
         Raises:
-            InfeasiblePlan: it does not fit, either; it says what would do for that workload.
+            InfeasiblePlan: neither fits; it says what would do for that workload.
         """
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
         least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
         few = self.cuts.lowered(least, JUDGED_ROUNDS)
-        rounds = least.rounds_per_step
-        fits = partial(has_plan, few, self.machine, required(self.judge), self.choices, rounds)
-        if not self.choices.open:
-            raise refused_as_fixed(few, self.caps, fits)
-        try:
-            plan_streaming(few, self.machine, self.caps)
-        except InfeasiblePlan as error:
-            search = None if self.choices.effort == "quick" else fits
-            raise refused(few, self.caps, error, search) from None
-        chain = lower(self.spec, least, self.cuts.recipe)
-        schedule = plan_streaming(chain, self.machine, self.caps)
-        schedule = schedule.model_copy(update={"policy": "optimal"})
-        return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+        resort = LastResort(few, self.machine, self.choices, least.rounds_per_step)
+        streaming: InfeasiblePlan | None = None
+        if self.choices.open:
+            try:
+                plan_streaming(few, self.machine, self.caps)
+                chain = lower(self.spec, least, self.cuts.recipe)
+                schedule = plan_streaming(chain, self.machine, self.caps)
+                schedule = schedule.model_copy(update={"policy": "optimal"})
+                return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+            except InfeasiblePlan as error:
+                streaming = error
+        quick = self.choices.effort == "quick"
+        if not quick:
+            chain = lower(self.spec, least, self.cuts.recipe)
+            if (bare := resort.schedule(chain, self.caps)) is not None:
+                return finished(bare, chain, self.step_bound_of(least))
+        if streaming is None:
+            raise refused_as_fixed(few, self.caps, resort)
+        raise refused(few, self.caps, streaming, None if quick else resort) from None
 
 
 def _step_ns(found: tuple[Plan, Cut]) -> float:

@@ -1,8 +1,7 @@
 """What caps would do where `optimal` finds no plan: tried, not guessed."""
 
-from collections.abc import Callable
-
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.last_resort import LastResort
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
@@ -12,24 +11,25 @@ _SMALL_UNIT = 2**8  # for caps under 64 MiB
 
 
 def refused(
-    chain: Chain, caps: Caps, streaming: InfeasiblePlan, fits: Callable[[Caps], bool] | None
+    chain: Chain, caps: Caps, streaming: InfeasiblePlan, resort: LastResort | None
 ) -> InfeasiblePlan:
     """The error for a chain that does not fit the caps.
 
     The caps that `streaming` names would do, because its plan is among those tried. Smaller ones
-    are searched only where the program finds a plan just below; that takes many plans.
+    are searched only where the program finds a plan just below; that takes many plans. A plan with
+    any amount of host memory takes what would do, too.
 
     Args:
         chain: whose task with the most operands is named.
         caps: that do not fit.
         streaming: what it says of the same caps.
-        fits: whether the program finds a plan within caps; None searches no smaller ones.
+        resort: what the program finds within caps; None searches no smaller ones.
     """
     named = streaming.shortage
     device, host = named.smallest_device_bytes, named.smallest_host_bytes
-    if fits is not None:
-        device = _smallest(caps, "device_bytes", device, fits)
-        host = _smallest(caps, "host_bytes", host, fits)
+    if resort is not None:
+        device = _smallest(caps, "device_bytes", device, resort)
+        host = _smallest(caps, "host_bytes", host, resort)
     task = _largest_task(chain)
     if device is None and host is not None and caps.host_bytes is not None:
         return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes, host, task, None, host))
@@ -38,11 +38,10 @@ def refused(
     return InfeasiblePlan(Shortage("optimal", named.cap, have, needed, task, device, host))
 
 
-def refused_as_fixed(chain: Chain, caps: Caps, fits: Callable[[Caps], bool]) -> InfeasiblePlan:
+def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
     """The error where homes or levels are fixed: only the program says what would do."""
-    enough = {field: _doubled(caps, field, fits) for field in ("device_bytes", "host_bytes")}
-    device = _smallest(caps, "device_bytes", enough["device_bytes"], fits)
-    host = _smallest(caps, "host_bytes", enough["host_bytes"], fits)
+    device = _smallest(caps, "device_bytes", _doubled(caps, "device_bytes", resort), resort)
+    host = _smallest(caps, "host_bytes", None, resort)
     task = _largest_task(chain)
     if device is None and host is not None:
         return InfeasiblePlan(
@@ -53,32 +52,34 @@ def refused_as_fixed(chain: Chain, caps: Caps, fits: Callable[[Caps], bool]) -> 
     return InfeasiblePlan(Shortage("optimal", "device", have, needed, task, device, host))
 
 
-def _doubled(caps: Caps, field: str, fits: Callable[[Caps], bool]) -> int | None:
+def _doubled(caps: Caps, field: str, resort: LastResort) -> int | None:
     """A cap that would do, the other as given: as often doubled as it takes."""
     given = getattr(caps, field)
     if given is None:
         return None
     for doubled in range(1, _MOST_DOUBLINGS + 1):
-        if fits(caps.model_copy(update={field: given << doubled})):
+        if resort.fits(caps.model_copy(update={field: given << doubled})):
             return int(given << doubled)
     return None
 
 
-def _smallest(
-    caps: Caps, field: str, would_do: int | None, fits: Callable[[Caps], bool]
-) -> int | None:
+def _smallest(caps: Caps, field: str, would_do: int | None, resort: LastResort) -> int | None:
     """The smallest cap that would do, the other as given; None if none is known."""
     given = getattr(caps, field)
-    if given is None or would_do is None:
+    if given is None:
+        return None
+    taken = resort.host_bytes(caps) if field == "host_bytes" else None
+    would_do = min((b for b in (would_do, taken) if b is not None), default=None)
+    if would_do is None:
         return None
     unit = _UNIT if would_do >= 64 * _UNIT else _SMALL_UNIT
     high = would_do
-    if high - unit <= given or not fits(caps.model_copy(update={field: high - unit})):
+    if high - unit <= given or not resort.fits(caps.model_copy(update={field: high - unit})):
         return high
     low, top = given // unit, high // unit
     while top - low > 1:
         middle = (low + top) // 2
-        if fits(caps.model_copy(update={field: middle * unit})):
+        if resort.fits(caps.model_copy(update={field: middle * unit})):
             top = middle
         else:
             low = middle

@@ -13,8 +13,9 @@ from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.last_resort import LastResort
 from twinstream.planner.policies.full_recompute import plan_full_recompute
-from twinstream.planner.policies.resident import plan_resident
+from twinstream.planner.policies.resident import holds_all_state, plan_resident
 from twinstream.planner.policies.streaming import plan_streaming, streaming_placement
 from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
@@ -70,12 +71,14 @@ def plan_optimal(
             )
         except (InfeasiblePlan, DoesNotFit):
             continue
-    few = with_rounds(chain, JUDGED_ROUNDS)
-    fits = partial(has_plan, few, machine, judge, OPEN, num_rounds)
     try:
         return plan_streaming(chain, machine, caps).model_copy(update={"policy": "optimal"})
     except InfeasiblePlan as error:
-        raise refused(few, caps, error, fits) from None
+        few = with_rounds(chain, JUDGED_ROUNDS)
+        resort = LastResort(few, machine, OPEN, num_rounds)
+        if (schedule := resort.schedule(chain, caps)) is not None:
+            return schedule
+        raise refused(few, caps, error, resort) from None
 
 
 def required(judge: Judge | None) -> Judge:
@@ -83,13 +86,6 @@ def required(judge: Judge | None) -> Judge:
     if judge is None:
         raise TwinstreamError("policy 'optimal' needs a simulator as its judge; pass one")
     return judge
-
-
-def has_plan(
-    chain: Chain, machine: Machine, judge: Judge, choices: Choices, num_rounds: int, caps: Caps
-) -> bool:
-    """Whether any plan fits the caps; none is judged."""
-    return _Search(chain, machine, caps, judge, choices, num_rounds).fits()
 
 
 def optimal_plans(  # noqa: PLR0913
@@ -138,7 +134,7 @@ class _Search:
     ) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
-        if self.choices.open and self._holds_all_state():
+        if self.choices.open and holds_all_state(self.small, self.caps):
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if decide and fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns, bound_ns, at_home=at_home)
@@ -164,19 +160,6 @@ class _Search:
             return []
         schedule = emit(placement, self.machine, self.caps, "streaming")
         return [self._plan_of(plan_streaming, schedule)]
-
-    def fits(self) -> bool:
-        """Whether a plan would be found by the program, with no bytes left for copies in flight."""
-        may_reside = self.choices.open and self._holds_all_state()
-        if may_reside and self._made(plan_resident) is not None:
-            return True
-        return self.decider.fitting(self.choices, 0, full_shares(len(self.small.tasks))) is not None
-
-    def _holds_all_state(self) -> bool:
-        """Whether the device has room for what persists at the least."""
-        cap, persistent = self.caps.arena_bytes("device"), set(self.small.persistent)
-        state = sum(t.size_bytes for t in self.small.tensors if t.tensor_id in persistent)
-        return cap is None or state <= cap
 
     def _of(self, policy: Policy) -> list[Plan]:
         """The plan of another policy, if it has one."""

@@ -3,6 +3,7 @@
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.fitting import Packed, first_fitting
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.residency import resident_stays, stay_intervals
 from twinstream.planner.sequence import at_level, declared_levels
@@ -29,6 +30,21 @@ def plan_resident(
         "resident", caps, (resident_placement(chain, units, level) for level in levels)
     )
     return emit(placement, machine, caps, "resident")
+
+
+def resides(chain: Chain, machine: Machine, caps: Caps) -> bool:
+    """Whether there is such a plan."""
+    try:
+        return holds_all_state(chain, caps) and bool(plan_resident(chain, machine, caps).ops)
+    except InfeasiblePlan:
+        return False
+
+
+def holds_all_state(chain: Chain, caps: Caps) -> bool:
+    """Whether the device has room for what persists, at the least."""
+    cap, persistent = caps.arena_bytes("device"), set(chain.persistent)
+    state = sum(t.size_bytes for t in chain.tensors if t.tensor_id in persistent)
+    return cap is None or state <= cap
 
 
 def resident_placement(chain: Chain, units: UnitMap, level: str | None) -> Packed:

@@ -9,12 +9,11 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
-from twinstream.planner import family
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.policies.optimal import has_plan
+from twinstream.planner.last_resort import LastResort
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
@@ -193,11 +192,12 @@ def test_a_quick_plan_asks_the_judge_twice_at_most():
 def test_a_quick_refusal_names_caps_that_do_without_a_search_for_less(monkeypatch):
     tried: list[Caps] = []
 
-    def counted(*arguments):
-        tried.append(arguments[-1])
-        return has_plan(*arguments)
+    def counted(resort: LastResort, caps: Caps) -> bool:
+        tried.append(caps)
+        return fits(resort, caps)
 
-    monkeypatch.setattr(family, "has_plan", counted)
+    fits = LastResort.fits
+    monkeypatch.setattr(LastResort, "fits", counted)
     for effort, searches in (("quick", False), ("normal", True)):
         tried.clear()
         with pytest.raises(InfeasiblePlan) as refused:

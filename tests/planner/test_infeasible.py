@@ -13,12 +13,22 @@ from tests.helpers.plans import (
     smallest_device_bytes,
     smallest_host_bytes,
 )
-from tests.helpers.tiny_chains import small, tiny_chain
+from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import OPEN
+from twinstream.planner.congestion import full_shares
+from twinstream.planner.deciding import JUDGED_ROUNDS, Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.last_resort import LastResort
+from twinstream.planner.packing import ALIGNMENT_BYTES
+from twinstream.planner.rounds import with_rounds
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.verify import verify
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import Workload
 
 POLICIES = ["resident", "streaming"]
@@ -118,6 +128,32 @@ def test_caps_that_optimal_names_would_do_and_a_little_less_would_not(workload):
         assert least is not None and least == found.needed_bytes
         assert fits(chain, "optimal", least, host_bytes)
         assert not fits(chain, "optimal", least - 256, host_bytes)
+
+
+def test_a_plan_that_was_found_with_any_amount_of_host_memory_is_one_where_it_takes_no_more():
+    """Whole units move to the host, so that the program may find none within just as much."""
+    chain = lower(small("tiny", num_layers=4), WORKLOADS["sliced"])
+    few, found_again = with_rounds(chain, JUDGED_ROUNDS), []
+    for device_bytes in range(600_000, 850_000, 50_000):
+        resort = LastResort(few, MACHINE, OPEN, len(chain.round_starts))
+        taken = resort.host_bytes(Caps(device_bytes=device_bytes))
+        if not taken:
+            continue
+        caps = Caps(device_bytes=device_bytes, host_bytes=taken)
+        schedule = resort.schedule(chain, caps)
+        assert schedule is not None
+        assert 0 <= taken - arena_bytes(schedule, HOST) < ALIGNMENT_BYTES
+        assert arena_bytes(schedule, DEVICE) <= device_bytes
+        assert schedule.caps == caps
+        assert not verify(schedule)
+        assert not conforms(schedule, chain)
+        assert resort.fits(caps)
+        assert resort.schedule(chain, Caps(device_bytes=device_bytes, host_bytes=taken - 1)) is None
+        decider = Decider(few, MACHINE, caps, len(chain.round_starts))
+        shares = full_shares(len(decider.small.tasks))
+        found_again.append(decider.fitting(OPEN, 0, shares) is not None)
+        assert arena_bytes(planned(chain, MACHINE, caps, "optimal"), HOST) <= taken
+    assert False in found_again
 
 
 def test_the_message_names_cap_bytes_task_and_flags():
