@@ -89,6 +89,9 @@ def test_the_page_says_what_reached_its_goal():
     missed = results(**{"8b S8192 24 GiB": Outcome(status="done", found=slow)})
     text = markdown_of(missed, table_of(missed, PLAN))
     assert "| 11,000 |" in text and "| 88.0% |" in text
+    fast = CELL.model_copy(update={"measured_step_s": 40.0})
+    beaten = results(**{"8b S8192 24 GiB": Outcome(status="done", found=fast)})
+    assert "| 110.0% (profile too slow) |" in markdown_of(beaten, table_of(beaten, PLAN))
 
 
 def test_a_page_of_nothing_is_a_page():

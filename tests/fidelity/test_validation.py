@@ -1,11 +1,14 @@
 """Tables are validated by distinct schedules; what cannot be compared is told."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.front_door.command_line import call, error_of
 from twinstream.fidelity.report import write_rows
+from twinstream.fidelity.screen import validation_screen
 from twinstream.fidelity.validation import ValidatedRow, Validation, errors_of, validate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -65,6 +68,17 @@ def test_rows_without_a_profile_are_left_out():
     found = validate(read_measured(FEW), [load_machine("rtx3090")], jobs=1)
     assert (found.cells, found.left_out) == (2, 7)
     assert found.failed_rows == found.refused_alike == 1
+
+
+def test_profiles_whose_machine_the_table_lacks_are_told():
+    rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
+    machines = [load_machine(name) for name in ("rtx3090", "h100", "a100")]
+    found = validate(rows, machines, jobs=1)
+    assert found.cells == 2
+    assert found.without_rows == ("h100", "a100")
+    notes = io.StringIO()
+    Console(file=notes, width=200).print(validation_screen(found))
+    assert "The table has no rows for h100, a100." in notes.getvalue()
 
 
 def test_a_table_of_one_machine_takes_a_profile_of_any_name():

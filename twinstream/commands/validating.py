@@ -92,5 +92,6 @@ def validation_json(validation: Validation) -> dict[str, object]:
         "refused_alike": validation.refused_alike,
         "refused_rows": validation.refused_rows,
         "left_out": validation.left_out,
+        "without_rows": validation.without_rows,
         "unknown": validation.unknown,
     }

@@ -37,6 +37,8 @@ def _notes(validation: Validation) -> list[str]:
         notes.append(f"{len(refused)} cells that ran are refused, first in lines {lines}.")
     if validation.left_out:
         notes.append(f"{validation.left_out} rows are of machines without a profile here.")
+    if validation.without_rows:
+        notes.append(f"The table has no rows for {', '.join(validation.without_rows)}.")
     for reason, count in validation.unknown.items():
         notes.append(f"{count} rows are left out: {reason}")
     return notes

@@ -58,8 +58,8 @@ class Validation(Node):
     predicted over 10 % slower than with infinite links. `failed_rows` of the table did not run;
     `refused_alike` of these are refused for the reason that the table gives; `refused_rows` ran,
     but the policy refuses them, so that nothing is predicted of them. `left_out` rows are
-    of machines that no profile was given for; `unknown` counts rows of models that nobody here
-    knows, by the reason.
+    of machines that no profile was given for, `without_rows` are profiles given whose machine has
+    none; `unknown` counts rows of models that nobody here knows, by the reason.
     """
 
     rows: tuple[ValidatedRow, ...]
@@ -72,6 +72,7 @@ class Validation(Node):
     refused_alike: int
     refused_rows: int
     left_out: int
+    without_rows: tuple[str, ...] = ()
     unknown: dict[str, int]
 
 
@@ -112,7 +113,9 @@ def validate(
     for key, prediction in _predicted(tasks, jobs):
         predictions[key] = prediction
         advance()
-    return _summed_up(mine, known, predictions, left_out=len(rows) - len(mine))
+    found = _summed_up(mine, known, predictions, left_out=len(rows) - len(mine))
+    without = [machine.name for machine in machines if machine not in profiles.values()]
+    return found.model_copy(update={"without_rows": tuple(without)})
 
 
 def _profiles(rows: Sequence[MeasuredRow], machines: Sequence[Machine]) -> dict[str, Machine]:
