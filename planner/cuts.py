@@ -112,7 +112,10 @@ class Cuts:
             if first.done() and alone_s >= _least_bound_s([first.result()]):
                 return None
             cut = roughly(workload)
-            return None if alone_s >= _least_bound_s([first.result()]) else cut
+            if alone_s >= _least_bound_s([first.result()]):
+                self._impossible.discard(workload)  # as if it had not been tried
+                return None
+            return cut
 
         with ThreadPoolExecutor(_SOLVERS) as pool:
             first = pool.submit(roughly, workloads[0])

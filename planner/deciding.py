@@ -86,10 +86,12 @@ class Decider:
         if chain.workload == self.judged.workload:
             return judged.schedule
         tasks = with_recomputes(chain, candidate.decisions.recomputes(chain))
-        schedule = unrolled(judged, chain, tasks)
-        if schedule is None:
-            few = with_rounds(chain, JUDGED_ROUNDS + 1)
-            schedule = unrolled(self._emitted(candidate, few), chain, tasks)
+        if (schedule := unrolled(judged, chain, tasks)) is not None:
+            return schedule
+        few = self._emitted(candidate, with_rounds(chain, JUDGED_ROUNDS + 1))
+        if few.schedule.workload == chain.workload:
+            return few.schedule
+        schedule = unrolled(few, chain, tasks)
         return self._emitted(candidate, chain).schedule if schedule is None else schedule
 
     def _emitted(self, candidate: Candidate, chain: Chain) -> Emitted:

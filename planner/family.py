@@ -190,21 +190,31 @@ class Family:
         streaming: InfeasiblePlan | None = None
         if self.choices.open:
             try:
-                plan_streaming(few, self.machine, self.caps)
-                chain = lower(self.spec, least, self.cuts.recipe)
-                schedule = plan_streaming(chain, self.machine, self.caps)
-                schedule = schedule.model_copy(update={"policy": "optimal"})
-                return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+                return self._streaming_plan(few, least)
             except InfeasiblePlan as error:
                 streaming = error
-        quick = self.choices.effort == "quick"
-        if not quick:
-            chain = lower(self.spec, least, self.cuts.recipe)
-            if (bare := resort.schedule(chain, self.caps)) is not None:
-                return finished(bare, chain, self.step_bound_of(least))
+        if (bare := self._bare_plan(resort, least)) is not None:
+            return bare
         if streaming is None:
             raise refused_as_fixed(few, self.caps, resort)
-        raise refused(few, self.caps, streaming, None if quick else resort) from None
+        quick = self.choices.effort == "quick"
+        raise refused(few, self.caps, streaming, None if quick else resort)
+
+    def _streaming_plan(self, few: Chain, workload: Workload) -> Schedule:
+        plan_streaming(few, self.machine, self.caps)  # says soon that nothing fits
+        chain = lower(self.spec, workload, self.cuts.recipe)
+        schedule = plan_streaming(chain, self.machine, self.caps)
+        schedule = schedule.model_copy(update={"policy": "optimal"})
+        return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+
+    def _bare_plan(self, resort: LastResort, workload: Workload) -> Schedule | None:
+        if not resort.takes_no_more(self.caps):
+            return None
+        chain = lower(self.spec, workload, self.cuts.recipe)
+        schedule = resort.schedule(chain, self.caps)
+        if schedule is None:
+            return None
+        return finished(schedule, chain, self.step_bound_of(workload))
 
 
 def _step_ns(found: tuple[Plan, Cut]) -> float:

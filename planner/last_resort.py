@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import Candidate, Decider
+from twinstream.planner.deciding import Candidate, Decider, DoesNotFit
 from twinstream.planner.emission import Placement, emitted, host_bytes
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.policies.resident import resides
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.tensors import HOST
+from twinstream.schedule.verify_layout import arena_bytes
 
 
 @dataclass(frozen=True)
@@ -42,24 +44,29 @@ class LastResort:
         """Whether there is a plan."""
         if self._choices.open and resides(self._chain, self._machine, caps):
             return True
-        return self._found(caps) is not None or self._lifted(caps) is not None
+        return self._found(caps) is not None or self.takes_no_more(caps)
 
     def host_bytes(self, caps: Caps) -> int | None:
         """What a plan takes of the host with this device cap and any amount of host memory."""
         found = self._found_with_any_host(caps)
         return None if found is None else host_bytes(found.placement)
 
-    def schedule(self, chain: Chain, caps: Caps) -> Schedule | None:
-        """A schedule of the whole step that was found with any amount of host memory, if it fits.
+    def takes_no_more(self, caps: Caps) -> bool:
+        """Whether a few rounds that were planned with any amount of host memory fit the caps."""
+        return self._lifted(caps) is not None
 
-        Raises:
-            DoesNotFit: not all rounds do.
-        """
+    def schedule(self, chain: Chain, caps: Caps) -> Schedule | None:
+        """A schedule of the whole step, found with any amount of host memory, if it fits."""
         if (found := self._lifted(caps)) is None:
             return None
         caps = with_library_memory(caps, chain)
         judged = emitted(found.placement, self._machine, caps, "optimal")
-        schedule = found.decider.schedule(found.candidate, judged, chain)
+        try:
+            schedule = found.decider.schedule(found.candidate, judged, chain)
+        except DoesNotFit:
+            return None
+        if arena_bytes(schedule, HOST) > (caps.host_bytes or 0):
+            return None
         return schedule.model_copy(update={"caps": caps})
 
     def _lifted(self, caps: Caps) -> _Found | None:

@@ -39,8 +39,11 @@ def refused(
 
 
 def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
-    """The error where homes or levels are fixed: only the program says what would do."""
-    device = _smallest(caps, "device_bytes", _doubled(caps, "device_bytes", resort), resort)
+    """The error where homes or levels are fixed: only the program says what would do.
+
+    A device cap is doubled until it does; of the host, what a plan takes that may have any amount.
+    """
+    device = _smallest(caps, "device_bytes", _doubled(caps, resort), resort)
     host = _smallest(caps, "host_bytes", None, resort)
     task = _largest_task(chain)
     if device is None and host is not None:
@@ -52,14 +55,14 @@ def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> Infeasible
     return InfeasiblePlan(Shortage("optimal", "device", have, needed, task, device, host))
 
 
-def _doubled(caps: Caps, field: str, resort: LastResort) -> int | None:
-    """A cap that would do, the other as given: as often doubled as it takes."""
-    given = getattr(caps, field)
+def _doubled(caps: Caps, resort: LastResort) -> int | None:
+    """A device cap that would do, the host's as given: as often doubled as it takes."""
+    given = caps.device_bytes
     if given is None:
         return None
     for doubled in range(1, _MOST_DOUBLINGS + 1):
-        if resort.fits(caps.model_copy(update={field: given << doubled})):
-            return int(given << doubled)
+        if resort.fits(caps.model_copy(update={"device_bytes": given << doubled})):
+            return given << doubled
     return None
 
 

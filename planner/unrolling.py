@@ -3,7 +3,8 @@
 Rounds that fold onto each other have the same stays at the same offsets. So what is issued during
 a middle round is what was issued during the one before, with the versions that one more round
 makes, and waits for the same ops of the same round or of earlier ones. Only at the end of the last
-middle round others may be issued, for the last round.
+middle round others may be issued, for the last round. What is issued is compared here; that the
+waits suffice is proven of the whole, as of any schedule (`verify`).
 """
 
 from collections import Counter

@@ -34,10 +34,13 @@ def plan_resident(
 
 def resides(chain: Chain, machine: Machine, caps: Caps) -> bool:
     """Whether there is such a plan."""
+    if not holds_all_state(chain, caps):
+        return False
     try:
-        return holds_all_state(chain, caps) and bool(plan_resident(chain, machine, caps).ops)
+        plan_resident(chain, machine, caps)
     except InfeasiblePlan:
         return False
+    return True
 
 
 def holds_all_state(chain: Chain, caps: Caps) -> bool:

@@ -140,7 +140,7 @@ def _parts(cell: Cell) -> Iterator[Row]:
 
 @contextmanager
 def _last_placed() -> Iterator[list[Placement]]:
-    """The placement of the last schedule that is made inside; of few rounds, if it was unrolled."""
+    """The placement of the last schedule that is made inside, or of its judged rounds."""
     last: list[Placement] = []
     emitted, schedule = emission.emitted, Decider.schedule
 

@@ -92,6 +92,9 @@ def test_the_page_says_what_reached_its_goal():
     fast = CELL.model_copy(update={"measured_step_s": 40.0})
     beaten = results(**{"8b S8192 24 GiB": Outcome(status="done", found=fast)})
     assert "| 110.0% (profile too slow) |" in markdown_of(beaten, table_of(beaten, PLAN))
+    near = CELL.model_copy(update={"measured_step_s": 44.0 / 1.0003})
+    reached = results(**{"8b S8192 24 GiB": Outcome(status="done", found=near)})
+    assert "| 100.0% ✓ |" in markdown_of(reached, table_of(reached, PLAN))
 
 
 def test_a_page_of_nothing_is_a_page():

@@ -1,6 +1,6 @@
 """What the user fixes of a plan is so in it; what cannot be is refused."""
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -17,9 +17,10 @@ from twinstream.planner.last_resort import LastResort
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify import verify
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 
@@ -205,6 +206,28 @@ def test_a_quick_refusal_names_caps_that_do_without_a_search_for_less(monkeypatc
         named = refused.value.shortage.smallest_device_bytes
         assert bool(tried) == searches
         assert planned(Choices(effort=effort), caps=Caps(device_bytes=named))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("effort", ["quick", "normal"])
+@pytest.mark.parametrize("device_bytes", [650_000, 800_000])
+def test_where_homes_are_fixed_the_host_memory_that_a_refusal_names_does(effort, device_bytes):
+    spec = small("tiny", num_layers=4)
+    step = TrainingStep(seq_len=48, tokens_per_step=96, chunk_tokens=16, chunks_per_round=3)
+    choices = Choices(homes={"activation": "device"}, effort=effort)
+
+    def plan_within(host_bytes: int) -> Schedule:
+        caps = Caps(device_bytes=device_bytes, host_bytes=host_bytes)
+        return plan_step(
+            spec, step, MACHINE, caps, "optimal", partial(simulate, machine=MACHINE), choices
+        )
+
+    with pytest.raises(InfeasiblePlan) as refused:
+        plan_within(0)
+    named = refused.value.shortage.smallest_host_bytes
+    assert named is not None
+    schedule = plan_within(named)
+    assert arena_bytes(schedule, HOST) <= named
+    assert schedule.bound is not None and schedule.bound.fixed
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import JUDGED_ROUNDS, Decider
+from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.packing import ALIGNMENT_BYTES
@@ -132,9 +132,10 @@ def test_caps_that_optimal_names_would_do_and_a_little_less_would_not(workload):
 
 def test_a_plan_that_was_found_with_any_amount_of_host_memory_is_one_where_it_takes_no_more():
     """Whole units move to the host, so that the program may find none within just as much."""
-    chain = lower(small("tiny", num_layers=4), WORKLOADS["sliced"])
+    six_rounds = WORKLOADS["sliced"].model_copy(update={"rounds_per_step": 6})
+    chain = lower(small("tiny", num_layers=4), six_rounds)
     few, found_again = with_rounds(chain, JUDGED_ROUNDS), []
-    for device_bytes in range(600_000, 850_000, 50_000):
+    for device_bytes in range(150_000, 500_000, 50_000):
         resort = LastResort(few, MACHINE, OPEN, len(chain.round_starts))
         taken = resort.host_bytes(Caps(device_bytes=device_bytes))
         if not taken:
@@ -154,6 +155,19 @@ def test_a_plan_that_was_found_with_any_amount_of_host_memory_is_one_where_it_ta
         found_again.append(decider.fitting(OPEN, 0, shares) is not None)
         assert arena_bytes(planned(chain, MACHINE, caps, "optimal"), HOST) <= taken
     assert False in found_again
+
+
+def test_a_plan_of_few_rounds_that_does_not_fit_all_is_none(monkeypatch):
+    chain = tiny_chain("sliced", num_layers=4)
+    caps = Caps(device_bytes=700_000, host_bytes=10_000_000)
+    resort = LastResort(with_rounds(chain, JUDGED_ROUNDS), MACHINE, OPEN, len(chain.round_starts))
+    assert resort.schedule(chain, caps) is not None
+
+    def too_large(*_: object) -> None:
+        raise DoesNotFit("a byte is missing")
+
+    monkeypatch.setattr(Decider, "schedule", too_large)
+    assert resort.schedule(chain, caps) is None
 
 
 def test_the_message_names_cap_bytes_task_and_flags():

@@ -16,7 +16,12 @@ from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.planner.emission import Placement
 from twinstream.planner.plan import UnknownPolicyError, plan_chain
-from twinstream.planner.policies.streaming import streaming_placement
+from twinstream.planner.policies.streaming import (
+    _Candidate,
+    _StreamingPlanner,
+    _Windows,
+    streaming_placement,
+)
 from twinstream.planner.turns import alone_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
@@ -210,13 +215,27 @@ def test_with_a_slow_link_activations_are_recomputed_rather_than_offloaded():
 
 
 @pytest.mark.parametrize("device_kib", [1700, 3000])
-def test_windows_stop_growing_only_where_none_that_fits_is_fast(device_kib):
-    """What comes back is the widest that fits, or not even that is fast."""
+def test_windows_stop_growing_only_where_none_that_fits_is_fast(monkeypatch, device_kib):
+    """What comes back is the widest that fits, or not even that is fast; and that shows early."""
+    tried: list[object] = []
+    candidate = _StreamingPlanner.candidate
+
+    def counted(planner: _StreamingPlanner, windows: _Windows) -> _Candidate:
+        tried.append(windows)
+        return candidate(planner, windows)
+
+    monkeypatch.setattr(_StreamingPlanner, "candidate", counted)
     machine = slow_link_machine()  # the narrower the windows, the more is recomputed
     chain = lower(small("tiny", num_layers=5), LONG)
     caps = Caps(device_bytes=device_kib * KIB)
     widest = streaming_placement(chain, machine, caps)
-    least_ns = alone_ns(widest, machine, 2)
+    least_ns, most = alone_ns(widest, machine, 2), len(tried)
+    tried.clear()
+    assert (
+        not alone_ns(streaming_placement(chain, machine, caps, lambda _: False), machine, 2)
+        < least_ns
+    )
+    assert len(tried) < most
     for limit_ns in (least_ns, 1.001 * least_ns, 1.02 * least_ns):
 
         def fast(placement: Placement, limit_ns: float = limit_ns) -> bool:
