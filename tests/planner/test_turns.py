@@ -46,7 +46,8 @@ class FakeDecider:
     def tightened(self, *_: object) -> Iterator[Any]:
         return ((way, SimpleNamespace(at=way)) for way in self.ways)
 
-    def schedule(self, candidate: object, chain: object) -> object:
+    def schedule(self, candidate: object, judged: Any, chain: object) -> object:
+        assert judged.schedule == candidate, "what was judged is of the same decisions"
         return candidate
 
 
