@@ -30,12 +30,16 @@ class InfeasiblePlan(TwinstreamError):
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
         flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
-        missing = shortage.needed_bytes - shortage.cap_bytes
-        super().__init__(
-            f"policy '{shortage.policy}' needs {_gib(shortage.needed_bytes)} of {shortage.cap} "
-            f"memory at task '{shortage.task}', {missing:,} bytes ({_gib(missing)}) more than "
-            f"{flag} {_gib(shortage.cap_bytes)} allows. {_advice(shortage)}"
-        )
+        missing, cap = shortage.needed_bytes - shortage.cap_bytes, _gib(shortage.cap_bytes)
+        if missing > 0:
+            told = (
+                f"needs {_gib(shortage.needed_bytes)} of {shortage.cap} memory at task "
+                f"'{shortage.task}', {missing:,} bytes ({_gib(missing)}) more than {flag} {cap} "
+                "allows"
+            )
+        else:  # no one cap is short: both are
+            told = f"finds no plan within {flag} {cap} and the other cap"
+        super().__init__(f"policy '{shortage.policy}' {told}. {_advice(shortage)}")
 
 
 def _advice(shortage: Shortage) -> str:

@@ -208,6 +208,15 @@ def test_a_quick_refusal_names_caps_that_do_without_a_search_for_less(monkeypatc
         assert planned(Choices(effort=effort), caps=Caps(device_bytes=named))  # type: ignore[arg-type]
 
 
+def test_where_no_larger_cap_on_one_side_does_a_refusal_names_none():
+    caps = Caps(device_bytes=10 * KIB, host_bytes=10 * KIB)
+    with pytest.raises(InfeasiblePlan) as refused:
+        planned(Choices(homes={"activation": "device", "parameter": "host"}), caps=caps)
+    message = str(refused.value)
+    assert "finds no plan within --device-mem 10.00 KiB and the other cap" in message
+    assert "raise both" in message
+
+
 @pytest.mark.parametrize("effort", ["quick", "normal"])
 @pytest.mark.parametrize("device_bytes", [650_000, 800_000])
 def test_where_homes_are_fixed_the_host_memory_that_a_refusal_names_does(effort, device_bytes):
