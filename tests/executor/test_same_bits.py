@@ -16,13 +16,16 @@ from tests.helpers.plans import (
     smallest_host_bytes,
 )
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
+from tests.helpers.tiny_chains import WORKLOADS as WORKLOADS_BY_NAME
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.options import RunOptions
 from twinstream.executor.state import initial_state
 from twinstream.models.declarations import Shapes
+from twinstream.models.lowering import lower
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 
@@ -96,6 +99,17 @@ def test_without_poison_the_bits_are_the_same():
         chain, MACHINE, Caps(device_bytes=smallest_device_bytes(chain, "streaming")), "streaming"
     )
     assert_same_bits(bits_of(schedule), resident_bits("sliced", "tiny-qwen3", "float32"))
+
+
+def test_rounds_that_are_repeated_change_no_bit():
+    seven_rounds = WORKLOADS_BY_NAME["packed"].model_copy(update={"rounds_per_step": 7})
+    chain = lower(small("tiny"), seven_rounds)
+    least = smallest_device_bytes(tiny_chain("packed"), "streaming")
+    schedule = planned(chain, MACHINE, Caps(device_bytes=least * 5 // 4), "optimal")
+    assert copied_tensors(schedule, "h2d")
+    assert any(op.label.round == 6 for op in schedule.ops if isinstance(op, Compute))
+    resident = bits_of(planned(chain, MACHINE, Caps(), "resident"))
+    assert_same_bits(bits_of(schedule, poison=True), resident)
 
 
 def test_one_run_of_three_steps_and_steps_one_by_one_end_in_the_same_state():
