@@ -216,7 +216,7 @@ class Decider:
         return None
 
     def tightened(
-        self, candidate: Candidate, placement: Placement, emitted: Emitted, spans: PassSpans
+        self, candidate: Candidate, judged: Emitted, spans: PassSpans
     ) -> Iterator[tuple[Candidate, Placement]]:
         """The candidate in less memory, if any is wasted.
 
@@ -225,25 +225,24 @@ class Decider:
 
         Args:
             candidate: as it was judged.
-            placement: its stays in the judged rounds.
-            emitted: their schedule.
-            spans: of its steady pass.
+            judged: its schedule of the judged rounds.
+            spans: of the steady pass.
         """
         sequence = TaskSequence.of(
             self.judged, self._judged_units, candidate.decisions, self._call_ns
         )
-        timed = timed_stays(placement.stays, emitted, spans)
-        extent = arena_bytes(emitted.schedule, DEVICE)
+        timed = timed_stays(judged, spans)
+        extent = arena_bytes(judged.schedule, DEVICE)
         if extent <= _MOST_WASTE * int(alive_bytes(sequence, timed).max()):
             return
         ways = [timed_allowances(candidate.allowances, sequence, timed)]
-        if wastes(placement, emitted):
+        if wastes(judged):
             ways.append(candidate.allowances)
         for allowances in ways:
             tighter = Candidate(candidate.decisions, allowances, tight=True)
-            tight_placement, over = self._place(sequence, tighter)
+            placement, over = self._place(sequence, tighter)
             if not over:
-                yield tighter, tight_placement
+                yield tighter, placement
 
     def _placed(
         self,
@@ -273,10 +272,10 @@ class Decider:
         return placement, packed.over_bytes
 
 
-def wastes(placement: Placement, emitted: Emitted) -> bool:
+def wastes(made: Emitted) -> bool:
     """Whether its stays are packed with more than 3 % waste."""
-    peak, _ = live_peak(stay_intervals(placement.units, placement.stays))
-    return arena_bytes(emitted.schedule, DEVICE) > _MOST_WASTE * peak
+    peak, _ = live_peak(stay_intervals(made.placement.units, made.placement.stays))
+    return arena_bytes(made.schedule, DEVICE) > _MOST_WASTE * peak
 
 
 def _over(needed_bytes: int, cap_bytes: int | None) -> int:

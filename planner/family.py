@@ -15,10 +15,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import as_step_bound, finished, step_bound
-from twinstream.planner.policies.optimal import (
-    optimal_plans,
-    streamed,
-)
+from twinstream.planner.policies.optimal import optimal_plans, streamed
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused, refused_as_fixed
 from twinstream.planner.rounds import PROGRAM_ROUNDS
@@ -197,8 +194,8 @@ class Family:
             return bare
         if streaming is None:
             raise refused_as_fixed(few, self.caps, resort)
-        quick = self.choices.effort == "quick"
-        raise refused(few, self.caps, streaming, None if quick else resort)
+        search = self.choices.effort != "quick"
+        raise refused(few, self.caps, streaming, resort, search=search)
 
     def _streaming_plan(self, few: Chain, workload: Workload) -> Schedule:
         plan_streaming(few, self.machine, self.caps)  # says soon that nothing fits

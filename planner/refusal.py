@@ -1,5 +1,7 @@
 """What caps would do where `optimal` finds no plan: tried, not guessed."""
 
+from dataclasses import replace
+
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
 from twinstream.schedule.chain import Chain
@@ -11,31 +13,27 @@ _SMALL_UNIT = 2**8  # for caps under 64 MiB
 
 
 def refused(
-    chain: Chain, caps: Caps, streaming: InfeasiblePlan, resort: LastResort | None
+    chain: Chain, caps: Caps, streaming: InfeasiblePlan, resort: LastResort, *, search: bool
 ) -> InfeasiblePlan:
     """The error for a chain that does not fit the caps.
 
-    The caps that `streaming` names would do, because its plan is among those tried. Smaller ones
-    are searched only where the program finds a plan just below; that takes many plans. A plan with
-    any amount of host memory takes what would do, too.
+    The caps that `streaming` names would do, because its plan is among those tried; and so would
+    what a plan takes that may have any amount of host memory. Smaller ones are searched only where
+    the program finds a plan just below; that takes many plans.
 
     Args:
         chain: whose task with the most operands is named.
         caps: that do not fit.
         streaming: what it says of the same caps.
-        resort: what the program finds within caps; None searches no smaller ones.
+        resort: what the program finds within caps.
+        search: for smaller caps.
     """
     named = streaming.shortage
-    device, host = named.smallest_device_bytes, named.smallest_host_bytes
-    if resort is not None:
+    device, host = named.smallest_device_bytes, _less(caps, named.smallest_host_bytes, resort)
+    if search:
         device = _smallest(caps, "device_bytes", device, resort)
         host = _smallest(caps, "host_bytes", host, resort)
-    task = _largest_task(chain)
-    if device is None and host is not None and caps.host_bytes is not None:
-        return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes, host, task, None, host))
-    have = named.cap_bytes
-    needed = device if device is not None else named.needed_bytes
-    return InfeasiblePlan(Shortage("optimal", named.cap, have, needed, task, device, host))
+    return _error(chain, caps, device, host, named)
 
 
 def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
@@ -44,15 +42,31 @@ def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> Infeasible
     A device cap is doubled until it does; of the host, what a plan takes that may have any amount.
     """
     device = _smallest(caps, "device_bytes", _doubled(caps, resort), resort)
-    host = _smallest(caps, "host_bytes", None, resort)
-    task = _largest_task(chain)
-    if device is None and host is not None:
-        return InfeasiblePlan(
-            Shortage("optimal", "host", caps.host_bytes or 0, host, task, None, host)
-        )
+    host = _smallest(caps, "host_bytes", _less(caps, None, resort), resort)
     have = caps.device_bytes or 0
-    needed = have if device is None else device
-    return InfeasiblePlan(Shortage("optimal", "device", have, needed, task, device, host))
+    nothing = Shortage("optimal", "device", have, have, _largest_task(chain), None, None)
+    return _error(chain, caps, device, host, nothing)
+
+
+def _error(
+    chain: Chain, caps: Caps, device: int | None, host: int | None, otherwise: Shortage
+) -> InfeasiblePlan:
+    """The device is short where more of it would do, else the host; `otherwise` if neither."""
+    task, names = _largest_task(chain), (device, host)
+    if device is not None:
+        return InfeasiblePlan(
+            Shortage("optimal", "device", caps.device_bytes or 0, device, task, *names)
+        )
+    if host is not None:
+        return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes or 0, host, task, *names))
+    return InfeasiblePlan(replace(otherwise, policy="optimal", task=task))
+
+
+def _less(caps: Caps, host: int | None, resort: LastResort) -> int | None:
+    """A host cap that would do, or less if a plan with any amount of host memory takes less."""
+    taken = None if caps.host_bytes is None else resort.host_bytes(caps)
+    enough = [size for size in (host, taken) if size is not None]
+    return min(enough, default=None)
 
 
 def _doubled(caps: Caps, resort: LastResort) -> int | None:
@@ -69,11 +83,7 @@ def _doubled(caps: Caps, resort: LastResort) -> int | None:
 def _smallest(caps: Caps, field: str, would_do: int | None, resort: LastResort) -> int | None:
     """The smallest cap that would do, the other as given; None if none is known."""
     given = getattr(caps, field)
-    if given is None:
-        return None
-    taken = resort.host_bytes(caps) if field == "host_bytes" else None
-    would_do = min((b for b in (would_do, taken) if b is not None), default=None)
-    if would_do is None:
+    if given is None or would_do is None:
         return None
     unit = _UNIT if would_do >= 64 * _UNIT else _SMALL_UNIT
     high = would_do

@@ -15,18 +15,17 @@ from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
 
 
-def timed_stays(stays: Sequence[Stay], emitted: Emitted, spans: PassSpans) -> list[Stay]:
-    """The stays without the time that their copies did not take.
+def timed_stays(emitted: Emitted, spans: PassSpans) -> list[Stay]:
+    """The stays of a placement without the time that their copies did not take.
 
     From the task during which the first load began, to the last one before the end of the last
     offload; never longer than they were.
 
     Args:
-        stays: of the placement that was emitted.
         emitted: its schedule.
         spans: of a pass.
     """
-    schedule = emitted.schedule
+    schedule, stays = emitted.schedule, emitted.placement.stays
     compute = [i for i, op in enumerate(schedule.ops) if isinstance(op, Compute)]
     starts_ns = np.asarray([spans.start_ns[i] for i in compute])
     ends_ns = np.asarray([spans.end_ns[i] for i in compute])

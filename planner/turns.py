@@ -99,7 +99,6 @@ class _Turn:
     decided_ns: float
     plan_ns: float
     candidate: Candidate
-    placement: Placement
     emitted: Emitted
     spans: PassSpans
 
@@ -191,18 +190,16 @@ class Turns:
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory than copies and packing need, where that costs next to nothing."""
-        decider, wasteful = self.decider, wastes(turn.placement, turn.emitted)
+        decider, wasteful = self.decider, wastes(turn.emitted)
         extent = arena_bytes(turn.emitted.schedule, DEVICE)
         mended, found = [], []
-        for candidate, placement in decider.tightened(
-            turn.candidate, turn.placement, turn.emitted, turn.spans
-        ):
+        for candidate, placement in decider.tightened(turn.candidate, turn.emitted, turn.spans):
             made = emitted(placement, decider.machine, decider.caps, "optimal")
             if arena_bytes(made.schedule, DEVICE) >= extent:
                 continue
             plan_ns = step_ns(made.schedule, self.judge(made.schedule), decider.num_rounds)
             plan = Plan(plan_ns, partial(decider.schedule, candidate, made), self.at_home)
-            if wasteful and not wastes(placement, made) and plan_ns <= _MENDED * turn.plan_ns:
+            if wasteful and not wastes(made) and plan_ns <= _MENDED * turn.plan_ns:
                 mended.append(plan)
             elif plan_ns <= _AS_FAST * turn.plan_ns:
                 found.append(plan)
@@ -211,7 +208,7 @@ class Turns:
     def _taken(self, room: int, shares: Shares) -> _Turn | None:
         """None where nothing fits, or nothing that is new."""
         fitting = self._fitting(room, shares)
-        if fitting is None or (self._last and fitting[1].same_as(self._last.placement)):
+        if fitting is None or (self._last and fitting[1].same_as(self._last.emitted.placement)):
             return None
         candidate, placement = fitting
         made = emitted(placement, self.decider.machine, self.decider.caps, "optimal")
@@ -219,7 +216,7 @@ class Turns:
         plan_ns = step_ns(made.schedule, judged, self.decider.num_rounds)
         self._last = _Turn(
             self.rooms[0] if self._last is None else room, shares, self._decided_s * 1e9, plan_ns,
-            candidate, placement, made, judged.passes[-1],
+            candidate, made, judged.passes[-1],
         )  # fmt: skip
         return self._last
 

@@ -78,7 +78,7 @@ def plan_optimal(
         resort = LastResort(few, machine, OPEN, num_rounds)
         if (schedule := resort.schedule(chain, caps)) is not None:
             return schedule
-        raise refused(few, caps, error, resort) from None
+        raise refused(few, caps, error, resort, search=True) from None
 
 
 def required(judge: Judge | None) -> Judge:

@@ -1,6 +1,8 @@
 """What an infeasible plan says is true: the caps it names would do, and nothing smaller would."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.packing import ALIGNMENT_BYTES
+from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import with_rounds
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
@@ -155,6 +158,17 @@ def test_a_plan_that_was_found_with_any_amount_of_host_memory_is_one_where_it_ta
         found_again.append(decider.fitting(OPEN, 0, shares) is not None)
         assert arena_bytes(planned(chain, MACHINE, caps, "optimal"), HOST) <= taken
     assert False in found_again
+
+
+def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_short():
+    """Without a search the host cap is what a plan takes that may have any, if that is less."""
+    streaming = InfeasiblePlan(Shortage("streaming", "host", 1000, 2000, "a task", 5000, 2000))
+    caps, chain = Caps(device_bytes=4000, host_bytes=1000), tiny_chain("packed")
+    for taken, named in ((1500, 1500), (2500, 2000), (None, 2000)):
+        resort: Any = SimpleNamespace(host_bytes=lambda _, taken=taken: taken)
+        found = refused(chain, caps, streaming, resort, search=False).shortage
+        assert (found.cap, found.cap_bytes, found.needed_bytes) == ("device", 4000, 5000)
+        assert (found.smallest_device_bytes, found.smallest_host_bytes) == (5000, named)
 
 
 def test_a_plan_of_few_rounds_that_does_not_fit_all_is_none(monkeypatch):

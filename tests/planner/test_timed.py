@@ -11,7 +11,7 @@ from twinstream.models.lowering import lower
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import full_shares
 from twinstream.planner.deciding import Candidate, Decider
-from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.margins import alive_bytes
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.timed import timed_stays
@@ -38,11 +38,12 @@ def decider(device_kib: int) -> Decider:
 
 
 @cache
-def decided(device_kib: int) -> tuple[Candidate, Placement, Emitted]:
+def decided(device_kib: int) -> tuple[Candidate, Emitted]:
     mine = decider(device_kib)
     found = mine.fitting(OPEN, mine.in_flight() // 3, full_shares(len(mine.small.tasks)))
     assert found is not None
-    return *found, emitted(found[1], SLOW, mine.caps, "optimal")
+    candidate, placement = found
+    return candidate, emitted(placement, SLOW, mine.caps, "optimal")
 
 
 def just_in_time(made: Emitted) -> PassSpans:
@@ -62,9 +63,10 @@ def just_in_time(made: Emitted) -> PassSpans:
 
 @pytest.mark.parametrize("device_kib", [500, 600, 700])
 def test_timed_stays_are_never_longer_and_have_all_their_uses(device_kib):
-    _, placement, made = decided(device_kib)
+    _, made = decided(device_kib)
+    placement = made.placement
     spans = simulate(made.schedule, SLOW).passes[-1]
-    timed = timed_stays(placement.stays, made, spans)
+    timed = timed_stays(made, spans)
     assert len(timed) == len(placement.stays)
     for stay, was in zip(timed, placement.stays, strict=True):
         assert (stay.unit, stay.uses, stay.enters) == (was.unit, was.uses, was.enters)
@@ -74,9 +76,10 @@ def test_timed_stays_are_never_longer_and_have_all_their_uses(device_kib):
 
 @pytest.mark.parametrize("device_kib", [500, 600])
 def test_a_load_that_comes_just_in_time_takes_its_bytes_no_earlier(device_kib):
-    _, placement, made = decided(device_kib)
+    _, made = decided(device_kib)
+    placement = made.placement
     loaded = {made.stay_of_copy[op.op_id] for op in made.schedule.ops if op.op_id.startswith("h2d")}
-    late = timed_stays(placement.stays, made, just_in_time(made))
+    late = timed_stays(made, just_in_time(made))
     early = [i for i in loaded if placement.stays[i].begin < placement.stays[i].uses[0].position]
     assert len(early) > 3
     later = [i for i in early if late[i].begin > placement.stays[i].begin]
@@ -86,12 +89,12 @@ def test_a_load_that_comes_just_in_time_takes_its_bytes_no_earlier(device_kib):
 @pytest.mark.parametrize("device_kib", [500, 600, 700])
 def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
     mine = decider(device_kib)
-    candidate, placement, made = decided(device_kib)
+    candidate, made = decided(device_kib)
     spans = just_in_time(made)
-    found = next(mine.tightened(candidate, placement, made, spans), None)
+    found = next(mine.tightened(candidate, made, spans), None)
     call_ns = dict.fromkeys(mine.judged.calls, 1.0)
     sequence = TaskSequence.of(mine.judged, UnitMap(mine.judged), candidate.decisions, call_ns)
-    timed = alive_bytes(sequence, timed_stays(placement.stays, made, spans)).max()
+    timed = alive_bytes(sequence, timed_stays(made, spans)).max()
     wasteful = arena_bytes(made.schedule, DEVICE) > 1.03 * timed
     assert (found is not None) == wasteful
     if found is not None:
@@ -103,7 +106,7 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
 
 def test_some_of_these_plans_waste_memory():
     found = [
-        list(decider(kib).tightened(*decided(kib), just_in_time(decided(kib)[2]))) != []
+        list(decider(kib).tightened(*decided(kib), just_in_time(decided(kib)[1]))) != []
         for kib in (500, 600, 700)
     ]
     assert True in found

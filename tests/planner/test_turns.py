@@ -60,7 +60,9 @@ def taken(
     """Turns with rooms of 3 and 1 GiB and none, and what they asked for."""
     decider = FakeDecider(landscape)
     monkeypatch.setattr(
-        turns_module, "emitted", lambda placement, *_: SimpleNamespace(schedule=placement.at)
+        turns_module,
+        "emitted",
+        lambda placement, *_: SimpleNamespace(schedule=placement.at, placement=placement),
     )
     monkeypatch.setattr(turns_module, "step_ns", lambda at, *_: landscape[at][1] * 1e9)
     monkeypatch.setattr(turns_module, "lowered", lambda shares, *_: LOWERED[shares["h2d"][0]])
@@ -166,7 +168,7 @@ def test_memory_is_saved_at_no_cost_and_waste_of_packing_mended_at_little(
     extents = dict(zip((before, *names), arenas, strict=True))
     monkeypatch.setattr(turns_module, "arena_bytes", lambda at, _: extents[at])
     wasted = {before: "before" in wasteful, **{name: name in wasteful for name in names}}
-    monkeypatch.setattr(turns_module, "wastes", lambda placement, _: wasted[placement.at])
+    monkeypatch.setattr(turns_module, "wastes", lambda made: wasted[made.schedule])
     tighter = turns.found[0].tighter()
     assert (None if tighter is None else tighter.make(None)) == chosen
 
