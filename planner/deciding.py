@@ -1,6 +1,6 @@
 """From the program's fractions to a placement that fits both memories."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -11,14 +11,15 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares
-from twinstream.planner.emission import Emitted, Placement, emitted, host_bytes
+from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
+from twinstream.planner.host_room import HostIsFull, HostRoom
 from twinstream.planner.kept import kept_units
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
 from twinstream.planner.packing import live_peak
-from twinstream.planner.residency import stay_intervals
+from twinstream.planner.residency import Stay, stay_intervals
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.sequence import with_recomputes
@@ -41,8 +42,7 @@ _MOST_UNITS_IN_FLIGHT = 3
 _REPAIRS = 8
 _SHARES_OF_COPIES = (0.5, 0.5, 0.25, 0.0)
 _LESS_KEPT = 0.85
-_HOST_REPAIRS = 3
-_HOST_SHARE = 0.99
+_TRIES = 4
 _MOST_WASTE = 1.03
 
 
@@ -74,6 +74,7 @@ class Decider:
         self._units, self._judged_units = kept_units(self.small), kept_units(self.judged)
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
+        self._host = HostRoom.of(self.caps.arena_bytes("host"))
 
     def schedule(self, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds.
@@ -139,29 +140,33 @@ class Decider:
         Raises:
             NotWanted: it is not.
         """
-        device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
         guide = kept_program(
             self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True
         )
-        host_room = None if host is None else round(host * _HOST_SHARE)
-        for _ in range(_HOST_REPAIRS):
-            caps = _caps_of_arenas(
-                self.caps, None if device is None else device - in_flight, host_room
-            )
-            solved = guide.fewest_copies(caps, shares)
+        device, host_room = self.caps.arena_bytes("device"), self._host.program_bytes
+        room = None if device is None else device - in_flight
+        fits: tuple[Candidate, Placement] | None = None
+        for _ in range(_TRIES):
+            solved = guide.fewest_copies(self.caps.with_arenas(room, host_room), shares)
             if solved is None:
-                return None
-            if not wanted(solved.step_s):
+                break
+            if fits is None and not wanted(solved.step_s):
                 raise NotWanted(f"decisions that come to {solved.step_s:.3f} s a step")
             decisions = Decisions.of(solved, self.small, self._units, choices)
-            found = self._packed(decisions, Pressure.of(solved.link_s_per_gb_per_s), in_flight)
+            try:
+                found = self._packed(decisions, Pressure.of(solved, self.num_rounds), in_flight)
+            except HostIsFull as full:
+                if fits is not None:
+                    break
+                host_room = self._host.less(host_room, full.missing_bytes)
+                continue
             if found is None:
-                return None
-            over = _over(host_bytes(found[1]), host)
-            if not over:
-                return found
-            host_room = None if host_room is None else host_room - over
-        return None
+                break
+            refined, fits, self._host.program_bytes = fits is not None, found, host_room
+            host_room = self._host.more(host_room, found[1], solved)
+            if refined or host_room is None:
+                break
+        return fits
 
     def _packed(
         self, decisions: Decisions, pressure: Pressure, in_flight: int
@@ -169,12 +174,17 @@ class Decider:
         """What fits the device; where bytes cannot be packed, less is kept.
 
         First at the tasks where something sticks out; if that does not help, everywhere.
+
+        Raises:
+            HostIsFull: it does not fit the host.
         """
         device = self.caps.arena_bytes("device")
         sequence = TaskSequence.of(self.small, self._units, decisions, self._call_ns)
         judged = TaskSequence.of(self.judged, self._judged_units, decisions, self._call_ns)
         if device is None:
-            return self._placed(sequence, judged, decisions)[:2]
+            candidate, placement, _ = self._placed(sequence, judged, decisions)
+            self._host.check(placement)
+            return candidate, placement
         room = np.full(len(sequence.tasks), device, dtype=np.int64)
         shortage = 0
         for _ in range(_REPAIRS):
@@ -182,8 +192,11 @@ class Decider:
             fitting = fitting or filled(sequence, decisions, room, pressure)
             if fitting is None:
                 break
+            if pressure.home > 0.0:  # packing takes long where memory is tight
+                self._host.check(_placement(judged, judged.stays(fitting), ()))
             candidate, placement, over = self._placed(sequence, judged, fitting)
             if not over:
+                self._host.check(placement)
                 return candidate, placement
             decisions = fitting
             shortage = max(2 * shortage, max(over.values()))
@@ -211,6 +224,7 @@ class Decider:
             most = alive + round(share * (device - alive))
             candidate, placement, over = self._placed(sequence, judged, fitting, most)
             if not over:
+                self._host.check(placement)
                 return candidate, placement
             most_alive = round(_LESS_KEPT * alive)
         return None
@@ -266,10 +280,7 @@ class Decider:
         stays = candidate.allowances.widened(sequence, sequence.stays(candidate.decisions))
         cap = self.caps.arena_bytes("device")
         packed = pack_folded(stays, sequence.units, sequence.folding, cap, tight=candidate.tight)
-        placement = Placement(
-            sequence.chain, sequence.tasks, sequence.units, packed.stays, packed.offsets
-        )
-        return placement, packed.over_bytes
+        return _placement(sequence, packed.stays, packed.offsets), packed.over_bytes
 
 
 def wastes(made: Emitted) -> bool:
@@ -278,17 +289,5 @@ def wastes(made: Emitted) -> bool:
     return arena_bytes(made.schedule, DEVICE) > _MOST_WASTE * peak
 
 
-def _over(needed_bytes: int, cap_bytes: int | None) -> int:
-    """By how much a cap is to be lowered: what is missing, and a quarter more."""
-    return 0 if cap_bytes is None else max(0, needed_bytes - cap_bytes) * 5 // 4
-
-
-def _caps_of_arenas(caps: Caps, device_arena: int | None, host_arena: int | None) -> Caps:
-    """Caps whose arenas have these sizes."""
-    reserve = caps.outside_arena_bytes
-    return caps.model_copy(
-        update={
-            "device_bytes": None if device_arena is None else max(0, device_arena) + reserve,
-            "host_bytes": None if host_arena is None else max(0, host_arena),
-        }
-    )
+def _placement(sequence: TaskSequence, stays: Sequence[Stay], offsets: Sequence[int]) -> Placement:
+    return Placement(sequence.chain, sequence.tasks, sequence.units, stays, offsets)

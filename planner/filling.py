@@ -2,15 +2,16 @@
 
 The program's fractions, rounded, overrun the cap in some places and leave room in others. Gaps are
 given up where too much is alive, first those that save the fewest copies for the time that they
-take memory, and content stays where there is room, in the reverse order.
+take memory, and content stays where there is room, in the reverse order. Where host memory is
+scarce, what has its home there anyway is given up rather than what would need one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.planner.bound import LowerBound
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.packing import align_up
 from twinstream.planner.residency import content_gaps
@@ -18,24 +19,33 @@ from twinstream.planner.rounding import Decisions, GapKey
 from twinstream.planner.task_sequence import TaskSequence
 
 _LEAST_PRESSURE = 0.05
+_LEAST_S_PER_GIB = 8e-4
 
 
 @dataclass(frozen=True)
 class Pressure:
-    """How much a byte copied costs in either direction, relative to each other."""
+    """How much a byte copied costs in either direction, relative to each other.
+
+    `home`: what a byte costs by the same measure that has its home on the host, over the times that
+    it is copied in a step.
+    """
 
     load: float
     store: float
+    home: float = 0.0
 
     @staticmethod
-    def of(link_prices: Mapping[str, float]) -> "Pressure":
-        """From the program's prices of the links."""
-        shared = link_prices.get("pcie", 0.0) + link_prices.get("host_dram", 0.0)
-        load, store = link_prices.get("h2d", 0.0) + shared, link_prices.get("d2h", 0.0) + shared
-        if load + store <= 0:
-            return Pressure(1.0, 1.0)
+    def of(solved: LowerBound, num_rounds: int) -> "Pressure":
+        """From the program's prices of the links and of host memory."""
+        prices = solved.link_s_per_gb_per_s
+        shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
+        load, store = prices.get("h2d", 0.0) + shared, prices.get("d2h", 0.0) + shared
         total = load + store
-        return Pressure(load / total + _LEAST_PRESSURE, store / total + _LEAST_PRESSURE)
+        copied_s_per_gib = max(_LEAST_S_PER_GIB, total / solved.step_s)
+        home = solved.host_s_per_gib / copied_s_per_gib / num_rounds
+        if total <= 0:
+            return Pressure(1.0, 1.0, home)
+        return Pressure(load / total + _LEAST_PRESSURE, store / total + _LEAST_PRESSURE, home)
 
 
 def filled(
@@ -56,6 +66,8 @@ def filled(
     gaps.give_up(kept, left)
     if int(left.min()) < 0:
         return None
+    if pressure.home > 0.0:
+        gaps.take_up_homes(kept, left)
     gaps.take_up(kept, left)
     return gaps.decided(decisions, kept)
 
@@ -64,14 +76,16 @@ def filled(
 class _Gaps:
     """All gaps that may change, by key: the tasks inside (several ranges), bytes, and their worth.
 
-    `worth`: copies saved, by their pressure, for each ns that a byte takes memory. `settled` are
-    decisions on gaps that may not change.
+    `worth`: copies saved, by their pressure, for each ns that a byte takes memory, which is at most
+    `longest_ns`. `home`: what a home costs. `settled` are decisions on gaps that may not change.
     """
 
     keys: list[GapKey]
     ranges: list[list[tuple[int, int]]]
     sizes: Bytes
     worth: NDArray[np.float64]
+    longest_ns: NDArray[np.float64]
+    home: float
     settled: dict[GapKey, bool]
 
     @staticmethod
@@ -100,6 +114,8 @@ class _Gaps:
             [ranges[key] for key in keys],
             np.asarray([align_up(units[name].tensor.size_bytes) for name, _ in keys], np.int64),
             np.asarray([saved[key] / longest_ns[key] for key in keys], np.float64),
+            np.asarray([longest_ns[key] for key in keys], np.float64),
+            pressure.home,
             {
                 key: kept
                 for key, kept in decisions.kept.items()
@@ -112,11 +128,29 @@ class _Gaps:
 
     def give_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
         """Give up gaps, the least worth first, wherever less than nothing is left."""
-        for number in np.argsort(self.worth, kind="stable"):
+        at_home = {self.keys[number][0] for number in np.flatnonzero(~kept)}
+        homeless = np.asarray([name not in at_home for name, _ in self.keys], np.bool_)
+        worth = self.worth + self.home * homeless / self.longest_ns
+        for number in np.argsort(worth, kind="stable"):
             if kept[number] and any(int(left[a:b].min()) < 0 for a, b in self.ranges[number]):
                 kept[number] = False
                 for low, high in self.ranges[number]:
                     left[low:high] += self.sizes[number]
+
+    def take_up_homes(self, kept: NDArray[np.bool_], left: Bytes) -> None:
+        """Keep units for good wherever there is room, so that they need no home on the host."""
+        by_unit: dict[str, list[int]] = {}
+        for number in np.flatnonzero(~kept).tolist():
+            by_unit.setdefault(self.keys[number][0], []).append(number)
+        shortest_first = sorted(by_unit.values(), key=lambda mine: self.longest_ns[mine].sum())
+        for numbers in shortest_first:
+            without = left.copy()
+            for number in numbers:
+                for low, high in self.ranges[number]:
+                    without[low:high] -= self.sizes[number]
+            if int(without.min()) >= 0:
+                left[:] = without
+                kept[numbers] = True
 
     def take_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
         """Keep content wherever there is room, what is worth most first."""

@@ -23,12 +23,14 @@ class Decisions:
     A place is (class of the round, offset in it), the same for all middle rounds; a gap's key is
     its unit and the place where it begins (`Folding.gap_place`). What is not among `kept` stays,
     too: its gap is too short for the program. What has a fixed home in `choices` is not to change.
+    `step_s` is what the program's decisions come to.
     """
 
     kept: Mapping[GapKey, bool]
     levels: Mapping[Place, str]
     slot_ns: Mapping[Place, float]
     choices: Choices = OPEN
+    step_s: float = 0.0
 
     @staticmethod
     def of(
@@ -48,7 +50,7 @@ class Decisions:
             unit = units.units[key[0]]
             threshold = dither.threshold((unit.tensor.role, unit.tensor.size_bytes), key[0])
             kept[key] = kept_bytes >= threshold * (kept_bytes + moved_bytes) - _NOTHING
-        return Decisions(kept, levels, slot_ns, choices)
+        return Decisions(kept, levels, slot_ns, choices, solved.step_s)
 
     def with_kept(self, kept: Mapping[GapKey, bool]) -> "Decisions":
         return replace(self, kept=kept)

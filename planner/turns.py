@@ -134,7 +134,6 @@ class Turns:
     found: list[Plan] = field(default_factory=list)
     _best: _Turn | None = None
     _last: _Turn | None = None
-    _decided_s: float = 0.0
 
     def take(self) -> None:
         """All turns that may pay; `found` has their plans."""
@@ -215,8 +214,8 @@ class Turns:
         judged = self.judge(made.schedule)
         plan_ns = step_ns(made.schedule, judged, self.decider.num_rounds)
         self._last = _Turn(
-            self.rooms[0] if self._last is None else room, shares, self._decided_s * 1e9, plan_ns,
-            candidate, made, judged.passes[-1],
+            self.rooms[0] if self._last is None else room, shares, candidate.decisions.step_s * 1e9,
+            plan_ns, candidate, made, judged.passes[-1],
         )  # fmt: skip
         return self._last
 
@@ -236,7 +235,6 @@ class Turns:
 
     def _wanted(self, decided_s: float) -> bool:
         """Whether the program learned from the turn before; or may have the fastest plan."""
-        self._decided_s = decided_s
         if self._last is not None:
             learned_ns = abs(decided_s * 1e9 - self._last.decided_ns)
             return learned_ns > _NOTHING_NEW * self._last.decided_ns

@@ -14,7 +14,7 @@ from tests.helpers.small_chains import MS, UNIT_BYTES, Sort, build_chain
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering import lower
-from twinstream.planner.bound import BoundProgram
+from twinstream.planner.bound import BoundProgram, LowerBound
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.residency import content_gaps
@@ -76,7 +76,9 @@ def rough_room(sequence: TaskSequence, decisions: Decisions, seed: int, tightest
 
 
 ROOMS = st.tuples(st.sampled_from(sorted(CASES)), st.integers(0, 10_000), st.floats(-0.1, 1.0))
-PRESSURES = st.sampled_from([Pressure(1.0, 1.0), Pressure(1.05, 0.05), Pressure(0.05, 1.05)])
+PRESSURES = st.sampled_from(
+    [Pressure(1.0, 1.0), Pressure(1.05, 0.05), Pressure(0.05, 1.05), Pressure(1.0, 1.0, home=10.0)]
+)
 
 
 @given(ROOMS, PRESSURES)
@@ -124,9 +126,11 @@ def small_sequence(chain: Chain, durations_ms: list[float]) -> tuple[TaskSequenc
     return TaskSequence.of(chain, UnitMap(chain), nothing, call_ns), nothing
 
 
-def kept_in(sequence: TaskSequence, start: Decisions, room_units: list[int]) -> dict[GapKey, bool]:
+def kept_in(
+    sequence: TaskSequence, start: Decisions, room_units: list[int], home: float = 0.0
+) -> dict[GapKey, bool]:
     room = np.asarray(room_units, dtype=np.int64) * UNIT_BYTES
-    found = filled(sequence, start, room, Pressure(1.0, 1.0))
+    found = filled(sequence, start, room, Pressure(1.0, 1.0, home))
     assert found is not None
     return dict(found.kept)
 
@@ -170,9 +174,48 @@ def test_only_gaps_over_tasks_without_room_are_given_up():
     assert found == {("x", (0, 0)): False, ("y", (0, 2)): True}
 
 
+# --- where host memory is scarce
+
+TWICE = Sort("twice", 1, "activation", {0: ("write", 1), 2: ("read", 1), 5: ("read", 1)})
+LONG = Sort("long", 1, "activation", {1: ("write", 1), 6: ("read", 1)})
+
+
+@pytest.mark.parametrize(("home", "given_up"), [(0.0, "long"), (10.0, "twice")])
+def test_what_has_a_home_anyway_is_given_up_before_what_would_need_one(home, given_up):
+    """One unit leaves over its first gap in any case; the other has the longer gap."""
+    sequence, nothing = small_sequence(build_chain([TWICE, LONG], [1.0] * 7), [1.0] * 7)
+    start = nothing.with_kept({("twice", (0, 0)): False})
+    kept = kept_in(sequence, start, [1, 1, 2, 1, 1, 2, 1], home)
+    assert not kept["twice", (0, 0)]
+    assert {name for name, place in kept if not kept[name, place]} == {"twice", given_up}
+    assert kept["twice", (0, 2)] == (given_up == "long")
+
+
+@pytest.mark.parametrize(("home", "stays"), [(0.0, "twice"), (10.0, "long")])
+def test_room_goes_to_units_that_then_need_no_home(home, stays):
+    """Over its second gap one could stay for less; but not over its first, so it needs a home."""
+    sequence, nothing = small_sequence(build_chain([TWICE, LONG], [1.0] * 7), [1.0] * 7)
+    gone = {("twice", (0, 0)): False, ("twice", (0, 2)): False, ("long", (0, 1)): False}
+    kept = kept_in(sequence, nothing.with_kept(gone), [1, 1, 2, 1, 1, 2, 1], home)
+    assert [name for name, place in kept if kept[name, place]] == [stays]
+
+
+def priced(link_s_per_gb_per_s: dict[str, float], host_s_per_gib: float = 0.0) -> LowerBound:
+    none = {"limits": (), "choices": (), "recomputed": {}, "slot_ms": (), "segment_of_task": ()}
+    return LowerBound(2.0, 0.0, host_s_per_gib, link_s_per_gb_per_s, **none)  # type: ignore[arg-type]
+
+
 def test_a_direction_without_a_price_costs_a_little_and_shared_links_count_for_both():
-    only_loads = Pressure.of({"h2d": 3.0})
+    only_loads = Pressure.of(priced({"h2d": 3.0}), 1)
     assert only_loads.load > 10 * only_loads.store > 0
-    both = Pressure.of({"h2d": 1.0, "pcie": 1.0})
+    both = Pressure.of(priced({"h2d": 1.0, "pcie": 1.0}), 1)
     assert both.load > both.store > 0.3
-    assert Pressure.of({}) == Pressure(1.0, 1.0)
+    assert Pressure.of(priced({}), 1) == Pressure(1.0, 1.0)
+
+
+def test_a_home_costs_what_the_host_does_over_the_copies_of_all_rounds():
+    """0.6 s per GB/s in 2 s: a GiB copied takes 0.3 s."""
+    links = {"h2d": 0.4, "d2h": 0.2}
+    assert Pressure.of(priced(links, 0.9), 1).home == pytest.approx(3.0)
+    assert Pressure.of(priced(links, 0.9), 6).home == pytest.approx(0.5)
+    assert Pressure.of(priced({}, 0.9), 1).home > 100

@@ -135,7 +135,8 @@ def test_the_more_segments_are_allowed_the_more_there_are(shape):
     for low, high in zip(chain.round_starts, (*chain.round_starts[1:], None), strict=True):
         kernels = [chain.calls[task.call].kernel for task in chain.tasks[low:high]]
         runs += len(list(groupby(kernels)))
-    assert runs <= counts[0] < 3 * runs
+    singles = 4 * chain.workload.chunks_per_round * len(chain.round_starts)  # where most is held
+    assert runs <= counts[0] < 3 * runs + singles
 
 
 # --- the bound with tasks together

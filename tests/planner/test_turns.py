@@ -21,6 +21,12 @@ LOWERED = {1.0: LESS, 0.5: LEAST, 0.25: None}
 Landscape = Mapping[tuple[float, float], tuple[float, float]]
 
 
+class Where(tuple[float, float]):
+    """A place in a landscape, with what the program's decisions come to there."""
+
+    decisions: SimpleNamespace
+
+
 @dataclass
 class FakeDecider:
     """Says what a landscape has; a schedule, a placement and a candidate are where that is."""
@@ -34,13 +40,14 @@ class FakeDecider:
     def fitting(
         self, choices: object, room: int, shares: Shares, wanted: Callable[[float], bool]
     ) -> Any:
-        at = (round(room / GIB, 3), shares["h2d"][0])
+        at = Where((round(room / GIB, 3), shares["h2d"][0]))
         self.asked.append(at)
         found = self.landscape.get(at)
         if found is None:
             return None
         if not wanted(found[0]):
             raise turns_module.NotWanted
+        at.decisions = SimpleNamespace(step_s=found[0])
         return at, SimpleNamespace(at=at, same_as=lambda other: other.at == at)
 
     def tightened(self, *_: object) -> Iterator[Any]:

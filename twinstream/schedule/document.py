@@ -34,6 +34,12 @@ class Caps(Node):
             return max(0, self.device_bytes - self.outside_arena_bytes)
         return self.host_bytes if tier_kind == "host" else None
 
+    def with_arenas(self, device_bytes: int | None, host_bytes: int | None) -> "Caps":
+        """Caps whose arenas have these sizes."""
+        device = None if device_bytes is None else max(0, device_bytes) + self.outside_arena_bytes
+        host = None if host_bytes is None else max(0, host_bytes)
+        return self.model_copy(update={"device_bytes": device, "host_bytes": host})
+
 
 class StepBound(Node):
     """What no schedule of the same chain, machine and caps can beat, and what it hangs on.
