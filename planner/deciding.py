@@ -146,7 +146,7 @@ class Decider:
         device, host_room = self.caps.arena_bytes("device"), self._host.program_bytes
         room = None if device is None else device - in_flight
         fits: tuple[Candidate, Placement] | None = None
-        for _ in range(_TRIES):
+        for tried in range(_TRIES):
             solved = guide.fewest_copies(self.caps.with_arenas(room, host_room), shares)
             if solved is None:
                 break
@@ -158,7 +158,7 @@ class Decider:
             except HostIsFull as full:
                 if fits is not None:
                     break
-                host_room = self._host.less(host_room, full.missing_bytes)
+                host_room = self._host.less(host_room, full.missing_bytes, tried)
                 continue
             if found is None:
                 break

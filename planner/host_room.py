@@ -48,14 +48,16 @@ class HostRoom:
         if self.cap_bytes is not None and (missing := host_bytes(placement) - self.cap_bytes) > 0:
             raise HostIsFull(missing)
 
-    def less(self, program_bytes: int | None, missing_bytes: int) -> int | None:
+    def less(self, program_bytes: int | None, missing_bytes: int, tried: int) -> int | None:
         """What the program gets after a plan that did not fit: less by what was missing, and more.
 
-        How units are rounded changes with it, so the same would at times be missing again.
+        How units are rounded changes with it, or hardly, so that the same may be missing again:
+        twice as much less with each time that it was `tried`.
         """
         if program_bytes is None or self.cap_bytes is None:
             return None
-        return program_bytes - missing_bytes * 5 // 4 - round(_LOWERED_BY * self.cap_bytes)
+        step_bytes = missing_bytes * 5 // 4 + round(_LOWERED_BY * self.cap_bytes)
+        return program_bytes - step_bytes * 2**tried
 
     def more(
         self, program_bytes: int | None, placement: Placement, solved: LowerBound
