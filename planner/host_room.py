@@ -8,7 +8,7 @@ from twinstream.planner.emission import Placement, host_bytes
 from twinstream.schedule.errors import TwinstreamError
 
 _AT_FIRST = 0.99
-_LOWERED_BY = 0.002
+_LESS = 0.002
 _WORTH = 0.002
 
 
@@ -52,12 +52,11 @@ class HostRoom:
         """What the program gets after a plan that did not fit: less by what was missing, and more.
 
         How units are rounded changes with it, or hardly, so that the same may be missing again:
-        twice as much less with each time that it was `tried`.
+        the more of the cap is taken away the more often that was `tried`.
         """
         if program_bytes is None or self.cap_bytes is None:
             return None
-        step_bytes = missing_bytes * 5 // 4 + round(_LOWERED_BY * self.cap_bytes)
-        return program_bytes - step_bytes * 2**tried
+        return program_bytes - missing_bytes * 5 // 4 - round(_LESS * 4**tried * self.cap_bytes)
 
     def more(
         self, program_bytes: int | None, placement: Placement, solved: LowerBound
