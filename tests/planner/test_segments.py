@@ -35,6 +35,8 @@ SHAPES = {
     "two sequences in eight, folded": (128, 16, 16, 4),
 }
 
+PACKED = Workload(seq_len=16, chunk_tokens=16, chunks_per_round=8, rounds_per_step=2)
+
 
 @cache
 def chain_of(shape: str) -> Chain:
@@ -137,6 +139,40 @@ def test_the_more_segments_are_allowed_the_more_there_are(shape):
         runs += len(list(groupby(kernels)))
     singles = 4 * chain.workload.chunks_per_round * len(chain.round_starts)  # where most is held
     assert runs <= counts[0] < 3 * runs + singles
+
+
+def test_where_a_round_holds_the_most_tasks_stay_single():
+    """The end of the forward pass, the loss, and the beginning of the backward pass."""
+    chain = lower(small("tiny", num_layers=6), PACKED)
+    found = Segments.of(chain, 1)
+    single = {
+        chain.tasks[found.firsts[segment]].task_id
+        for segment in range(found.count)
+        if len(found.tasks(segment)) == 1
+    }
+    for round_ in range(2):
+        assert {f"r{round_}.head_loss.{chunk}" for chunk in range(8)} <= single
+        backward = {f"r{round_}.block_backward.5.{chunk}" for chunk in range(8)}
+        assert len(backward & single) >= 7
+        assert not {f"r{round_}.block_forward.3.{chunk}" for chunk in range(8)} & single
+        assert not {f"r{round_}.block_backward.3.{chunk}" for chunk in range(8)} & single
+
+
+def test_single_tasks_there_bring_the_bound_to_that_of_single_tasks_everywhere(monkeypatch):
+    workload = PACKED.model_copy(update={"rounds_per_step": 1})
+    chain = lower(small("tiny", num_layers=6), workload)
+    persistent = set(chain.persistent)
+    state = sum(t.size_bytes for t in chain.tensors if t.tensor_id in persistent)
+    caps = Caps(device_bytes=state * 4 // 5, host_bytes=state * 3 // 5)
+
+    def step_s(most: int) -> float:
+        found = lower_bound(chain, MACHINE, caps, most_segments=most)
+        assert found is not None
+        return found.step_s
+
+    assert step_s(FEW) == pytest.approx(step_s(PLENTY), rel=1e-6)
+    monkeypatch.setattr(segments, "_fullest", lambda chain: frozenset())
+    assert step_s(FEW) < 0.96 * step_s(PLENTY)
 
 
 # --- the bound with tasks together

@@ -1,0 +1,117 @@
+"""What of the host's memory the program gets, so that plans of whole units just fit."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.models.lowering import lower
+from twinstream.planner import host_room
+from twinstream.planner.bound import LowerBound
+from twinstream.planner.choices import OPEN
+from twinstream.planner.congestion import full_shares
+from twinstream.planner.deciding import Decider
+from twinstream.planner.emission import host_bytes
+from twinstream.planner.host_room import HostIsFull, HostRoom
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+GIB = 2**30
+KIB = 1024
+CAP = 1000 * GIB
+
+SOLVED = LowerBound(100.0, 0.0, 0.5, {}, (), (), {}, (), ())  # a GiB of the host saves 0.5 s
+
+
+@pytest.fixture
+def taking(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A placement that takes so many GiB of the host."""
+    monkeypatch.setattr(host_room, "host_bytes", lambda placement: placement.taken)
+    return lambda gib: SimpleNamespace(taken=round(gib * GIB))
+
+
+def test_a_placement_may_take_all_there_is_and_no_byte_more(taking):
+    room = HostRoom.of(CAP)
+    room.check(taking(1000))
+    with pytest.raises(HostIsFull, match="1 bytes") as full:
+        room.check(taking(1000 + 1 / GIB))
+    assert full.value.missing_bytes == 1
+    HostRoom.of(None).check(taking(10**6))
+
+
+def test_the_program_gets_a_little_less_than_there_is_and_less_with_each_that_does_not_fit():
+    room = HostRoom.of(CAP)
+    assert room.program_bytes == 990 * GIB
+    assert room.less(990 * GIB, 8 * GIB, tried=0) == 978 * GIB
+    assert room.less(978 * GIB, 8 * GIB, tried=1) == 960 * GIB
+    assert room.less(960 * GIB, 0, tried=2) == 928 * GIB
+
+
+def test_it_gets_most_of_what_was_left_where_that_is_worth_it(taking):
+    """0.4 GiB save 0.2 s, which is 0.2 %."""
+    room = HostRoom.of(CAP)
+    assert room.more(990 * GIB, taking(992), SOLVED) == 996 * GIB
+    assert room.more(990 * GIB, taking(999.5), SOLVED) is not None
+    assert room.more(990 * GIB, taking(999.7), SOLVED) is None
+    assert room.more(990 * GIB, taking(992), replace(SOLVED, host_s_per_gib=0.0)) is None
+
+
+def test_without_a_cap_there_is_nothing_to_learn(taking):
+    room = HostRoom.of(None)
+    assert room.program_bytes is None
+    assert room.less(None, GIB, tried=0) is None
+    assert room.more(None, taking(1), SOLVED) is None
+
+
+# --- in a search
+
+CHAINS = {
+    chunks: lower(
+        small("tiny", num_layers=6),
+        Workload(seq_len=64, chunk_tokens=64, chunks_per_round=chunks, rounds_per_step=2),
+    )
+    for chunks in (1, 2)
+}
+
+
+def decided(chunks: int, device_kib: int, host_kib: int) -> tuple[int, float] | None:
+    """Bytes of the host that decisions take, and the seconds a step that they come to."""
+    caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
+    mine = Decider(CHAINS[chunks], MACHINE, caps, num_rounds=2)
+    found = mine.fitting(OPEN, 0, full_shares(len(mine.small.tasks)))
+    if found is None:
+        return None
+    return host_bytes(found[1]), found[0].decisions.step_s
+
+
+@pytest.mark.parametrize("chunks", CHAINS)
+@pytest.mark.parametrize("host_kib", [500, 700, 800, 900])
+def test_whole_units_fit_the_host(chunks, host_kib):
+    found = decided(chunks, 1000, host_kib)
+    assert found is not None
+    assert found[0] <= host_kib * KIB
+
+
+@pytest.mark.parametrize(
+    ("chunks", "device_kib", "host_kib"), [(2, 1000, 675), (2, 1000, 725), (2, 1400, 250)]
+)
+def test_what_is_left_of_the_host_is_given_to_the_program_too(
+    monkeypatch, chunks, device_kib, host_kib
+):
+    """Once: decisions within more host memory recompute less."""
+    with_more = decided(chunks, device_kib, host_kib)
+    monkeypatch.setattr(HostRoom, "more", lambda *_: None)
+    without = decided(chunks, device_kib, host_kib)
+    assert with_more is not None
+    assert without is not None
+    assert without[0] < with_more[0] <= host_kib * KIB
+    assert with_more[1] < 0.995 * without[1]
+
+
+def test_rounding_that_does_not_change_is_no_reason_to_find_nothing():
+    """Whole units are missing again with a little less for the program, until it gets far less."""
+    assert decided(2, 1000, 947) is not None
+    assert decided(2, 1000, 526) is not None
