@@ -10,9 +10,9 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
 from twinstream.planner import host_room
-from twinstream.planner.bound import LowerBound
+from twinstream.planner.bound import BoundProgram, LowerBound
 from twinstream.planner.choices import OPEN
-from twinstream.planner.congestion import full_shares
+from twinstream.planner.congestion import Shares, full_shares
 from twinstream.planner.deciding import Decider
 from twinstream.planner.emission import host_bytes
 from twinstream.planner.host_room import HostIsFull, HostRoom
@@ -77,10 +77,14 @@ CHAINS = {
 }
 
 
+def decider(chunks: int, device_kib: int, host_kib: int) -> Decider:
+    caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
+    return Decider(CHAINS[chunks], MACHINE, caps, num_rounds=2)
+
+
 def decided(chunks: int, device_kib: int, host_kib: int) -> tuple[int, float] | None:
     """Bytes of the host that decisions take, and the seconds a step that they come to."""
-    caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
-    mine = Decider(CHAINS[chunks], MACHINE, caps, num_rounds=2)
+    mine = decider(chunks, device_kib, host_kib)
     found = mine.fitting(OPEN, 0, full_shares(len(mine.small.tasks)))
     if found is None:
         return None
@@ -115,3 +119,21 @@ def test_rounding_that_does_not_change_is_no_reason_to_find_nothing():
     """Whole units are missing again with a little less for the program, until it gets far less."""
     assert decided(2, 1000, 947) is not None
     assert decided(2, 1000, 526) is not None
+
+
+def test_the_next_decisions_begin_with_what_the_program_got_for_the_last_that_fitted(monkeypatch):
+    asked: list[int | None] = []
+    solve = BoundProgram.fewest_copies
+
+    def noted(self: BoundProgram, caps: Caps, shares: Shares | None = None) -> LowerBound | None:
+        asked.append(caps.host_bytes)
+        return solve(self, caps, shares)
+
+    monkeypatch.setattr(BoundProgram, "fewest_copies", noted)
+    mine = decider(2, 1000, 675)
+    mine.fitting(OPEN, 0, full_shares(len(mine.small.tasks)))
+    first, asked[:] = list(asked), []
+    mine.fitting(OPEN, 0, full_shares(len(mine.small.tasks)))
+    assert first[0] == round(0.99 * 675 * KIB)
+    assert asked[0] in first[1:]
+    assert len(asked) < len(first)
