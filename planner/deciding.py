@@ -162,9 +162,11 @@ class Decider:
                 continue
             if found is None:
                 break
-            refined, fits, self._host.program_bytes = fits is not None, found, host_room
-            host_room = self._host.more(host_room, found[1], solved)
-            if refined or host_room is None:
+            self._host.program_bytes = host_room
+            if fits is not None:
+                return found
+            fits, host_room = found, self._host.more(host_room, found[1], solved)
+            if host_room is None:
                 break
         return fits
 
