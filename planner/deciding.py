@@ -14,7 +14,7 @@ from twinstream.planner.congestion import Shares
 from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
-from twinstream.planner.host_room import HostIsFull, HostRoom
+from twinstream.planner.host_room import HostIsFull, HostRoom, require_room
 from twinstream.planner.kept import kept_units
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
@@ -74,7 +74,7 @@ class Decider:
         self._units, self._judged_units = kept_units(self.small), kept_units(self.judged)
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
-        self._host = HostRoom.of(self.caps.arena_bytes("host"))
+        self._hosts: dict[str, HostRoom] = {}  # by what is fixed
 
     def schedule(self, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds.
@@ -143,7 +143,8 @@ class Decider:
         guide = kept_program(
             self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True
         )
-        device, host_room = self.caps.arena_bytes("device"), self._host.program_bytes
+        host = self._hosts.setdefault(repr(choices), HostRoom.of(self.caps.arena_bytes("host")))
+        device, host_room = self.caps.arena_bytes("device"), host.program_bytes
         room = None if device is None else device - in_flight
         fits: tuple[Candidate, Placement] | None = None
         for tried in range(_TRIES):
@@ -158,14 +159,14 @@ class Decider:
             except HostIsFull as full:
                 if fits is not None:
                     break
-                host_room = self._host.less(host_room, full.missing_bytes, tried)
+                host_room = host.less(host_room, full.missing_bytes, tried)
                 continue
             if found is None:
                 break
-            self._host.program_bytes = host_room
+            host.program_bytes = host_room
             if fits is not None:
                 return found
-            fits, host_room = found, self._host.more(host_room, found[1], solved)
+            fits, host_room = found, host.more(host_room, found[1], solved)
             if host_room is None:
                 break
         return fits
@@ -185,7 +186,7 @@ class Decider:
         judged = TaskSequence.of(self.judged, self._judged_units, decisions, self._call_ns)
         if device is None:
             candidate, placement, _ = self._placed(sequence, judged, decisions)
-            self._host.check(placement)
+            require_room(placement, self.caps)
             return candidate, placement
         room = np.full(len(sequence.tasks), device, dtype=np.int64)
         shortage = 0
@@ -195,10 +196,10 @@ class Decider:
             if fitting is None:
                 break
             if pressure.home > 0.0:  # packing takes long where memory is tight
-                self._host.check(_placement(judged, judged.stays(fitting), ()))
+                require_room(_placement(judged, judged.stays(fitting), ()), self.caps)
             candidate, placement, over = self._placed(sequence, judged, fitting)
             if not over:
-                self._host.check(placement)
+                require_room(placement, self.caps)
                 return candidate, placement
             decisions = fitting
             shortage = max(2 * shortage, max(over.values()))
@@ -226,7 +227,7 @@ class Decider:
             most = alive + round(share * (device - alive))
             candidate, placement, over = self._placed(sequence, judged, fitting, most)
             if not over:
-                self._host.check(placement)
+                require_room(placement, self.caps)
                 return candidate, placement
             most_alive = round(_LESS_KEPT * alive)
         return None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from twinstream.planner.bound import LowerBound
 from twinstream.planner.bound_gaps import GIB
 from twinstream.planner.emission import Placement, host_bytes
+from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 
 _AT_FIRST = 0.99
@@ -18,6 +19,17 @@ class HostIsFull(TwinstreamError):
     def __init__(self, missing_bytes: int) -> None:
         super().__init__(f"{missing_bytes:,} bytes of host memory are missing")
         self.missing_bytes = missing_bytes
+
+
+def require_room(placement: Placement, caps: Caps) -> None:
+    """Refuse what does not fit the host.
+
+    Raises:
+        HostIsFull: with what is missing.
+    """
+    cap_bytes = caps.arena_bytes("host")
+    if cap_bytes is not None and (missing := host_bytes(placement) - cap_bytes) > 0:
+        raise HostIsFull(missing)
 
 
 @dataclass
@@ -39,15 +51,6 @@ class HostRoom:
         """Where nothing was planned yet, a hundredth is left for rounding."""
         return HostRoom(cap_bytes, None if cap_bytes is None else round(cap_bytes * _AT_FIRST))
 
-    def check(self, placement: Placement) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            HostIsFull: with what is missing.
-        """
-        if self.cap_bytes is not None and (missing := host_bytes(placement) - self.cap_bytes) > 0:
-            raise HostIsFull(missing)
-
     def less(self, program_bytes: int | None, missing_bytes: int, tried: int) -> int | None:
         """What the program gets after a plan that did not fit: less by what was missing, and more.
 
@@ -56,7 +59,8 @@ class HostRoom:
         """
         if program_bytes is None or self.cap_bytes is None:
             return None
-        return program_bytes - missing_bytes * 5 // 4 - round(_LESS * 4**tried * self.cap_bytes)
+        more_bytes = round(_LESS * self.cap_bytes) << 2 * tried
+        return program_bytes - missing_bytes * 5 // 4 - more_bytes
 
     def more(
         self, program_bytes: int | None, placement: Placement, solved: LowerBound

@@ -117,9 +117,10 @@ class Turns:
         beat_ns: the step time of the best plan known.
         most: turns to take.
         shares: how much of the links the program may use beside each task at first; after the
-            turns, what the fastest of the plans was decided with, those with more room left out.
+            turns, what the fastest of the plans was decided with, those with more room left out,
+            unless even its decisions are far from the bound.
         rooms: bytes to leave for copies in flight, the first with which anything fits; after the
-            turns, what that plan was decided with is the first.
+            turns, what that plan was decided with is the first, with the same exception.
     """
 
     decider: Decider
@@ -137,10 +138,14 @@ class Turns:
 
     def take(self) -> None:
         """All turns that may pay; `found` has their plans."""
+        rooms = list(self.rooms)
         going_on = self._take_usual()
         if self._best is None:
             return
-        self.shares, self.rooms[0] = self._best.shares, self._best.room
+        if self._best.decided_ns > _VERY_FAR * self.bound_ns:
+            self.rooms = rooms
+        else:
+            self.shares, self.rooms[0] = self._best.shares, self._best.room
         if going_on and self.most > 1 and self._wants_more_room(self._best):
             self._take_with_more_room(self._best)
         fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)

@@ -11,11 +11,11 @@ from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
 from twinstream.planner import host_room
 from twinstream.planner.bound import BoundProgram, LowerBound
-from twinstream.planner.choices import OPEN
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.congestion import Shares, full_shares
 from twinstream.planner.deciding import Decider
 from twinstream.planner.emission import host_bytes
-from twinstream.planner.host_room import HostIsFull, HostRoom
+from twinstream.planner.host_room import HostIsFull, HostRoom, require_room
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
@@ -34,12 +34,12 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_placement_may_take_all_there_is_and_no_byte_more(taking):
-    room = HostRoom.of(CAP)
-    room.check(taking(1000))
+    caps = Caps(host_bytes=CAP)
+    require_room(taking(1000), caps)
     with pytest.raises(HostIsFull, match="1 bytes") as full:
-        room.check(taking(1000 + 1 / GIB))
+        require_room(taking(1000 + 1 / GIB), caps)
     assert full.value.missing_bytes == 1
-    HostRoom.of(None).check(taking(10**6))
+    require_room(taking(10**6), Caps())
 
 
 def test_the_program_gets_a_little_less_than_there_is_and_less_with_each_that_does_not_fit():
@@ -137,3 +137,14 @@ def test_the_next_decisions_begin_with_what_the_program_got_for_the_last_that_fi
     assert first[0] == round(0.99 * 675 * KIB)
     assert asked[0] in first[1:]
     assert len(asked) < len(first)
+
+
+def test_what_the_program_got_with_other_homes_says_nothing():
+    """With all state at home on the host it takes more of it."""
+    shares = full_shares(len(decider(2, 1000, 675).small.tasks))
+    at_home = Choices(homes={"gradient": "host"})
+    alone, after = decider(2, 1000, 675), decider(2, 1000, 675)
+    after.fitting(OPEN, 0, shares)
+    found, expected = (mine.fitting(at_home, 0, shares) for mine in (after, alone))
+    assert expected is not None
+    assert found == expected

@@ -89,14 +89,21 @@ def test_where_copies_are_waited_for_the_links_get_less(monkeypatch):
 
 
 def test_where_the_room_for_copies_costs_more_than_waits_a_third_of_it_is_tried(monkeypatch):
-    landscape = {(3, 1): (1.2, 1.21), (1, 1): (1.1, 1.12), (0.333, 1): (1.05, 1.3)}
+    landscape = {(3, 1): (1.035, 1.036), (1, 1): (1.03, 1.031), (0.333, 1): (1.02, 1.3)}
     turns, asked = taken(monkeypatch, landscape)
     assert asked == [(3, 1), (1, 1), (0.333, 1)]
     assert (turns.rooms[0], turns.shares) == (GIB, FULL)
 
 
-def test_where_less_room_was_worse_the_links_get_less_with_the_room_of_before(monkeypatch):
+def test_what_very_bad_decisions_were_made_with_is_nothing_to_begin_with(monkeypatch):
     landscape = {(3, 1): (1.2, 1.21), (1, 1): (1.1, 1.4), (3, 0.5): (1.19, 1.2)}
+    turns, asked = taken(monkeypatch, landscape)
+    assert asked == [(3, 1), (1, 1), (3, 0.5)]
+    assert (turns.rooms, turns.shares) == ([3 * GIB, GIB, 0], FULL)
+
+
+def test_where_less_room_was_worse_the_links_get_less_with_the_room_of_before(monkeypatch):
+    landscape = {(3, 1): (1.035, 1.036), (1, 1): (1.03, 1.2), (3, 0.5): (1.034, 1.0355)}
     turns, asked = taken(monkeypatch, landscape)
     assert asked == [(3, 1), (1, 1), (3, 0.5)]
     assert (turns.rooms[0], turns.shares) == (3 * GIB, LESS)
