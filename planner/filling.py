@@ -19,7 +19,7 @@ from twinstream.planner.rounding import Decisions, GapKey
 from twinstream.planner.task_sequence import TaskSequence
 
 _LEAST_PRESSURE = 0.05
-_LEAST_S_PER_GIB = 8e-4
+_LEAST_S_PER_GIB = 8e-4  # what the program lets a copy there and back cost at least
 
 
 @dataclass(frozen=True)
