@@ -23,7 +23,7 @@ from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
-_COPY_COST_MS_PER_GIB = 0.4  # step time that a plan may lose to save copying a GiB
+COPY_COST_MS_PER_GIB = 0.4  # step time that a plan may lose to save copying a GiB
 _SOLVER_TOLERANCE = 1e-9
 
 
@@ -139,7 +139,7 @@ class BoundProgram:
         `shares`: how much of the links may be used beside each task.
         """
         with self._lock:
-            return self._program.solve(caps, copy_cost=_COPY_COST_MS_PER_GIB, shares=shares)
+            return self._program.solve(caps, copy_cost=COPY_COST_MS_PER_GIB, shares=shares)
 
     @cached_property
     def _program(self) -> "_Bound":

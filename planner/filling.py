@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.bound import LowerBound
+from twinstream.planner.bound import COPY_COST_MS_PER_GIB, LowerBound
 from twinstream.planner.margins import Bytes, alive_bytes
 from twinstream.planner.packing import align_up
 from twinstream.planner.residency import content_gaps
@@ -19,7 +19,7 @@ from twinstream.planner.rounding import Decisions, GapKey
 from twinstream.planner.task_sequence import TaskSequence
 
 _LEAST_PRESSURE = 0.05
-_LEAST_S_PER_GIB = 8e-4  # what the program lets a copy there and back cost at least
+_LEAST_S_PER_GIB = 2 * COPY_COST_MS_PER_GIB / 1e3  # there and back, by the program's own cost
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import pytest
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
-from twinstream.planner import host_room
+from twinstream.planner import deciding, host_room
 from twinstream.planner.bound import BoundProgram, LowerBound
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.congestion import Shares, full_shares
 from twinstream.planner.deciding import Decider
-from twinstream.planner.emission import host_bytes
+from twinstream.planner.emission import Placement, host_bytes
 from twinstream.planner.host_room import HostIsFull, HostRoom, require_room
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -119,6 +119,27 @@ def test_rounding_that_does_not_change_is_no_reason_to_find_nothing():
     """Whole units are missing again with a little less for the program, until it gets far less."""
     assert decided(2, 1000, 947) is not None
     assert decided(2, 1000, 526) is not None
+
+
+def test_what_does_not_fit_the_host_is_not_packed(monkeypatch):
+    """Packing takes long where memory is tight."""
+    happened: list[str] = []
+    check, place = deciding.require_room, Decider._placed
+
+    def checked(placement: Placement, caps: Caps) -> None:
+        happened.append("checked")
+        check(placement, caps)
+        happened.append("fits")
+
+    def noted(self: Decider, *args: Any) -> Any:
+        happened.append("placed")
+        return place(self, *args)
+
+    monkeypatch.setattr(deciding, "require_room", checked)
+    monkeypatch.setattr(Decider, "_placed", noted)
+    assert decided(2, 1000, 526) is not None
+    assert happened[:2] == ["checked", "checked"], "the first does not fit, the second is tried"
+    assert "placed" in happened
 
 
 def test_the_next_decisions_begin_with_what_the_program_got_for_the_last_that_fitted(monkeypatch):
