@@ -141,6 +141,14 @@ class BoundProgram:
         with self._lock:
             return self._program.solve(caps, copy_cost=COPY_COST_MS_PER_GIB, shares=shares)
 
+    def least_home_bytes(self, caps: Caps) -> float | None:
+        """What homes on the host take at least, however long it takes, of a tied program.
+
+        None where nothing fits the device cap; the host's is not looked at.
+        """
+        with self._lock:
+            return self._program.least_home_bytes(caps)
+
     @cached_property
     def _program(self) -> "_Bound":
         segments = Segments.of(self.chain, self._most_segments)
@@ -174,6 +182,16 @@ class _Bound:
             caps = with_library_memory(caps, self.chain)
             arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
             return self._solved(*arenas, copy_cost, shares)
+
+    def least_home_bytes(self, caps: Caps) -> float | None:
+        with self.program.extended():
+            device_cap = with_library_memory(caps, self.chain).arena_bytes("device")
+            self.slots.add_loads(self.gaps)
+            self.slots.add_stores(self.gaps)
+            if device_cap is not None:
+                self._device_rows(self._occupied(self.gaps.kept_at), self._used_gib, device_cap)
+            solution = self.program.minimise(dict(self.gaps.home_gib()))
+            return None if solution is None else max(0.0, solution.dual_objective) * GIB
 
     def _solved(
         self,

@@ -8,9 +8,10 @@ import numpy as np
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound import BoundProgram
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
-from twinstream.planner.congestion import Shares
+from twinstream.planner.congestion import Shares, full_shares
 from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.filling import Pressure, filled
 from twinstream.planner.folded_packing import pack_folded
@@ -118,6 +119,29 @@ class Decider:
         device = self.caps.arena_bytes("device")
         return wanted if device is None else min(wanted, round(_IN_FLIGHT_SHARE * device))
 
+    def guide(self, choices: Choices) -> BoundProgram:
+        """The program that decides."""
+        return kept_program(
+            self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True
+        )
+
+    def on_little_of_host(
+        self, choices: Choices, host_bytes: int
+    ) -> tuple[Candidate, Placement] | None:
+        """What fits the device with none left for copies, from decisions for so much of the host.
+
+        It takes a little more or less of it.
+
+        Raises:
+            HostIsFull: it takes more than the host cap.
+        """
+        room, shares = self.caps.arena_bytes("device"), full_shares(len(self.small.tasks))
+        solved = self.guide(choices).fewest_copies(self.caps.with_arenas(room, host_bytes), shares)
+        if solved is None:
+            return None
+        decisions = Decisions.of(solved, self.small, self._units, choices)
+        return self._packed(decisions, Pressure.of(solved, self.num_rounds), 0)
+
     def _longest_ahead_ns(self, choices: Choices) -> float:
         blocks = choices.prefetch_blocks
         return self._longest_task_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
@@ -128,6 +152,8 @@ class Decider:
         in_flight: int,
         shares: Shares,
         wanted: Callable[[float], bool] = lambda step_s: True,
+        *,
+        fast: bool = True,
     ) -> tuple[Candidate, Placement] | None:
         """Decisions that fit both caps, with so many bytes left for copies in flight.
 
@@ -136,13 +162,12 @@ class Decider:
             in_flight: those bytes.
             shares: how much of the links may be used beside each task.
             wanted: whether a plan is, by the step time that the program's decisions come to.
+            fast: once it fits, whether to use what is left of the host.
 
         Raises:
             NotWanted: it is not.
         """
-        guide = kept_program(
-            self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True
-        )
+        guide = self.guide(choices)
         host = self._hosts.setdefault(repr(choices), HostRoom.of(self.caps.arena_bytes("host")))
         device, host_room = self.caps.arena_bytes("device"), host.program_bytes
         room = None if device is None else device - in_flight
@@ -164,7 +189,7 @@ class Decider:
             if found is None:
                 break
             host.program_bytes = host_room
-            if fits is not None:
+            if fits is not None or not fast:
                 return found
             fits, host_room = found, host.more(host_room, found[1], solved)
             if host_room is None:

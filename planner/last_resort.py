@@ -1,6 +1,6 @@
 """What the program finds at all, where nothing else fits."""
 
-from dataclasses import dataclass
+from functools import cached_property
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.choices import Choices
@@ -14,19 +14,16 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.verify_layout import arena_bytes
 
-
-@dataclass(frozen=True)
-class _Found:
-    decider: Decider
-    candidate: Candidate
-    placement: Placement
+_OVER_LEAST = 1.01
+_BITS_OF_STEP = 8  # device caps are taken down to so many leading bits: few plans serve all caps
 
 
 class LastResort:
     """Plans with no memory left for copies in flight, within any caps.
 
     Content moves to the host by whole units, the program moves shares of them. So where it finds no
-    plan within a host cap, one that it finds with any amount of host memory may still fit.
+    plan within a host cap, one may still fit that it finds for the least host memory, and that may
+    take more than that.
 
     Args:
         chain: the step, or a few rounds of it.
@@ -38,51 +35,77 @@ class LastResort:
     def __init__(self, chain: Chain, machine: Machine, choices: Choices, num_rounds: int) -> None:
         self._chain, self._machine, self._choices = chain, machine, choices
         self._num_rounds = num_rounds
-        self._with_any_host: dict[Caps, _Found | None] = {}
+        self._on_little_host: dict[Caps, _OnLittleHost] = {}
 
     def fits(self, caps: Caps) -> bool:
-        """Whether there is a plan."""
+        """Whether the program finds a plan within the caps, or everything fits the device."""
         if self._choices.open and resides(self._chain, self._machine, caps):
             return True
-        return self._found(caps) is not None or self.takes_no_more(caps)
+        decider = Decider(self._chain, self._machine, caps, self._num_rounds)
+        shares = full_shares(len(decider.small.tasks))
+        return decider.fitting(self._choices, 0, shares, fast=False) is not None
 
     def host_bytes(self, caps: Caps) -> int | None:
-        """What a plan takes of the host with this device cap and any amount of host memory."""
-        found = self._found_with_any_host(caps)
-        return None if found is None else host_bytes(found.placement)
+        """What a plan with little on the host takes of it, with this device cap."""
+        return self._on_little(caps).host_bytes
 
     def takes_no_more(self, caps: Caps) -> bool:
-        """Whether a few rounds that were planned with any amount of host memory fit the caps."""
-        return self._lifted(caps) is not None
+        """Whether a few rounds that were planned with little on the host fit the caps."""
+        if caps.host_bytes is None:
+            return False
+        planned = self._on_little(caps)
+        if planned.least_bytes is None or planned.least_bytes > caps.host_bytes:
+            return False
+        return planned.host_bytes is not None and planned.host_bytes <= caps.host_bytes
 
     def schedule(self, chain: Chain, caps: Caps) -> Schedule | None:
-        """A schedule of the whole step, found with any amount of host memory, if it fits."""
-        if (found := self._lifted(caps)) is None:
+        """A schedule of the whole step with little on the host, if it fits."""
+        planned = self._on_little(caps)
+        if not self.takes_no_more(caps) or planned.found is None:
             return None
+        candidate, placement = planned.found
         caps = with_library_memory(caps, chain)
-        judged = emitted(found.placement, self._machine, caps, "optimal")
+        judged = emitted(placement, self._machine, caps, "optimal")
         try:
-            schedule = found.decider.schedule(found.candidate, judged, chain)
+            schedule = planned.decider.schedule(candidate, judged, chain)
         except DoesNotFit:
             return None
         if arena_bytes(schedule, HOST) > (caps.host_bytes or 0):
             return None
         return schedule.model_copy(update={"caps": caps})
 
-    def _lifted(self, caps: Caps) -> _Found | None:
-        if caps.host_bytes is None:
+    def _on_little(self, caps: Caps) -> "_OnLittleHost":
+        device_bytes = None if caps.device_bytes is None else _stepped(caps.device_bytes)
+        caps = caps.model_copy(update={"device_bytes": device_bytes, "host_bytes": None})
+        if caps not in self._on_little_host:
+            decider = Decider(self._chain, self._machine, caps, self._num_rounds)
+            self._on_little_host[caps] = _OnLittleHost(decider, self._choices)
+        return self._on_little_host[caps]
+
+
+class _OnLittleHost:
+    """A plan that takes little more of the host than the program can, with one device cap."""
+
+    def __init__(self, decider: Decider, choices: Choices) -> None:
+        self.decider, self._choices = decider, choices
+
+    @cached_property
+    def least_bytes(self) -> float | None:
+        """No plan of the program takes less of the host; None if none fits the device."""
+        return self.decider.guide(self._choices).least_home_bytes(self.decider.caps)
+
+    @cached_property
+    def found(self) -> tuple[Candidate, Placement] | None:
+        if self.least_bytes is None:
             return None
-        found = self._found_with_any_host(caps)
-        fits = found is not None and host_bytes(found.placement) <= caps.host_bytes
-        return found if fits else None
+        return self.decider.on_little_of_host(self._choices, round(_OVER_LEAST * self.least_bytes))
 
-    def _found_with_any_host(self, caps: Caps) -> _Found | None:
-        caps = caps.model_copy(update={"host_bytes": None})
-        if caps not in self._with_any_host:
-            self._with_any_host[caps] = self._found(caps)
-        return self._with_any_host[caps]
+    @cached_property
+    def host_bytes(self) -> int | None:
+        return None if self.found is None else host_bytes(self.found[1])
 
-    def _found(self, caps: Caps) -> _Found | None:
-        decider = Decider(self._chain, self._machine, caps, self._num_rounds)
-        found = decider.fitting(self._choices, 0, full_shares(len(decider.small.tasks)))
-        return None if found is None else _Found(decider, *found)
+
+def _stepped(size_bytes: int) -> int:
+    """The size, or less by under a hundredth: the same for all sizes of a step."""
+    shift = max(0, size_bytes.bit_length() - _BITS_OF_STEP)
+    return size_bytes >> shift << shift

@@ -1,5 +1,6 @@
 """What caps would do where `optimal` finds no plan: tried, not guessed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
@@ -18,8 +19,8 @@ def refused(
     """The error for a chain that does not fit the caps.
 
     The caps that `streaming` names would do, because its plan is among those tried; and so would
-    what a plan takes that may have any amount of host memory. Smaller ones are searched only where
-    the program finds a plan just below; that takes many plans.
+    what a plan with little on the host takes of it. Smaller ones, and a device cap where
+    `streaming` has none, are searched only if wanted; that takes many plans.
 
     Args:
         chain: whose task with the most operands is named.
@@ -31,7 +32,7 @@ def refused(
     named = streaming.shortage
     device, host = named.smallest_device_bytes, _less(caps, named.smallest_host_bytes, resort)
     if search:
-        device = _smallest(caps, "device_bytes", device, resort)
+        device = _smallest(caps, "device_bytes", device or _doubled(caps, resort), resort)
         host = _smallest(caps, "host_bytes", host, resort)
     return _error(chain, caps, device, host, named)
 
@@ -39,7 +40,7 @@ def refused(
 def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
     """The error where homes or levels are fixed: only the program says what would do.
 
-    A device cap is doubled until it does; of the host, what a plan takes that may have any amount.
+    A device cap is doubled until it does; of the host, what a plan takes that has little there.
     """
     device = _smallest(caps, "device_bytes", _doubled(caps, resort), resort)
     host = _smallest(caps, "host_bytes", _less(caps, None, resort), resort)
@@ -63,7 +64,7 @@ def _error(
 
 
 def _less(caps: Caps, host: int | None, resort: LastResort) -> int | None:
-    """A host cap that would do, or less if a plan with any amount of host memory takes less."""
+    """A host cap that would do, or less if a plan with little on the host takes less."""
     taken = None if caps.host_bytes is None else resort.host_bytes(caps)
     enough = [size for size in (host, taken) if size is not None]
     return min(enough, default=None)
@@ -75,7 +76,8 @@ def _doubled(caps: Caps, resort: LastResort) -> int | None:
     if given is None:
         return None
     for doubled in range(1, _MOST_DOUBLINGS + 1):
-        if resort.fits(caps.model_copy(update={"device_bytes": given << doubled})):
+        larger = caps.model_copy(update={"device_bytes": given << doubled})
+        if resort.takes_no_more(larger) or resort.fits(larger):
             return given << doubled
     return None
 
@@ -86,17 +88,28 @@ def _smallest(caps: Caps, field: str, would_do: int | None, resort: LastResort) 
     if given is None or would_do is None:
         return None
     unit = _UNIT if would_do >= 64 * _UNIT else _SMALL_UNIT
-    high = would_do
-    if high - unit <= given or not resort.fits(caps.model_copy(update={field: high - unit})):
-        return high
-    low, top = given // unit, high // unit
+
+    def within(size: int) -> Caps:
+        return caps.model_copy(update={field: size * unit})
+
+    low, top = given // unit, -(-would_do // unit)
+    top = _first(low, top, lambda size: resort.fits(within(size)))
+    top = _first(low, top, lambda size: resort.takes_no_more(within(size)))
+    return min(would_do, top * unit)
+
+
+def _first(low: int, top: int, enough: Callable[[int], bool]) -> int:
+    """The least size above `low` that is enough, as `top` is and all above; one below is not."""
+    if top - 1 <= low or not enough(top - 1):
+        return top
+    top -= 1
     while top - low > 1:
         middle = (low + top) // 2
-        if resort.fits(caps.model_copy(update={field: middle * unit})):
+        if enough(middle):
             top = middle
         else:
             low = middle
-    return top * unit
+    return top
 
 
 def _largest_task(chain: Chain) -> str:

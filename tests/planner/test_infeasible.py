@@ -15,24 +15,13 @@ from tests.helpers.plans import (
     smallest_device_bytes,
     smallest_host_bytes,
 )
-from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
+from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
-from twinstream.planner import deciding
-from twinstream.planner.choices import OPEN
-from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.last_resort import LastResort
-from twinstream.planner.packing import ALIGNMENT_BYTES
 from twinstream.planner.refusal import refused
-from twinstream.planner.rounds import with_rounds
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
-from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import Workload
 
 POLICIES = ["resident", "streaming"]
@@ -134,34 +123,17 @@ def test_caps_that_optimal_names_would_do_and_a_little_less_would_not(workload):
         assert not fits(chain, "optimal", least - 256, host_bytes)
 
 
-def test_a_plan_that_was_found_with_any_amount_of_host_memory_is_one_where_it_takes_no_more(
-    monkeypatch,
-):
-    """Whole units move to the host, so that the program may find none at once within as much."""
-    monkeypatch.setattr(deciding, "_TRIES", 1)
-    six_rounds = WORKLOADS["sliced"].model_copy(update={"rounds_per_step": 6})
-    chain = lower(small("tiny", num_layers=4), six_rounds)
-    few, found_again = with_rounds(chain, JUDGED_ROUNDS), []
-    for device_bytes in range(150_000, 500_000, 50_000):
-        resort = LastResort(few, MACHINE, OPEN, len(chain.round_starts))
-        taken = resort.host_bytes(Caps(device_bytes=device_bytes))
-        if not taken:
-            continue
-        caps = Caps(device_bytes=device_bytes, host_bytes=taken)
-        schedule = resort.schedule(chain, caps)
-        assert schedule is not None
-        assert 0 <= taken - arena_bytes(schedule, HOST) < ALIGNMENT_BYTES
-        assert arena_bytes(schedule, DEVICE) <= device_bytes
-        assert schedule.caps == caps
-        assert not verify(schedule)
-        assert not conforms(schedule, chain)
-        assert resort.fits(caps)
-        assert resort.schedule(chain, Caps(device_bytes=device_bytes, host_bytes=taken - 1)) is None
-        decider = Decider(few, MACHINE, caps, len(chain.round_starts))
-        shares = full_shares(len(decider.small.tasks))
-        found_again.append(decider.fitting(OPEN, 0, shares) is not None)
-        assert arena_bytes(planned(chain, MACHINE, caps, "optimal"), HOST) <= taken
-    assert False in found_again
+@pytest.mark.parametrize("workload", ["packed", "sliced"])
+def test_a_device_cap_is_named_where_only_state_on_it_as_well_as_on_the_host_would_do(workload):
+    """`streaming` has all state on the host, so that no device cap would do for it."""
+    chain = tiny_chain(workload)
+    host_bytes = smallest_host_bytes(chain, "streaming") // 2
+    caps = Caps(device_bytes=200_000, host_bytes=host_bytes, device_reserve_bytes=RESERVE)
+    assert shortage_of(chain, caps, "streaming").smallest_device_bytes is None
+    least = shortage_of(chain, caps, "optimal").smallest_device_bytes
+    assert least is not None
+    assert fits(chain, "optimal", least, host_bytes)
+    assert not fits(chain, "optimal", least - 256, host_bytes)
 
 
 def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_short():
@@ -173,19 +145,6 @@ def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_
         found = refused(chain, caps, streaming, resort, search=False).shortage
         assert (found.cap, found.cap_bytes, found.needed_bytes) == ("device", 4000, 5000)
         assert (found.smallest_device_bytes, found.smallest_host_bytes) == (5000, named)
-
-
-def test_a_plan_of_few_rounds_that_does_not_fit_all_is_none(monkeypatch):
-    chain = tiny_chain("sliced", num_layers=4)
-    caps = Caps(device_bytes=700_000, host_bytes=10_000_000)
-    resort = LastResort(with_rounds(chain, JUDGED_ROUNDS), MACHINE, OPEN, len(chain.round_starts))
-    assert resort.schedule(chain, caps) is not None
-
-    def too_large(*_: object) -> None:
-        raise DoesNotFit("a byte is missing")
-
-    monkeypatch.setattr(Decider, "schedule", too_large)
-    assert resort.schedule(chain, caps) is None
 
 
 def test_the_message_names_cap_bytes_task_and_flags():
