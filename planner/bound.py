@@ -242,7 +242,7 @@ class _Bound:
             ]
             return inside + self._rows_between(cap)
         twice: list[Terms] = [[] for _ in kept]  # an operand, and perhaps not yet stored
-        for task, terms in self.gaps.evicted_at_uses():
+        for task, terms in (*self.gaps.evicted_at_uses(), *self.gaps.kept_or_waiting()):
             twice[task] += [(column, -gib) for column, gib in terms]
         return [
             self.program.at_most(
@@ -255,11 +255,15 @@ class _Bound:
 
     def _rows_between(self, cap: int) -> list[int]:
         """Where a segment begins: what is kept into it or over it, and copies in flight."""
+        kept = self._occupied(self.gaps.kept_into)
+        twice: list[Terms] = [[] for _ in kept]
+        for segment, terms in self.gaps.kept_or_waiting():
+            twice[segment] += [(column, -gib) for column, gib in terms]
         return [
-            self.program.at_most([(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0)], cap / GIB)
-            for column, slot in zip(
-                self._occupied(self.gaps.kept_into), self.slots.slots, strict=True
+            self.program.at_most(
+                [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB
             )
+            for column, slot, again in zip(kept, self.slots.slots, twice, strict=True)
         ]
 
     def _host_rows(self, cap: int | None) -> list[int]:

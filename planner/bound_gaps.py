@@ -16,6 +16,7 @@ GIB = 2.0**30
 Terms = list[tuple[int, float]]
 Side = Literal["leaving", "entering", "inside"]
 Key = tuple[int, int, bool]
+_SOON = 16  # tasks or segments
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,22 @@ class GapProgram:
             (touch.position, self._gib(n, i, gap, "leaving", "written"))
             for n, element in enumerate(self.elements)
             for i, gap in enumerate(element.gaps)
-            if (made := self._stored_from(n, i)) is not None and made != gap.begin
+            if (made := self._stored_from(n, i)) is not None and gap.made not in (None, gap.begin)
             for touch in element.touches
             if _lies_in(touch.position, made, gap.begin)
+        ]
+
+    def kept_or_waiting(self) -> list[tuple[int, Terms]]:
+        """(task, GiB) of content with gaps before the one in which it is written to the host.
+
+        Over those gaps, and at their uses, it may be kept, and wait for its copy meanwhile.
+        """
+        return [
+            (position, self._gib(n, i, gap, "leaving", "written"))
+            for n, element in enumerate(self.elements)
+            for i, gap in enumerate(element.gaps)
+            if gap.made is None and (made := self._stored_from(n, i)) is not None
+            for position in range(made + 1, gap.begin + 1)
         ]
 
     def written_gib(self) -> Terms:
@@ -201,21 +215,39 @@ class GapProgram:
         self.program.at_most(terms, 0.0)
 
     def _stored_from(self, number: int, index: int) -> int | None:
-        """The task that makes the content of a version's only gap, if it is followed from there.
+        """The task that makes what a gap writes to the host, if it is followed from there.
 
-        Not where that was in another round, or where it may be made again before the gap.
+        Not where that was long before or in another round, or where it may be made again before it
+        is written: before the gap, and, if others follow that it may be written for, in it.
         """
-        gap = self.elements[number].gaps[index]
-        if gap.made is None or not self.columns[number, index, False].alone:
+        gap, made = self.elements[number].gaps[index], self._made(number, index)
+        if made is None:
             return None
-        if gap.made != gap.begin:
-            if self.rounds.folded and not self._same_class(gap.made, gap):
-                return None
-            leaf = self.elements[number].leaves[0]
-            again = (position for position, _ in self._remakes.get(leaf, ()))
-            if any(_lies_in(position, gap.made, gap.begin) for position in again):
-                return None
-        return gap.made
+        if made != gap.begin and self.rounds.folded and not self._same_class(made, gap):
+            return None
+        alone = self.columns[number, index, False].alone
+        if alone and made == gap.begin:
+            return made
+        leaf, before = self.elements[number].leaves[0], gap.begin if alone else gap.end
+        again = (position for position, _ in self._remakes.get(leaf, ()))
+        return None if any(_lies_in(position, made, before) for position in again) else made
+
+    def _made(self, number: int, index: int) -> int | None:
+        """Where a gap's content was made; of a later gap, or one before others, if not long before.
+
+        A plan's program looks at sole gaps only: with the others plans were no faster.
+        """
+        gaps = self.elements[number].gaps
+        gap = first = gaps[index]
+        if self.tied and not self.columns[number, index, False].alone:
+            return None
+        for _ in gaps:
+            if first.after is None:
+                break
+            first = gaps[first.after]
+        if first is gap or first.made is None:
+            return first.made
+        return first.made if 0 <= gap.begin - first.made <= _SOON else None
 
     def _side(self, number: int, index: int, gap: Gap, side: Side) -> list[tuple[Key, float]]:
         """Instances of a gap as the round that it leaves or enters sees them, with their shares.

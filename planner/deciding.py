@@ -44,6 +44,7 @@ _REPAIRS = 8
 _SHARES_OF_COPIES = (0.5, 0.5, 0.25, 0.0)
 _LESS_KEPT = 0.85
 _TRIES = 5
+_SEGMENTS = 900
 _MOST_WASTE = 1.03
 
 
@@ -122,8 +123,9 @@ class Decider:
     def guide(self, choices: Choices) -> BoundProgram:
         """The program that decides."""
         return kept_program(
-            self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True
-        )
+            self.small, self.machine, num_rounds=self.num_rounds, choices=choices, tied=True,
+            most_segments=_SEGMENTS,
+        )  # fmt: skip
 
     def on_little_of_host(
         self, choices: Choices, host_bytes: int

@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 
 from twinstream.schedule.chain import Chain
 
-_MOST_SEGMENTS = 900
+_MOST_SEGMENTS = 450
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Segments:
         """Single tasks, or in chains of very many the chunks of a layer in a few stretches.
 
         Chunks of a layer are consecutive tasks of one kernel; a stretch has as many of them as
-        keeps the number of segments below about `most`, 900 if None. Where a round has the most to
+        keeps the number of segments below about `most`, 450 if None. Where a round has the most to
         hold tasks stay single: there memory decides most about the bound.
         """
         most = _MOST_SEGMENTS if most is None else most

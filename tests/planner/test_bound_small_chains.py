@@ -189,6 +189,30 @@ def test_content_may_be_stored_before_a_use_that_comes_before_its_gap():
     check(chain, Caps(device_bytes=16 * UNIT_BYTES), 4 * 0.5 + 2 * COPY_8_MS)
 
 
+def test_content_with_a_gap_before_is_stored_before_it_must_leave():
+    """x is not used in t1, read in t2, and has no room in t3: no copy of it waits any longer."""
+    chain = build_chain(_two_gaps(), (0.5, 0.5, 0.5, 0.5, 0.5))
+    caps = Caps(device_bytes=16 * UNIT_BYTES)
+    check(chain, caps, 3 * 0.5 + 2 * COPY_8_MS)
+    bound = lower_bound(chain, MACHINE, caps)
+    assert bound is not None
+    assert bound.step_s * 1e3 == pytest.approx(2 * COPY_8_MS + 0.5)
+
+
+def test_content_that_waits_for_its_copy_over_a_gap_takes_memory_once():
+    """x is kept while t1 takes the other half, and copied to the host beside t2."""
+    chain = build_chain(_two_gaps(), (0.5, 0.5, 20.0, 0.5, 0.5))
+    check(chain, Caps(device_bytes=16 * UNIT_BYTES), 0.5 + 0.5 + 20 + COPY_8_MS + 2 * 0.5)
+
+
+def _two_gaps() -> list[Sort]:
+    return [
+        Sort("x", 8, "activation", {0: ("write", 1), 2: ("read", 1), 4: ("read", 1)}),
+        Sort("half", 8, "scratch", {1: ("scratch", 0)}),
+        Sort("full", 16, "scratch", {3: ("scratch", 0)}),
+    ]
+
+
 @pytest.mark.parametrize("launch_ns", [0.4, 0.5, 30.4])
 def test_latencies_count_in_whole_ns_as_the_simulator_has_them(launch_ns):
     """The simulator rounds a latency down where that is nearer, so the bound must, too."""

@@ -121,7 +121,7 @@ def test_a_round_begins_a_segment_even_where_the_kernel_goes_on():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_of_few_tasks_each_is_its_own_segment(shape):
     chain = chain_of(shape)
-    found = Segments.of(chain)
+    found = Segments.of(chain, len(chain.tasks))
     assert found.single
     assert found.of_task == found.firsts == tuple(range(len(chain.tasks)))
 
