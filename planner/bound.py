@@ -13,6 +13,7 @@ from threading import Lock
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
+from twinstream.planner.bound_host import HostRows
 from twinstream.planner.bound_program import Program, Solution
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.bound_slots import LinkShares, Resource, SlotProgram
@@ -173,6 +174,10 @@ class _Bound:
         self.program = Program()
         self.gaps = GapProgram(self.program, chain, self.segments, rounds, choices, tied=tied)
         self.slots = SlotProgram(self.program, chain, self.segments, machine, rounds)
+        self._all_gib = 1.0 + sum(t.size_bytes for t in chain.tensors) / GIB
+        self._host = HostRows(
+            self.program, self.gaps, self.slots.slots, self._used_gib, self._all_gib
+        )
 
     def solve(
         self, caps: Caps, copy_cost: float, shares: LinkShares | None = None
@@ -204,30 +209,40 @@ class _Bound:
         resources = self.slots.add_resources(shares)
         self.slots.add_loads(self.gaps)
         self.slots.add_stores(self.gaps)
-        used = self._used_gib
         kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
-        device, host = self._device_rows(kept, used, device_cap), self._host_rows(host_cap)
-        if device_cap is not None and host_cap is not None and not self.gaps.tied:
-            both = self._rows_of_both(kept, used, device_cap + host_cap)
-            device, host = device + both, host + both
+        device = self._device_rows(kept, self._used_gib, device_cap)
         step_ms = dict(self.slots.step_ms())
         costs = dict(step_ms)
         for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
             if copy_cost:
                 costs[column] = costs.get(column, 0.0) + copy_cost * gib
-        solution = self.program.minimise(costs)
+        solution, host, both = self._minimised(costs, kept, device_cap, host_cap)
         if solution is None:
             return None
         resources.append(Resource("compute", compute, 0))
-        found = self._result(solution, device, host, resources)
+        found = self._result(solution, device + both, host + both, resources)
         if not copy_cost:
             return found
         reached_ms = sum(cost * float(solution.values[c]) for c, cost in step_ms.items())
         return replace(found, step_s=reached_ms / 1e3)
 
+    def _minimised(
+        self,
+        costs: dict[int, float],
+        kept: Sequence[int],
+        device_cap: int | None,
+        host_cap: int | None,
+    ) -> tuple[Solution | None, list[int], list[int]]:
+        """The optimum, with rows of the host and of both memories if these are needed."""
+        if self._host.may_be_left_out(host_cap):
+            solution = self.program.minimise(costs)
+            if solution is None or self._host.are_kept(solution.values, device_cap, host_cap):
+                return solution, [], []
+        host, both = self._host.add(kept, device_cap, host_cap)
+        return self.program.minimise(costs), host, both
+
     def _occupied(self, segments: Sequence[tuple[int, int, Terms]]) -> list[int]:
-        all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
-        return occupancy(self.program, segments, self.segments.count, all_gib)
+        return occupancy(self.program, segments, self.segments.count, self._all_gib)
 
     def _device_rows(
         self, kept: Sequence[int], used_gib: Sequence[float], cap: int | None
@@ -264,28 +279,6 @@ class _Bound:
                 [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB
             )
             for column, slot, again in zip(kept, self.slots.slots, twice, strict=True)
-        ]
-
-    def _host_rows(self, cap: int | None) -> list[int]:
-        """At every task: what the host holds, but for what is loaded early or not yet stored."""
-        if cap is None:
-            return []
-        if self.gaps.tied:
-            return [self.program.at_most(self.gaps.home_gib(), cap / GIB)]
-        held = self._occupied(self.gaps.host_at)
-        return [
-            self.program.at_most(
-                [(column, 1.0), (slot.ahead, -1.0), (slot.behind, -1.0)], cap / GIB
-            )
-            for column, slot in zip(held, self.slots.slots, strict=True)
-        ]
-
-    def _rows_of_both(self, kept: Sequence[int], used_gib: Sequence[float], cap: int) -> list[int]:
-        """At every task: what is not made again is somewhere, on the device or on the host."""
-        loaded = self._occupied(self.gaps.loaded_at)
-        return [
-            self.program.at_most([(one, 1.0), (other, 1.0)], cap / GIB - used)
-            for one, other, used in zip(kept, loaded, used_gib, strict=True)
         ]
 
     @cached_property
