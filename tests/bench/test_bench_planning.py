@@ -1,5 +1,6 @@
 """Seconds to plan and to bound; `pytest -m bench -s tests/bench/test_bench_planning.py`."""
 
+import gc
 import time
 
 import pytest
@@ -13,9 +14,8 @@ from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import SteadyState, simulate, steady_state
 
 pytestmark = pytest.mark.bench
 H100 = load_machine("h100")
@@ -33,11 +33,12 @@ STEPS = [
 def test_seconds_to_plan(model, seq_len, tokens, device, host):
     judged = 0
 
-    def judge(schedule: Schedule) -> Timeline:
+    def judge(schedule: Schedule) -> SteadyState:
         nonlocal judged
         judged += 1
-        return simulate(schedule, H100)
+        return steady_state(schedule, H100)
 
+    gc.collect()
     caps = caps_of(H100, f"{device}GiB", f"{host}GiB")
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens)
     start_s = time.perf_counter()
@@ -60,6 +61,7 @@ def test_seconds_to_plan(model, seq_len, tokens, device, host):
 def test_seconds_to_bound_64_layers(chunks):
     workload = Workload(seq_len=8192, chunk_tokens=8192, chunks_per_round=chunks, rounds_per_step=1)
     chain = lower(load_model("32b"), workload)
+    gc.collect()  # what earlier tests left
     start_s = time.perf_counter()
     bound = lower_bound(chain, H100, caps_of(H100, "60GiB", "400GiB"))
     seconds = time.perf_counter() - start_s
