@@ -7,6 +7,7 @@ from math import inf
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.cuts import Cut, Cuts, least_first
@@ -31,6 +32,7 @@ _WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.04
 _MANY_TASKS = 1500
+_FEW_SEGMENTS = 300
 
 
 @dataclass(frozen=True)
@@ -175,27 +177,41 @@ class Family:
         return tried < (_PLANNED_IF_FAR if far else _PLANNED)
 
     def _last_resort(self) -> Schedule:
-        """The plan of `streaming` for the workload that takes the least memory, or a bare one.
+        """The plan of `streaming` for the smallest workload, or one with little on the host.
 
         Raises:
-            InfeasiblePlan: neither fits; it says what would do for that workload.
+            InfeasiblePlan: neither fits; it says what would do.
         """
         workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
-        least = min(workloads, key=lambda w: (w.chunk_tokens * w.chunks_per_round, w.chunk_tokens))
-        few = self.cuts.lowered(least, JUDGED_ROUNDS)
-        resort = LastResort(few, self.machine, self.choices, least.rounds_per_step)
+        workloads = sorted(dict.fromkeys(workloads), key=_size)
         streaming: InfeasiblePlan | None = None
         if self.choices.open:
+            least = workloads[0]
             try:
-                return self._streaming_plan(few, least)
+                return self._streaming_plan(self.cuts.lowered(least, JUDGED_ROUNDS), least)
             except InfeasiblePlan as error:
                 streaming = error
-        if (bare := self._bare_plan(resort, least)) is not None:
+        workload = min(workloads, key=self._least_host_bytes)
+        few = self.cuts.lowered(workload, JUDGED_ROUNDS)
+        resort = LastResort(few, self.machine, self.choices, workload.rounds_per_step)
+        if (bare := self._bare_plan(resort, workload)) is not None:
             return bare
         if streaming is None:
             raise refused_as_fixed(few, self.caps, resort)
         search = self.choices.effort != "quick"
         raise refused(few, self.caps, streaming, resort, search=search)
+
+    def _least_host_bytes(self, workload: Workload) -> float:
+        """What its homes take of a host that has a cap; infinite where nothing fits the device."""
+        if self.caps.host_bytes is None:
+            return 0.0
+        program = kept_program(
+            self.cuts.lowered(workload, PROGRAM_ROUNDS), self.machine,
+            num_rounds=workload.rounds_per_step, choices=self.choices,
+            most_segments=_FEW_SEGMENTS, tied=True,
+        )  # fmt: skip
+        found = program.least_home_bytes(self.caps)
+        return inf if found is None else found
 
     def _streaming_plan(self, few: Chain, workload: Workload) -> Schedule:
         plan_streaming(few, self.machine, self.caps)  # says soon that nothing fits
@@ -212,6 +228,11 @@ class Family:
         if schedule is None:
             return None
         return finished(schedule, chain, self.step_bound_of(workload))
+
+
+def _size(workload: Workload) -> tuple[int, int]:
+    """Of a round and a chunk: the smaller, the less memory a step takes."""
+    return workload.chunk_tokens * workload.chunks_per_round, workload.chunk_tokens
 
 
 def _step_ns(found: tuple[Plan, Cut]) -> float:

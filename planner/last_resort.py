@@ -14,7 +14,7 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.verify_layout import arena_bytes
 
-_OVER_LEAST = 1.01
+_OVER_LEAST = (1.003, 1.01, 1.03)
 _BITS_OF_STEP = 8  # device caps are taken down to so many leading bits: few plans serve all caps
 
 
@@ -96,9 +96,12 @@ class _OnLittleHost:
 
     @cached_property
     def found(self) -> tuple[Candidate, Placement] | None:
+        """That of several which takes the least of the host: how units are rounded differs."""
         if self.least_bytes is None:
             return None
-        return self.decider.on_little_of_host(self._choices, round(_OVER_LEAST * self.least_bytes))
+        room = [round(over * self.least_bytes) for over in _OVER_LEAST]
+        found = [self.decider.on_little_of_host(self._choices, size) for size in room]
+        return min(filter(None, found), key=lambda one: host_bytes(one[1]), default=None)
 
     @cached_property
     def host_bytes(self) -> int | None:

@@ -14,6 +14,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.policies.optimal import streamed
@@ -315,6 +316,27 @@ def test_the_device_cap_that_a_refusal_names_would_do(step, machine):
     enough = Caps(device_bytes=least, device_reserve_bytes=1000)
     schedule = plan_step(SPEC, STEPS[step], MACHINES[machine], enough, "optimal", judge)
     assert extent_bytes(schedule) <= least - 1000
+
+
+def test_the_host_cap_that_a_refusal_names_is_of_the_way_to_cut_that_has_the_least_there(
+    monkeypatch,
+):
+    caps = Caps(device_bytes=800 * KIB, host_bytes=0)
+
+    def named(**fixed: int) -> int | None:
+        step = TrainingStep(seq_len=64, tokens_per_step=512, **fixed)
+        with pytest.raises(InfeasiblePlan) as raised:
+            plan_step(
+                SPEC, step, MACHINE, caps, "optimal", judge_of("cpu"), Choices(effort="quick")
+            )
+        return raised.value.shortage.smallest_host_bytes
+
+    least, more, most = (named(chunk_tokens=t, chunks_per_round=1) for t in (64, 128, 256))
+    assert least is not None and more is not None and most is not None
+    assert named() == least < more < most
+    sizes = {64: 3.0, 128: 1.0, 256: 2.0, 512: 4.0}
+    monkeypatch.setattr(Family, "_least_host_bytes", lambda _, w: sizes[w.chunk_tokens])
+    assert named() == more
 
 
 @pytest.mark.parametrize("step", ["one size", "sliced", "twenty rounds"])
