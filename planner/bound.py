@@ -256,9 +256,8 @@ class _Bound:
                 for column, used in zip(kept, used_gib, strict=True)
             ]
             return inside + self._rows_between(cap)
-        twice: list[Terms] = [[] for _ in kept]  # an operand, and perhaps not yet stored
-        for task, terms in (*self.gaps.evicted_at_uses(), *self.gaps.kept_or_waiting()):
-            twice[task] += [(column, -gib) for column, gib in terms]
+        # An operand, or kept, and perhaps not yet stored.
+        twice = self._less((*self.gaps.evicted_at_uses(), *self.gaps.kept_or_waiting()))
         return [
             self.program.at_most(
                 [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB - used
@@ -271,15 +270,20 @@ class _Bound:
     def _rows_between(self, cap: int) -> list[int]:
         """Where a segment begins: what is kept into it or over it, and copies in flight."""
         kept = self._occupied(self.gaps.kept_into)
-        twice: list[Terms] = [[] for _ in kept]
-        for segment, terms in self.gaps.kept_or_waiting():
-            twice[segment] += [(column, -gib) for column, gib in terms]
+        twice = self._less(self.gaps.kept_or_waiting())
         return [
             self.program.at_most(
                 [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB
             )
             for column, slot, again in zip(kept, self.slots.slots, twice, strict=True)
         ]
+
+    def _less(self, counted: Sequence[tuple[int, Terms]]) -> list[Terms]:
+        """By segment: terms that take off what is counted twice there."""
+        found: list[Terms] = [[] for _ in range(self.segments.count)]
+        for segment, terms in counted:
+            found[segment] += [(column, -gib) for column, gib in terms]
+        return found
 
     @cached_property
     def _used_gib(self) -> list[float]:

@@ -168,6 +168,18 @@ class Cuts:
         together = max(bound.segment_of_task) + 1 < len(small.tasks)
         return Cut(workload, small, bound, rough=together and most_segments is not None)
 
+    def least_host_bytes(self, workload: Workload) -> float:
+        """What its homes take of a host that has a cap; infinite where nothing fits the device."""
+        if self.caps.host_bytes is None:
+            return 0.0
+        program = kept_program(
+            self.lowered(workload, PROGRAM_ROUNDS), self.machine,
+            num_rounds=workload.rounds_per_step, choices=self.choices,
+            most_segments=_FEW_SEGMENTS, tied=True,
+        )  # fmt: skip
+        found = program.least_home_bytes(self.caps)
+        return inf if found is None else found
+
     def least_refined_s(self, cuts: Sequence[Cut]) -> float:
         """The least bound of all, refined where that was begun."""
         known = [self.refined(cut) if cut.workload in self._refining else cut for cut in cuts]

@@ -130,7 +130,7 @@ class Decider:
     def on_little_of_host(
         self, choices: Choices, host_bytes: int
     ) -> tuple[Candidate, Placement] | None:
-        """What fits the device with none left for copies, from decisions for so much of the host.
+        """What fits the device with no room for copies, from decisions for so much of the host.
 
         It takes a little more or less of it.
 

@@ -7,7 +7,6 @@ from math import inf
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.cuts import Cut, Cuts, least_first
@@ -32,7 +31,6 @@ _WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.04
 _MANY_TASKS = 1500
-_FEW_SEGMENTS = 300
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class Family:
                 return self._streaming_plan(self.cuts.lowered(least, JUDGED_ROUNDS), least)
             except InfeasiblePlan as error:
                 streaming = error
-        workload = min(workloads, key=self._least_host_bytes)
+        workload = min(workloads, key=self.cuts.least_host_bytes)
         few = self.cuts.lowered(workload, JUDGED_ROUNDS)
         resort = LastResort(few, self.machine, self.choices, workload.rounds_per_step)
         if (bare := self._bare_plan(resort, workload)) is not None:
@@ -200,18 +198,6 @@ class Family:
             raise refused_as_fixed(few, self.caps, resort)
         search = self.choices.effort != "quick"
         raise refused(few, self.caps, streaming, resort, search=search)
-
-    def _least_host_bytes(self, workload: Workload) -> float:
-        """What its homes take of a host that has a cap; infinite where nothing fits the device."""
-        if self.caps.host_bytes is None:
-            return 0.0
-        program = kept_program(
-            self.cuts.lowered(workload, PROGRAM_ROUNDS), self.machine,
-            num_rounds=workload.rounds_per_step, choices=self.choices,
-            most_segments=_FEW_SEGMENTS, tied=True,
-        )  # fmt: skip
-        found = program.least_home_bytes(self.caps)
-        return inf if found is None else found
 
     def _streaming_plan(self, few: Chain, workload: Workload) -> Schedule:
         plan_streaming(few, self.machine, self.caps)  # says soon that nothing fits

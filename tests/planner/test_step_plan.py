@@ -14,7 +14,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
-from twinstream.planner.family import Family
+from twinstream.planner.cuts import Cuts
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.policies.optimal import streamed
@@ -335,7 +335,7 @@ def test_the_host_cap_that_a_refusal_names_is_of_the_way_to_cut_that_has_the_lea
     assert least is not None and more is not None and most is not None
     assert named() == least < more < most
     sizes = {64: 3.0, 128: 1.0, 256: 2.0, 512: 4.0}
-    monkeypatch.setattr(Family, "_least_host_bytes", lambda _, w: sizes[w.chunk_tokens])
+    monkeypatch.setattr(Cuts, "least_host_bytes", lambda _, w: sizes[w.chunk_tokens])
     assert named() == more
 
 
