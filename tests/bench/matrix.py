@@ -34,6 +34,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 
 def read_rows(path: Path) -> list[Row]:
+    _check_columns(path)
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -42,7 +43,6 @@ def missing_cells(path: Path, wanted: Iterable[Cell]) -> list[Cell]:
     """The cells that the file has no row of; a new file gets its header."""
     if not path.exists():
         _append(path, columns())
-    _check_columns(path)
     done = {_key(row) for row in read_rows(path)}
     return [cell for cell in wanted if cell.key not in done]
 
@@ -51,7 +51,7 @@ def _check_columns(path: Path) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         header = tuple(next(csv.reader(file), ()))
     if header != columns():
-        raise SystemExit(f"{path} has other columns than this version writes: give a new file")
+        raise SystemExit(f"{path} has other columns than this version writes: give another file")
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,15 @@ def main(arguments: list[str] | None = None) -> None:
     source = given.summary or given.fill_others or given.out
     if source is None:
         parser.error("give --out or --fill-others to run, or --summary to read a file")
+    if given.jobs < 1:
+        parser.error(f"--jobs {given.jobs}: give 1 or more")
+    try:
+        _do(given, source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SystemExit(f"cannot read or write the file: {error}") from None
+
+
+def _do(given: argparse.Namespace, source: Path) -> None:
     effort = Effort(given.jobs, given.budget_s, given.cell_s, given.others_every)
     if given.out:
         wanted = _only(given.only)[: given.limit]
@@ -182,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _only(conditions: list[str]) -> list[Cell]:
-    wanted = dict(condition.split("=", 1) for condition in conditions)
+    wanted = {axis: value for axis, _, value in (one.partition("=") for one in conditions)}
     if unknown := set(wanted) - set(KEY_COLUMNS):
         raise SystemExit(f"no such axis: {', '.join(sorted(unknown))}")
     return [

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench.matrix import Effort, fill_others, missing_cells, read_rows, run
+from tests.bench.matrix import Effort, fill_others, main, missing_cells, read_rows, run
 from tests.bench.matrix_cells import (
     DEVICE_GIB,
     GIB,
@@ -134,3 +134,19 @@ def test_only_step_times_below_the_bound_of_their_own_chain_are_told() -> None:
 
 def test_a_cell_is_named_in_the_file_by_its_axes() -> None:
     assert Cell("h100", "8b", 2048, 24, 128).key == ("h100", "8b", "2048", "24", "128")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--summary", "nowhere.csv"], "cannot read or write the file: .*nowhere.csv"),
+        (["--summary", __file__], "has other columns than this version writes"),
+        (["--out", "nowhere/rows.csv"], "cannot read or write the file: .*nowhere"),
+        (["--out", "rows.csv", "--only", "gpu"], "no such axis: gpu"),
+        (["--out", "rows.csv", "--jobs", "0"], "2"),
+    ],
+)
+def test_a_wrong_file_or_flag_ends_in_a_sentence(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=message):
+        main(arguments)
