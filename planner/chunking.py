@@ -1,5 +1,6 @@
 """Ways to cut a training step into rounds and chunks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from twinstream.models.attention_shape import lengths_text
@@ -88,6 +89,22 @@ def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
             except ChunkingError:
                 continue
     return list(dict.fromkeys(found))
+
+
+def of_few_blocks(
+    spec: ModelSpec, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
+) -> list[Workload]:
+    """Those of no more blocks, forward and backward, in so many rounds; the shortest if none.
+
+    Planning takes time and memory by block: long sequences in small chunks have too many.
+    """
+
+    def blocks(workload: Workload) -> int:
+        rounds = min(workload.rounds_per_step, most_rounds)
+        return 2 * spec.num_layers * workload.chunks_per_round * rounds
+
+    few = [workload for workload in workloads if blocks(workload) <= most_blocks]
+    return few or sorted(workloads, key=blocks)[:1]
 
 
 def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:

@@ -12,7 +12,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import LowerBound
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
 from twinstream.planner.kept import kept_chain
 from twinstream.planner.plan import recipe_of
 from twinstream.planner.rounds import PROGRAM_ROUNDS
@@ -24,6 +24,7 @@ _NEAR = 1.01
 _SLOW = 1.2
 _HELPS = 0.995
 _FEW_SEGMENTS = 300
+_MOST_BLOCKS = 20_000
 _SOLVERS = 2
 
 
@@ -85,13 +86,18 @@ class Cuts:
 
     def _others_by_size(self, cuts: Sequence[Cut]) -> list[list[Workload]]:
         """What may be possible beside these, by the size of chunks, the largest first."""
-        workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+        workloads = self.all_workloads(PROGRAM_ROUNDS, _MOST_BLOCKS)
         known = self._impossible.union(cut.workload for cut in cuts)
         by_size: dict[int, list[Workload]] = {}
-        for workload in dict.fromkeys(workloads):
+        for workload in workloads:
             if workload not in known:
                 by_size.setdefault(workload.chunk_tokens, []).append(workload)
         return [by_size[size] for size in sorted(by_size, reverse=True)]
+
+    def all_workloads(self, most_rounds: int, most_blocks: int) -> list[Workload]:
+        """All that may be possible, each once, of no more blocks in so many rounds."""
+        found = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+        return of_few_blocks(self.spec, list(dict.fromkeys(found)), most_rounds, most_blocks)
 
     def bounded(self, workloads: Sequence[Workload], *, every: bool = False) -> list[Cut]:
         """Those of the workloads that have a bound, the least first.
@@ -169,9 +175,7 @@ class Cuts:
         return Cut(workload, small, bound, rough=together and most_segments is not None)
 
     def least_host_bytes(self, workload: Workload) -> float:
-        """What its homes take of a host that has a cap; infinite where nothing fits the device."""
-        if self.caps.host_bytes is None:
-            return 0.0
+        """What its homes take of the host at least; infinite where nothing fits the device."""
         program = kept_program(
             self.lowered(workload, PROGRAM_ROUNDS), self.machine,
             num_rounds=workload.rounds_per_step, choices=self.choices,

@@ -127,22 +127,21 @@ class Decider:
             most_segments=_SEGMENTS,
         )  # fmt: skip
 
-    def on_little_of_host(
-        self, choices: Choices, host_bytes: int
-    ) -> tuple[Candidate, Placement] | None:
-        """What fits the device with no room for copies, from decisions for so much of the host.
+    def decided_within(self, choices: Choices, caps: Caps) -> tuple[Candidate, Placement] | None:
+        """What fits the device, from decisions for other caps; they may leave room on the device.
 
-        It takes a little more or less of it.
+        It takes a little more or less of the host than those allow.
 
         Raises:
             HostIsFull: it takes more than the host cap.
         """
-        room, shares = self.caps.arena_bytes("device"), full_shares(len(self.small.tasks))
-        solved = self.guide(choices).fewest_copies(self.caps.with_arenas(room, host_bytes), shares)
+        solved = self.guide(choices).fewest_copies(caps, full_shares(len(self.small.tasks)))
         if solved is None:
             return None
+        have, wanted = self.caps.arena_bytes("device"), caps.arena_bytes("device")
+        spare = 0 if have is None or wanted is None else have - wanted
         decisions = Decisions.of(solved, self.small, self._units, choices)
-        return self._packed(decisions, Pressure.of(solved, self.num_rounds), 0)
+        return self._packed(decisions, Pressure.of(solved, self.num_rounds), spare)
 
     def _longest_ahead_ns(self, choices: Choices) -> float:
         blocks = choices.prefetch_blocks

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.cuts import Cut, Cuts, least_first
 from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -31,6 +32,7 @@ _WORTH_IT_AT_FIRST = 1.004
 _WORTH_IT = 1.02
 _WORTH_IT_OF_MANY = 1.04
 _MANY_TASKS = 1500
+_MOST_BLOCKS_AT_LAST = 5000  # what would do is tried many times
 
 
 @dataclass(frozen=True)
@@ -180,8 +182,8 @@ class Family:
         Raises:
             InfeasiblePlan: neither fits; it says what would do.
         """
-        workloads = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
-        workloads = sorted(dict.fromkeys(workloads), key=_size)
+        workloads = self.cuts.all_workloads(JUDGED_ROUNDS, _MOST_BLOCKS_AT_LAST)
+        workloads.sort(key=_size)
         streaming: InfeasiblePlan | None = None
         if self.choices.open:
             least = workloads[0]
@@ -189,15 +191,22 @@ class Family:
                 return self._streaming_plan(self.cuts.lowered(least, JUDGED_ROUNDS), least)
             except InfeasiblePlan as error:
                 streaming = error
-        workload = min(workloads, key=self.cuts.least_host_bytes)
-        few = self.cuts.lowered(workload, JUDGED_ROUNDS)
-        resort = LastResort(few, self.machine, self.choices, workload.rounds_per_step)
-        if (bare := self._bare_plan(resort, workload)) is not None:
+        least_bytes = {workload: self.cuts.least_host_bytes(workload) for workload in workloads}
+        workloads.sort(key=lambda workload: least_bytes[workload])
+        room = inf if self.caps.host_bytes is None else self.caps.host_bytes
+        possible = [w for w in workloads if least_bytes[w] < inf and least_bytes[w] <= room]
+        if (bare := next(filter(None, map(self._bare_plan, possible)), None)) is not None:
             return bare
+        resort = self._resort(workloads[0])
+        few = self.cuts.lowered(workloads[0], JUDGED_ROUNDS)
         if streaming is None:
             raise refused_as_fixed(few, self.caps, resort)
         search = self.choices.effort != "quick"
         raise refused(few, self.caps, streaming, resort, search=search)
+
+    def _resort(self, workload: Workload) -> LastResort:
+        few = self.cuts.lowered(workload, JUDGED_ROUNDS)
+        return LastResort(few, self.machine, self.choices, workload.rounds_per_step)
 
     def _streaming_plan(self, few: Chain, workload: Workload) -> Schedule:
         plan_streaming(few, self.machine, self.caps)  # says soon that nothing fits
@@ -206,14 +215,12 @@ class Family:
         schedule = schedule.model_copy(update={"policy": "optimal"})
         return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
 
-    def _bare_plan(self, resort: LastResort, workload: Workload) -> Schedule | None:
-        if not resort.takes_no_more(self.caps):
-            return None
-        chain = lower(self.spec, workload, self.cuts.recipe)
-        schedule = resort.schedule(chain, self.caps)
+    def _bare_plan(self, workload: Workload) -> Schedule | None:
+        chain = cache(lambda: lower(self.spec, workload, self.cuts.recipe))
+        schedule = self._resort(workload).schedule(chain, self.caps)
         if schedule is None:
             return None
-        return finished(schedule, chain, self.step_bound_of(workload))
+        return finished(schedule, chain(), self.step_bound_of(workload))
 
 
 def _size(workload: Workload) -> tuple[int, int]:

@@ -54,7 +54,9 @@ def _shortage(policy: str, caps: Caps, failed: list[Packed]) -> Shortage:
     task = least.placement.tasks[at].task_id
     assert caps.device_bytes is not None
     needed = least.device_bytes + reserve
-    return Shortage(policy, "device", caps.device_bytes, needed, task, least_device, None)
+    return Shortage(
+        policy, "device", caps.device_bytes, needed, task, least_device, None, caps.library_bytes
+    )
 
 
 def _fits_device(packed: Packed, caps: Caps) -> bool:

@@ -6,10 +6,15 @@ from typing import Literal
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 
+_MUCH = 0.1  # of what is needed
+
 
 @dataclass(frozen=True)
 class Shortage:
-    """Which cap is short, by how much, and where; and the smallest caps that would do."""
+    """Which cap is short, by how much, and where; and the smallest caps that would do.
+
+    `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned.
+    """
 
     policy: str
     cap: Literal["device", "host"]
@@ -18,6 +23,7 @@ class Shortage:
     task: str
     smallest_device_bytes: int | None
     smallest_host_bytes: int | None
+    library_bytes: int = 0
 
 
 class InfeasiblePlan(TwinstreamError):
@@ -39,7 +45,9 @@ class InfeasiblePlan(TwinstreamError):
             )
         else:  # no one cap is short: both are
             told = f"finds no plan within {flag} {cap} and the other cap"
-        super().__init__(f"policy '{shortage.policy}' {told}. {_advice(shortage)}")
+        super().__init__(
+            f"policy '{shortage.policy}' {told}. {_advice(shortage)}{_aside(shortage)}"
+        )
 
 
 def _advice(shortage: Shortage) -> str:
@@ -51,6 +59,16 @@ def _advice(shortage: Shortage) -> str:
     if options:
         return f"What would do: {' or '.join(options)}; or smaller chunks (--chunk-tokens)."
     return "No larger cap on one side alone would do: raise both, or use smaller chunks."
+
+
+def _aside(shortage: Shortage) -> str:
+    """Of much memory that other kernels may not take."""
+    if shortage.cap != "device" or shortage.library_bytes < _MUCH * shortage.needed_bytes:
+        return ""
+    return (
+        f" Of the device, {_gib(shortage.library_bytes)} are for what attention's library "
+        "allocates by itself while it runs; another (--attention) may take less."
+    )
 
 
 def _gib(size_bytes: int) -> str:

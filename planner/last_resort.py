@@ -1,5 +1,6 @@
 """What the program finds at all, where nothing else fits."""
 
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from twinstream.hardware_profiles.schema import Machine
@@ -9,6 +10,7 @@ from twinstream.planner.deciding import Candidate, Decider, DoesNotFit
 from twinstream.planner.emission import Placement, emitted, host_bytes
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.policies.resident import resides
+from twinstream.planner.roomy import LONG, VERY_LONG, RoomyPlans
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
@@ -36,6 +38,9 @@ class LastResort:
         self._chain, self._machine, self._choices = chain, machine, choices
         self._num_rounds = num_rounds
         self._on_little_host: dict[Caps, _OnLittleHost] = {}
+        length = len(chain.tasks)
+        self.roomy = RoomyPlans(chain, machine, choices, num_rounds) if length > LONG else None
+        self._packs_tight = length <= VERY_LONG
 
     def fits(self, caps: Caps) -> bool:
         """Whether the program finds a plan within the caps, or everything fits the device."""
@@ -47,30 +52,51 @@ class LastResort:
 
     def host_bytes(self, caps: Caps) -> int | None:
         """What a plan with little on the host takes of it, with this device cap."""
-        return self._on_little(caps).host_bytes
+        return self._on_little(caps).host_bytes if self._packs_tight else None
 
     def takes_no_more(self, caps: Caps) -> bool:
         """Whether a few rounds that were planned with little on the host fit the caps."""
-        if caps.host_bytes is None:
+        if caps.host_bytes is None or not self._packs_tight:
             return False
         planned = self._on_little(caps)
         if planned.least_bytes is None or planned.least_bytes > caps.host_bytes:
             return False
         return planned.host_bytes is not None and planned.host_bytes <= caps.host_bytes
 
-    def schedule(self, chain: Chain, caps: Caps) -> Schedule | None:
-        """A schedule of the whole step with little on the host, if it fits."""
-        planned = self._on_little(caps)
-        if not self.takes_no_more(caps) or planned.found is None:
-            return None
-        candidate, placement = planned.found
+    def schedule(self, make: Callable[[], Chain], caps: Caps) -> Schedule | None:
+        """A schedule of the whole step with room to spare or little on the host, if one fits.
+
+        Args:
+            make: the step.
+            caps: of both memories.
+        """
+        plans = (self._schedule(*plan, make(), caps) for plan in self._plans(caps))
+        return next(filter(None, plans), None)
+
+    def _plans(self, caps: Caps) -> Iterator[tuple[Decider, Candidate, Placement]]:
+        """Plans of the few rounds that fit the caps."""
+        if self.roomy is not None:
+            yield from self.roomy.found(caps)
+        if self.takes_no_more(caps):
+            planned = self._on_little(caps)
+            assert planned.found is not None, "it takes no more"
+            yield planned.decider, *planned.found
+
+    def _schedule(
+        self,
+        decider: Decider,
+        candidate: Candidate,
+        placement: Placement,
+        chain: Chain,
+        caps: Caps,
+    ) -> Schedule | None:
         caps = with_library_memory(caps, chain)
         judged = emitted(placement, self._machine, caps, "optimal")
         try:
-            schedule = planned.decider.schedule(candidate, judged, chain)
+            schedule = decider.schedule(candidate, judged, chain)
         except DoesNotFit:
             return None
-        if arena_bytes(schedule, HOST) > (caps.host_bytes or 0):
+        if caps.host_bytes is not None and arena_bytes(schedule, HOST) > caps.host_bytes:
             return None
         return schedule.model_copy(update={"caps": caps})
 
@@ -100,7 +126,9 @@ class _OnLittleHost:
         if self.least_bytes is None:
             return None
         room = [round(over * self.least_bytes) for over in _OVER_LEAST]
-        found = [self.decider.on_little_of_host(self._choices, size) for size in room]
+        caps = self.decider.caps
+        less = [caps.model_copy(update={"host_bytes": size}) for size in room]
+        found = [self.decider.decided_within(self._choices, caps) for caps in less]
         return min(filter(None, found), key=lambda one: host_bytes(one[1]), default=None)
 
     @cached_property

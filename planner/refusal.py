@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
+from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.roomy import RoomyPlans
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
@@ -30,6 +32,8 @@ def refused(
         search: for smaller caps.
     """
     named = streaming.shortage
+    if resort.roomy is not None:
+        return _refused_roomily(chain, caps, resort, resort.roomy, named)
     device, host = named.smallest_device_bytes, _less(caps, named.smallest_host_bytes, resort)
     if search:
         device = _smallest(caps, "device_bytes", device or _doubled(caps, resort), resort)
@@ -42,11 +46,22 @@ def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> Infeasible
 
     A device cap is doubled until it does; of the host, what a plan takes that has little there.
     """
-    device = _smallest(caps, "device_bytes", _doubled(caps, resort), resort)
-    host = _smallest(caps, "host_bytes", _less(caps, None, resort), resort)
     have = caps.device_bytes or 0
     nothing = Shortage("optimal", "device", have, have, _largest_task(chain), None, None)
+    if resort.roomy is not None:
+        return _refused_roomily(chain, caps, resort, resort.roomy, nothing)
+    device = _smallest(caps, "device_bytes", _doubled(caps, resort), resort)
+    host = _smallest(caps, "host_bytes", _less(caps, None, resort), resort)
     return _error(chain, caps, device, host, nothing)
+
+
+def _refused_roomily(
+    chain: Chain, caps: Caps, resort: LastResort, plans: RoomyPlans, known: Shortage
+) -> InfeasiblePlan:
+    """Of a long chain: caps that would do with some of them to spare."""
+    device = plans.smallest(caps, "device_bytes", known.smallest_device_bytes)
+    little = _less(caps, known.smallest_host_bytes, resort)
+    return _error(chain, caps, device, plans.smallest(caps, "host_bytes", little), known)
 
 
 def _error(
@@ -55,8 +70,9 @@ def _error(
     """The device is short where more of it would do, else the host; `otherwise` if neither."""
     task, names = _largest_task(chain), (device, host)
     if device is not None:
+        library, have = with_library_memory(caps, chain).library_bytes, caps.device_bytes or 0
         return InfeasiblePlan(
-            Shortage("optimal", "device", caps.device_bytes or 0, device, task, *names)
+            Shortage("optimal", "device", have, device, task, *names, library_bytes=library)
         )
     if host is not None:
         return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes or 0, host, task, *names))

@@ -76,7 +76,7 @@ def plan_optimal(
     except InfeasiblePlan as error:
         few = with_rounds(chain, JUDGED_ROUNDS)
         resort = LastResort(few, machine, OPEN, num_rounds)
-        if (schedule := resort.schedule(chain, caps)) is not None:
+        if (schedule := resort.schedule(lambda: chain, caps)) is not None:
             return schedule
         raise refused(few, caps, error, resort, search=True) from None
 

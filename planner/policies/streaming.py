@@ -206,7 +206,7 @@ class _StreamingPlanner:
             task = barest.placement.tasks[self._peak(barest)].task_id
             shortage = Shortage(
                 "streaming", "device", caps.device_bytes, barest.device_bytes + reserve, task,
-                smallest_device, None,
+                smallest_device, None, caps.library_bytes,
             )  # fmt: skip
             return InfeasiblePlan(shortage)
         assert caps.host_bytes is not None

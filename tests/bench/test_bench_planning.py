@@ -9,16 +9,20 @@ from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_model
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.verify import verify
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import SteadyState, simulate, steady_state
 
 pytestmark = pytest.mark.bench
 H100 = load_machine("h100")
+MIB = 2**20
 # model, sequence length, tokens a step, device and host cap in GiB
 STEPS = [
     ("8b", 8192, 38 * 8192, 24, 100),
@@ -67,3 +71,44 @@ def test_seconds_to_bound_64_layers(chunks):
     seconds = time.perf_counter() - start_s
     assert bound is not None
     print(f"\n| 64 layers x {chunks} chunks | {len(chain.tasks)} tasks | {seconds:.2f} s |")
+
+
+# as STEPS, with caps that are too small
+REFUSED = [
+    ("8b", 8192, 38 * 8192, 16, 40),
+    ("32b", 2048, 128 * 2048, 64, 180),
+    ("32b", 8192, 32 * 8192, 64, 180),
+    ("8b", 131072, 4 * 131072, 8, 100),
+    ("32b", 131072, 2 * 131072, 16, 300),
+    ("8b", 1048576, 1048576, 24, 500),
+]
+
+
+@pytest.mark.parametrize(("model", "seq_len", "tokens", "device", "host"), REFUSED)
+def test_seconds_to_refuse(model, seq_len, tokens, device, host):
+    """With the kernels of the command line; what it names is planned with."""
+    recipe = Recipe(kernels=KernelChoice(vector="triton", attention="sdpa_flash"))
+    step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
+
+    def planned(device_mem: str, host_mem: str) -> Schedule:
+        return plan_step(
+            load_model(model), step, H100, caps_of(H100, device_mem, host_mem), "optimal",
+            lambda schedule: steady_state(schedule, H100),
+        )  # fmt: skip
+
+    gc.collect()
+    start_s = time.perf_counter()
+    with pytest.raises(InfeasiblePlan) as refused:
+        planned(f"{device}GiB", f"{host}GiB")
+    seconds = time.perf_counter() - start_s
+    named = refused.value.shortage
+    caps = [mib and f"{-(-mib // MIB)}MiB" for mib in
+            (named.smallest_device_bytes, named.smallest_host_bytes)]  # fmt: skip
+    print(
+        f"\n| {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | {caps[0] or '-'} | "
+        f"{caps[1] or '-'} | {seconds:.1f} s |"
+    )
+    if caps[0]:
+        assert verify(planned(caps[0], f"{host}GiB")) == []
+    if caps[1]:
+        assert verify(planned(f"{device}GiB", caps[1])) == []

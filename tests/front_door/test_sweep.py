@@ -71,11 +71,6 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
-def speeds_of(folder):
-    """Tokens/s by cell: the rows lie in the order the jobs ended, which is not the cells'."""
-    return {row["key"]: row["tokens_per_s"] for row in rows_of(folder)}
-
-
 def without_times(rows):
     return sorted((sorted(row.items() - {("seconds", row["seconds"])}) for row in rows), key=str)
 
@@ -488,7 +483,8 @@ def test_cells_of_optimal_slower_than_one_with_less_are_planned_again(tmp_path):
     )
     said = call("sweep", file, "-o", folder, "--jobs", 2)
     assert "2 cells are slower than one with less" in said.err
-    assert speeds_of(folder) == {row["key"]: row["tokens_per_s"] for row in good}
+    speeds = {row["key"]: row["tokens_per_s"] for row in rows_of(folder)}
+    assert speeds == {row["key"]: row["tokens_per_s"] for row in good}
     told = json.loads(call("sweep", file, "-o", folder, "--json").out)
     assert (told["num_new"], told["num_mended"], told["slower_with_more"]) == (0, 0, [])
 

@@ -141,7 +141,7 @@ def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_
     streaming = InfeasiblePlan(Shortage("streaming", "host", 1000, 2000, "a task", 5000, 2000))
     caps, chain = Caps(device_bytes=4000, host_bytes=1000), tiny_chain("packed")
     for taken, named in ((1500, 1500), (2500, 2000), (None, 2000)):
-        resort: Any = SimpleNamespace(host_bytes=lambda _, taken=taken: taken)
+        resort: Any = SimpleNamespace(host_bytes=lambda _, taken=taken: taken, roomy=None)
         found = refused(chain, caps, streaming, resort, search=False).shortage
         assert (found.cap, found.cap_bytes, found.needed_bytes) == ("device", 4000, 5000)
         assert (found.smallest_device_bytes, found.smallest_host_bytes) == (5000, named)

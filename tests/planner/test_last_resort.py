@@ -38,7 +38,7 @@ def test_a_plan_with_little_on_the_host_is_one_where_it_takes_no_more(
         if not taken:
             continue
         caps = Caps(device_bytes=device_bytes, host_bytes=taken)
-        schedule = resort.schedule(chain, caps)
+        schedule = resort.schedule(lambda: chain, caps)
         assert schedule is not None
         assert 0 <= taken - arena_bytes(schedule, HOST) < ALIGNMENT_BYTES
         assert arena_bytes(schedule, DEVICE) <= device_bytes
@@ -46,7 +46,8 @@ def test_a_plan_with_little_on_the_host_is_one_where_it_takes_no_more(
         assert not verify(schedule)
         assert not conforms(schedule, chain)
         assert resort.takes_no_more(caps)
-        assert resort.schedule(chain, Caps(device_bytes=device_bytes, host_bytes=taken - 1)) is None
+        less = Caps(device_bytes=device_bytes, host_bytes=taken - 1)
+        assert resort.schedule(lambda: chain, less) is None
         decider = Decider(few, MACHINE, caps, len(chain.round_starts))
         shares = full_shares(len(decider.small.tasks))
         found_again.append(decider.fitting(OPEN, 0, shares) is not None)
@@ -58,13 +59,13 @@ def test_a_plan_of_few_rounds_that_does_not_fit_all_is_none(monkeypatch):
     chain = tiny_chain("sliced", num_layers=4)
     caps = Caps(device_bytes=700_000, host_bytes=10_000_000)
     resort = LastResort(with_rounds(chain, JUDGED_ROUNDS), MACHINE, OPEN, len(chain.round_starts))
-    assert resort.schedule(chain, caps) is not None
+    assert resort.schedule(lambda: chain, caps) is not None
 
     def too_large(*_: object) -> None:
         raise DoesNotFit("a byte is missing")
 
     monkeypatch.setattr(Decider, "schedule", too_large)
-    assert resort.schedule(chain, caps) is None
+    assert resort.schedule(lambda: chain, caps) is None
 
 
 def test_homes_take_no_less_than_the_program_says_and_less_where_the_device_has_more():
