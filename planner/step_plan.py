@@ -12,7 +12,7 @@ from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
-from twinstream.planner.chunking import TrainingStep, chunkings
+from twinstream.planner.chunking import TrainingStep, chunkings, of_few_blocks
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
@@ -25,6 +25,7 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
 
 _MANY_ROUNDS = 128
+_MOST_BLOCKS = 10_000  # planned by rules: half a minute
 _MOST_CHUNKS_BOUNDED = 8
 _SPARE_ROUNDS = 8
 
@@ -101,7 +102,7 @@ def _first_that_fits(
 ) -> Schedule:
     recipe = recipe_of(policy, step.recipe)
     failed: InfeasiblePlan | None = None
-    for workload in chunkings(spec, step):
+    for workload in of_few_blocks(spec, chunkings(spec, step), PROGRAM_ROUNDS, _MOST_BLOCKS):
         try:
             return plan_chain(lower(spec, workload, recipe), machine, caps, policy, judge)
         except InfeasiblePlan as error:

@@ -8,6 +8,7 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_model
+from twinstream.planner import step_plan
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
 from twinstream.planner.deciding import JUDGED_ROUNDS, Decider
@@ -147,3 +148,20 @@ def test_much_memory_of_a_library_is_told_with_the_flag_that_may_save_it(library
     message = str(InfeasiblePlan(shortage))
     assert (f"{library_gib}.000 GiB are for what attention's library" in message) == told
     assert ("--attention" in message) == told
+
+
+def test_other_policies_leave_out_very_small_chunks_of_long_sequences(monkeypatch):
+    tried: list[int] = []
+
+    def refused(chain: Chain, *_: object) -> Schedule:
+        tried.append(chain.workload.chunk_tokens)
+        raise InfeasiblePlan(Shortage("streaming", "device", 1, 2, "a task", 2, None))
+
+    monkeypatch.setattr(step_plan, "plan_chain", refused)
+    with pytest.raises(InfeasiblePlan):
+        plan_step(load_model("1b"), TrainingStep(2**17, 2**17), MACHINE, Caps(), "streaming")
+    assert tried == [8192, 4096, 2048, 1024]
+    tried.clear()
+    with pytest.raises(InfeasiblePlan):
+        plan_step(load_model("1b"), TrainingStep(2**19, 2**19), MACHINE, Caps(), "streaming")
+    assert tried == [8192, 4096, 2048]
