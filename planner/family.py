@@ -195,9 +195,11 @@ class Family:
         workloads.sort(key=lambda workload: least_bytes[workload])
         room = inf if self.caps.host_bytes is None else self.caps.host_bytes
         possible = [w for w in workloads if least_bytes[w] < inf and least_bytes[w] <= room]
-        if (bare := next(filter(None, map(self._bare_plan, possible)), None)) is not None:
-            return bare
-        resort = self._resort(workloads[0])
+        resort_of = cache(self._resort)
+        bare = (self._bare_plan(resort_of(workload), workload) for workload in possible)
+        if (schedule := next(filter(None, bare), None)) is not None:
+            return schedule
+        resort = resort_of(workloads[0])
         few = self.cuts.lowered(workloads[0], JUDGED_ROUNDS)
         if streaming is None:
             raise refused_as_fixed(few, self.caps, resort)
@@ -215,9 +217,9 @@ class Family:
         schedule = schedule.model_copy(update={"policy": "optimal"})
         return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
 
-    def _bare_plan(self, workload: Workload) -> Schedule | None:
+    def _bare_plan(self, resort: LastResort, workload: Workload) -> Schedule | None:
         chain = cache(lambda: lower(self.spec, workload, self.cuts.recipe))
-        schedule = self._resort(workload).schedule(chain, self.caps)
+        schedule = resort.schedule(chain, self.caps)
         if schedule is None:
             return None
         return finished(schedule, chain(), self.step_bound_of(workload))

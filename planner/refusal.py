@@ -29,7 +29,7 @@ def refused(
         caps: that do not fit.
         streaming: what it says of the same caps.
         resort: what the program finds within caps.
-        search: for smaller caps.
+        search: for smaller caps, of short chains; of long ones (`roomy.py`) they are found anyway.
     """
     named = streaming.shortage
     if resort.roomy is not None:
