@@ -14,7 +14,7 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_
 from twinstream.planner.deciding import JUDGED_ROUNDS, Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
-from twinstream.planner.roomy import LONG, VERY_LONG, RoomyPlans
+from twinstream.planner.roomy import LONG, VERY_LONG, RoomyPlans, _first
 from twinstream.planner.rounds import with_rounds
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.chain import Chain
@@ -84,6 +84,13 @@ def test_where_no_such_cap_would_do_none_is_named(plans):
     assert plans.smallest(Caps(device_bytes=2**40, host_bytes=0), "host_bytes", None) is not None
     assert plans.smallest(Caps(device_bytes=50 * KIB, host_bytes=0), "host_bytes", None) is None
     assert plans.smallest(Caps(device_bytes=50 * KIB), "host_bytes", 123) is None
+
+
+@pytest.mark.parametrize("wanted", range(12))
+def test_the_first_caps_that_are_enough_are_found_from_wherever_one_begins(wanted):
+    sizes = [Caps(device_bytes=n) for n in range(11)]
+    for begin in range(wanted + 1):
+        assert _first(sizes, begin, lambda caps: caps.device_bytes >= wanted) == min(wanted, 11)
 
 
 def test_what_sticks_out_of_the_host_is_no_plan(plans, monkeypatch):

@@ -1,6 +1,7 @@
 """Planning a step with `optimal`: how it is cut, what the plan promises, and what is refused."""
 
 import gc
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -15,12 +16,15 @@ from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.cuts import Cuts
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.family import Family
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.policies.optimal import streamed
 from twinstream.planner.policies.streaming import streaming_placement
 from twinstream.planner.step_plan import gc_paused, plan_step, with_tokens
 from twinstream.planner.turns import alone_ns
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
@@ -337,6 +341,27 @@ def test_the_host_cap_that_a_refusal_names_is_of_the_way_to_cut_that_has_the_lea
     sizes = {64: 3.0, 128: 1.0, 256: 2.0, 512: 4.0}
     monkeypatch.setattr(Cuts, "least_host_bytes", lambda _, w: sizes[w.chunk_tokens])
     assert named() == more
+
+
+def test_every_way_to_cut_that_may_fit_is_tried_at_last(monkeypatch):
+    tried: list[int] = []
+
+    def not_the_first(resort: LastResort, make: Callable[[], Chain], caps: Caps) -> Schedule | None:
+        tried.append(make().workload.chunk_tokens)
+        return None if len(tried) == 1 else schedule(resort, make, caps)
+
+    def refused(*_: object) -> Schedule:
+        raise InfeasiblePlan(Shortage("streaming", "device", 1, 2, "a task", 2, None))
+
+    schedule = LastResort.schedule
+    monkeypatch.setattr(LastResort, "schedule", not_the_first)
+    monkeypatch.setattr(Family, "search", lambda _: None)
+    monkeypatch.setattr(Family, "_streaming_plan", refused)
+    step = TrainingStep(seq_len=64, tokens_per_step=512, chunks_per_round=1)
+    caps = Caps(device_bytes=800 * KIB, host_bytes=2000 * KIB)
+    found = plan_step(SPEC, step, MACHINE, caps, "optimal", judge_of("cpu"))
+    assert found.workload.chunk_tokens == tried[1] != tried[0]
+    assert verify(found) == []
 
 
 @pytest.mark.parametrize("step", ["one size", "sliced", "twenty rounds"])
