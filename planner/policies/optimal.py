@@ -107,8 +107,8 @@ def optimal_plans(  # noqa: PLR0913
     Nothing more is tried once `resident` or `full_recompute` is as good as the bound, to a fraction
     of a percent, or after two turns that are not near the step time to beat. State is tried at home
     on the host where it is open and plans are far from the bound, or at once with `at_home`. The
-    plan of `streaming` is made only if `thorough` and there is no other (else see `streamed`).
-    Without `decide` other policies' plans are all.
+    plan of `streaming` is made only if `thorough` and there is no other (else see `streamed`),
+    of no more than 5,000 tasks. Without `decide` other policies' plans are all.
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home, decide=decide)
@@ -138,7 +138,8 @@ class _Search:
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if decide and fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns, bound_ns, at_home=at_home)
-        if not found and beat_ns == inf and thorough and self.choices.open:
+        last = thorough and not found and beat_ns == inf
+        if last and self.choices.open and len(self.small.tasks) <= _MOST_STREAMED:
             found += self._of(plan_streaming)
         return sorted(found, key=lambda plan: plan.step_ns)
 

@@ -20,10 +20,11 @@ from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import plan_chain
-from twinstream.planner.policies.optimal import streamed
+from twinstream.planner.policies import optimal
+from twinstream.planner.policies.optimal import optimal_plans, streamed
 from twinstream.planner.policies.streaming import streaming_placement
 from twinstream.planner.step_plan import gc_paused, plan_step, with_tokens
-from twinstream.planner.turns import alone_ns
+from twinstream.planner.turns import Plan, alone_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
@@ -341,6 +342,22 @@ def test_the_host_cap_that_a_refusal_names_is_of_the_way_to_cut_that_has_the_lea
     sizes = {64: 3.0, 128: 1.0, 256: 2.0, 512: 4.0}
     monkeypatch.setattr(Cuts, "least_host_bytes", lambda _, w: sizes[w.chunk_tokens])
     assert named() == more
+
+
+def test_where_nothing_else_fits_streaming_is_tried_unless_the_chain_is_long(monkeypatch):
+    chain = lower(
+        SPEC, Workload(seq_len=64, chunk_tokens=64, chunks_per_round=1, rounds_per_step=4)
+    )
+    caps = Caps(device_bytes=350 * KIB)
+
+    def plans() -> list[Plan]:
+        return optimal_plans(
+            chain, MACHINE, caps, judge_of("cpu"), num_rounds=4, bound_s=1e-9, decide=False
+        )
+
+    assert [plan.theirs for plan in plans()] == [True]
+    monkeypatch.setattr(optimal, "_MOST_STREAMED", 5)
+    assert plans() == []
 
 
 def test_every_way_to_cut_that_may_fit_is_tried_at_last(monkeypatch):
