@@ -6,6 +6,8 @@ from twinstream.planner.choices import Choices
 from twinstream.planner.kept import MOST_TASKS, Kept
 from twinstream.schedule.chain import Chain
 
+FEW_SEGMENTS = 300
+
 _programs: Kept[BoundProgram] = Kept(MOST_TASKS)
 
 
@@ -28,4 +30,14 @@ def kept_program(
             tied=tied,
         ),
         lambda program: len(program.chain.tasks),
+    )  # fmt: skip
+
+
+def rough_guide(
+    chain: Chain, machine: Machine, *, num_rounds: int, choices: Choices
+) -> BoundProgram:
+    """A tied program of few segments: soon asked what plans need at the least."""
+    return kept_program(
+        chain, machine, num_rounds=num_rounds, choices=choices, most_segments=FEW_SEGMENTS,
+        tied=True,
     )  # fmt: skip

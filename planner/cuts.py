@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import LowerBound
-from twinstream.planner.bound_kept import kept_program
+from twinstream.planner.bound_kept import FEW_SEGMENTS, kept_program, rough_guide
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
 from twinstream.planner.kept import kept_chain
@@ -23,7 +23,6 @@ from twinstream.schedule.workload import Workload
 _NEAR = 1.01
 _SLOW = 1.2
 _HELPS = 0.995
-_FEW_SEGMENTS = 300
 _MOST_BLOCKS = 20_000
 _SOLVERS = 2
 
@@ -111,7 +110,7 @@ class Cuts:
         self.choices.check(self.lowered(workloads[0], 1))
 
         def roughly(workload: Workload) -> Cut | None:
-            return self.cut(self.lowered(workload, PROGRAM_ROUNDS), workload, _FEW_SEGMENTS)
+            return self.cut(self.lowered(workload, PROGRAM_ROUNDS), workload, FEW_SEGMENTS)
 
         def unless_slow(workload: Workload) -> Cut | None:
             alone_s = self._alone_s(self.lowered(workload, PROGRAM_ROUNDS), workload)
@@ -176,10 +175,9 @@ class Cuts:
 
     def least_host_bytes(self, workload: Workload) -> float:
         """What its homes take of the host at least; infinite where nothing fits the device."""
-        program = kept_program(
+        program = rough_guide(
             self.lowered(workload, PROGRAM_ROUNDS), self.machine,
             num_rounds=workload.rounds_per_step, choices=self.choices,
-            most_segments=_FEW_SEGMENTS, tied=True,
         )  # fmt: skip
         found = program.least_home_bytes(self.caps)
         return inf if found is None else found

@@ -21,7 +21,7 @@ _BITS_OF_STEP = 8  # device caps are taken down to so many leading bits: few pla
 
 
 class LastResort:
-    """Plans with no memory left for copies in flight, within any caps.
+    """Plans with no memory left for copies in flight, or of long chains with some left free.
 
     Content moves to the host by whole units, the program moves shares of them. So where it finds no
     plan within a host cap, one may still fit that it finds for the least host memory, and that may

@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound_kept import kept_program
+from twinstream.planner.bound_kept import rough_guide
 from twinstream.planner.choices import Choices
 from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Placement
@@ -27,7 +27,6 @@ _SHARES = (0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.4)
 _SHARES_OF_VERY_LONG = (0.02, 0.04, 0.08, 0.16, 0.3)
 _STEP = 1 + 1 / 256
 _MOST_STEPS = 4300  # to 20 million times a cap
-_FEW_SEGMENTS = 300
 
 _PAGE = 2**12
 _MIB = 2**20
@@ -83,9 +82,9 @@ class RoomyPlans:
 
     def _may_do(self, share: float, caps: Caps) -> bool:
         """Whether a share less than the caps is enough for the program."""
-        program = kept_program(
+        program = rough_guide(
             with_rounds(self._chain, PROGRAM_ROUNDS), self._machine, num_rounds=self._num_rounds,
-            choices=self._choices, most_segments=_FEW_SEGMENTS, tied=True,
+            choices=self._choices,
         )  # fmt: skip
         return program.bound(_less(with_library_memory(caps, self._chain), share)) is not None
 
