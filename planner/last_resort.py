@@ -40,7 +40,7 @@ class LastResort:
         self._on_little_host: dict[Caps, _OnLittleHost] = {}
         length = len(chain.tasks)
         self.roomy = RoomyPlans(chain, machine, choices, num_rounds) if length > LONG else None
-        self._packs_tight = length <= VERY_LONG
+        self.packs_tight = length <= VERY_LONG
 
     def fits(self, caps: Caps) -> bool:
         """Whether the program finds a plan within the caps, or everything fits the device."""
@@ -52,11 +52,11 @@ class LastResort:
 
     def host_bytes(self, caps: Caps) -> int | None:
         """What a plan with little on the host takes of it, with this device cap."""
-        return self._on_little(caps).host_bytes if self._packs_tight else None
+        return self._on_little(caps).host_bytes if self.packs_tight else None
 
     def takes_no_more(self, caps: Caps) -> bool:
         """Whether a few rounds that were planned with little on the host fit the caps."""
-        if caps.host_bytes is None or not self._packs_tight:
+        if caps.host_bytes is None or not self.packs_tight:
             return False
         planned = self._on_little(caps)
         if planned.least_bytes is None or planned.least_bytes > caps.host_bytes:

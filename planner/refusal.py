@@ -29,10 +29,10 @@ def refused(
         caps: that do not fit.
         streaming: what it says of the same caps.
         resort: what the program finds within caps.
-        search: for smaller caps, of short chains; of long ones (`roomy.py`) they are found anyway.
+        search: for smaller caps; of very long chains they are searched anyway.
     """
     named = streaming.shortage
-    if resort.roomy is not None:
+    if resort.roomy is not None and (search or not resort.packs_tight):
         return _refused_roomily(chain, caps, resort, resort.roomy, named)
     device, host = named.smallest_device_bytes, _less(caps, named.smallest_host_bytes, resort)
     if search:

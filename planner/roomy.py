@@ -7,6 +7,7 @@ it may stay free a plan is found in seconds, and so are caps that would do.
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from math import ceil
 
 from twinstream.hardware_profiles.schema import Machine
@@ -47,7 +48,8 @@ class RoomyPlans:
 
     def found(self, caps: Caps) -> Iterator[_Made]:
         """Plans of the judged rounds within the caps, those that leave the least free first."""
-        plans = (self._leaving(caps, share) for share in self._shares)
+        shares = takewhile(partial(self._may_do, caps), self._shares)
+        plans = (self._leaving(caps, share) for share in shares)
         return (plan for plan in plans if plan is not None)
 
     def smallest(self, caps: Caps, field: str, would_do: int | None) -> int | None:
@@ -63,7 +65,7 @@ class RoomyPlans:
         sizes = _sizes_above(given)
         within, first = [caps.model_copy(update={field: size}) for size in sizes], 0
         for share in self._shares:
-            first = _first(within, first, partial(self._may_do, share))
+            first = _first(within, first, partial(self._may_do, share=share))
             if first == len(sizes) or (would_do is not None and sizes[first] >= would_do):
                 break
             if self._leaving(within[first], share) is not None:
@@ -80,7 +82,7 @@ class RoomyPlans:
             self._made[caps, share] = None if plan is None else (decider, *plan)
         return self._made[caps, share]
 
-    def _may_do(self, share: float, caps: Caps) -> bool:
+    def _may_do(self, caps: Caps, share: float) -> bool:
         """Whether a share less than the caps is enough for the program."""
         program = rough_guide(
             with_rounds(self._chain, PROGRAM_ROUNDS), self._machine, num_rounds=self._num_rounds,

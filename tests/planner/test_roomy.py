@@ -109,8 +109,15 @@ def test_what_sticks_out_of_the_host_is_no_plan(plans, monkeypatch):
 @pytest.mark.parametrize(
     ("effort", "device_kib", "host_kib"), [("quick", 150, 700), ("normal", 300, 200)]
 )
-def test_a_refusal_of_a_long_chain_names_caps_that_do(effort, device_kib, host_kib):
-    choices = Choices(effort=effort)
+def test_a_refusal_of_a_long_chain_names_caps_that_do(effort, device_kib, host_kib, monkeypatch):
+    """A quick one without a search."""
+    choices, searched, smallest = Choices(effort=effort), [], RoomyPlans.smallest
+
+    def counted(plans: RoomyPlans, caps: Caps, field: str, would_do: int | None) -> int | None:
+        searched.append(field)
+        return smallest(plans, caps, field, would_do)
+
+    monkeypatch.setattr(RoomyPlans, "smallest", counted)
 
     def planned(device_bytes: int, host_bytes: int) -> Schedule:
         caps = Caps(device_bytes=device_bytes, host_bytes=host_bytes)
@@ -122,6 +129,7 @@ def test_a_refusal_of_a_long_chain_names_caps_that_do(effort, device_kib, host_k
     with pytest.raises(InfeasiblePlan) as refused:
         planned(device, host)
     found = refused.value.shortage
+    assert bool(searched) == (effort == "normal")
     assert found.smallest_device_bytes or found.smallest_host_bytes
     if found.smallest_device_bytes is not None:
         assert arena_bytes(planned(found.smallest_device_bytes, host), HOST) <= host
