@@ -112,3 +112,8 @@ def _busy_since(schedule: Schedule, spans: PassSpans) -> NDArray[np.int64]:
 def full_shares(num_tasks: int) -> Shares:
     """All of both links beside every task."""
     return {way: [1.0] * num_tasks for way in ("h2d", "d2h")}
+
+
+def scaled(shares: Shares, factor: float) -> Shares:
+    """So much of the shares, beside every task."""
+    return {way: [factor * share for share in of] for way, of in shares.items()}

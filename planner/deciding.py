@@ -1,7 +1,7 @@
 """From the program's fractions to a placement that fits both memories."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -25,7 +25,7 @@ from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.sequence import with_recomputes
 from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.timed import timed_allowances, timed_stays
+from twinstream.planner.timed import judged_clock, timed_allowances, timed_stays
 from twinstream.planner.unrolling import unrolled
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -257,6 +257,27 @@ class Decider:
                 return candidate, placement
             most_alive = round(_LESS_KEPT * alive)
         return None
+
+    def reclocked(
+        self, candidate: Candidate, judged: Emitted, spans: PassSpans
+    ) -> tuple[Candidate, Placement] | None:
+        """The same decisions, with time for copies by when tasks ran in a judged pass.
+
+        None where it cannot be packed.
+
+        Args:
+            candidate: as it was judged.
+            judged: its schedule of the judged rounds.
+            spans: of the steady pass.
+        """
+        decisions = candidate.decisions
+        sequence = TaskSequence.of(self.judged, self._judged_units, decisions, self._call_ns)
+        sequence = replace(sequence, clock=judged_clock(judged.schedule, spans))
+        queues = QueueModel(self.machine, self._longest_ahead_ns(decisions.choices))
+        stays, device = sequence.stays(decisions), self.caps.arena_bytes("device")
+        again = Candidate(decisions, queues.allowances(sequence, stays, device))
+        placement, over = self._place(sequence, again)
+        return None if over else (again, placement)
 
     def tightened(
         self, candidate: Candidate, judged: Emitted, spans: PassSpans

@@ -14,13 +14,13 @@ from twinstream.planner.cuts import Cut, Cuts, least_first
 from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.judged_plan import Plan
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import as_step_bound, finished, step_bound
 from twinstream.planner.policies.optimal import optimal_plans, streamed
 from twinstream.planner.policies.streaming import plan_streaming
 from twinstream.planner.refusal import refused, refused_as_fixed
 from twinstream.planner.rounds import PROGRAM_ROUNDS
-from twinstream.planner.turns import Plan
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule, StepBound
 from twinstream.schedule.workload import Workload

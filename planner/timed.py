@@ -7,12 +7,21 @@ import numpy as np
 
 from twinstream.planner.emission import Emitted
 from twinstream.planner.margins import Allowances
-from twinstream.planner.residency import Stay
+from twinstream.planner.residency import Stay, TaskClock
 from twinstream.planner.rounds import Place
 from twinstream.planner.task_sequence import TaskSequence
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
+
+
+def judged_clock(schedule: Schedule, spans: PassSpans) -> TaskClock:
+    """Each task from its start to the start of the next, in a pass; the last one to its end."""
+    compute = [i for i, op in enumerate(schedule.ops) if isinstance(op, Compute)]
+    starts_ns = [spans.start_ns[i] for i in compute]
+    ends_ns = [*starts_ns[1:], spans.end_ns[compute[-1]]]
+    return TaskClock([end - start for start, end in zip(starts_ns, ends_ns, strict=True)])
 
 
 def timed_stays(emitted: Emitted, spans: PassSpans) -> list[Stay]:

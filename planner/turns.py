@@ -1,20 +1,15 @@
 """Decide, judge, leave room on the links where compute waited for copies, and decide again."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 
-from twinstream.hardware_profiles.cost import cost_alone_ns
-from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.choices import Choices
-from twinstream.planner.congestion import Shares, lowered
+from twinstream.planner.congestion import Shares, full_shares, lowered, scaled
 from twinstream.planner.deciding import Candidate, Decider, NotWanted, wastes
 from twinstream.planner.emission import Emitted, Placement, emitted
-from twinstream.planner.judge import Judge, Judged
-from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute
+from twinstream.planner.judge import Judge
+from twinstream.planner.judged_plan import Plan, fastest_ns, step_ns
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.verify_layout import arena_bytes
@@ -28,63 +23,15 @@ _LESS_ROOM = 3
 _LEAST_ROOM_BYTES = 2**20
 _VERY_FAR = 1.04
 _MORE_ROOM = 2
-_TURNS_WITH_MORE_ROOM = 2
+_LEARNED_TURNS = 2
+_WIDER_ROOMS = (1.5, 2.0, 3.0, 4.0)
+_WIDER_SHARES = (0.9, 0.8, 0.7, 0.6)
+_WIDER_PLANS, _WIDER_TASKS = 24, 4000  # judged in a wider search, the tasks of all in all
+_SHORT = 320
+_WORSE_IN_A_ROW = 2
 _WAITS_PER_ROOM = 0.5
 _AS_FAST = 1.0002
 _MENDED = 1.005  # what is packed with more than 3 % waste may be so much slower without
-_STANDS_FOR_MORE = 2  # the round that further middle ones are like
-
-Maker = Callable[[Chain], Schedule]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to make a schedule of a chain of any number of rounds, and its step time as judged.
-
-    `at_home`: it was decided with all state at home on the host. `theirs`: it is another policy's.
-    `tighter` finds one that is nearly as fast and takes less memory, if it wastes any.
-    """
-
-    step_ns: float
-    make: Maker
-    at_home: bool = False
-    theirs: bool = False
-    tighter: Callable[[], "Plan | None"] | None = None
-
-    def tightened(self, others: Iterable["Plan"]) -> "Plan":
-        """This plan, or a tighter one, if that is not slower than any by another policy."""
-        tighter = self.tighter() if self.tighter is not None else None
-        theirs_ns = fastest_ns([plan for plan in others if plan.theirs])
-        return self if tighter is None or tighter.step_ns > theirs_ns else tighter
-
-
-def fastest_ns(plans: Sequence[Plan]) -> float:
-    return min((plan.step_ns for plan in plans), default=inf)
-
-
-def step_ns(schedule: Schedule, judged: Judged, num_rounds: int) -> float:
-    """Step time on the few rounds of a schedule, and what each further middle round adds."""
-    more = num_rounds - schedule.workload.rounds_per_step
-    if more <= 0:
-        return judged.step_ns
-    spans = judged.passes[-1]
-    end_of_round: dict[int, int] = {}
-    for op, end_ns in zip(schedule.ops, spans.end_ns, strict=True):
-        if isinstance(op, Compute) and op.label.round is not None:
-            end_of_round[op.label.round] = end_ns
-    between_ns = end_of_round[_STANDS_FOR_MORE] - end_of_round[_STANDS_FOR_MORE - 1]
-    return judged.step_ns + more * between_ns
-
-
-def alone_ns(placement: Placement, machine: Machine, num_rounds: int) -> float:
-    """What a step's tasks take alone, which is no more than `step_ns`."""
-    chain = placement.chain
-    more = max(0, num_rounds - chain.workload.rounds_per_step)
-    call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in chain.calls.items()}
-    return sum(
-        call_ns[task.call] * (1 + more if task.label.round == _STANDS_FOR_MORE else 1)
-        for task in placement.tasks
-    )
 
 
 @dataclass(frozen=True)
@@ -135,6 +82,7 @@ class Turns:
     found: list[Plan] = field(default_factory=list)
     _best: _Turn | None = None
     _last: _Turn | None = None
+    _judgements: int = 0
 
     def take(self) -> None:
         """All turns that may pay; `found` has their plans."""
@@ -146,8 +94,13 @@ class Turns:
             self.rooms = rooms
         else:
             self.shares, self.rooms[0] = self._best.shares, self._best.room
-        if going_on and self.most > 1 and self._wants_more_room(self._best):
-            self._take_with_more_room(self._best)
+        if self._is_short_and_far(self._best):
+            self._take_wider(self._best)
+        elif self.most > 1 and going_on and self._wants_more_room(self._best):
+            room = _MORE_ROOM * self._best.room
+            for asked in self._while_better(((room, less) for less in self._learned()), 1):
+                if (turn := self._taken(*asked)) is not None:
+                    self._recorded(turn)
         fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
         tighter = partial(self._tighter, self._best)
         self.found[fastest] = replace(self.found[fastest], tighter=tighter)
@@ -172,17 +125,50 @@ class Turns:
             room, shares = turn.room, self._lowered(turn)
         return True
 
-    def _take_with_more_room(self, best: _Turn) -> None:
-        """Turns with twice the room that the best so far had, while they are better."""
-        room = _MORE_ROOM * best.room
-        for _ in range(_TURNS_WITH_MORE_ROOM):
-            if (shares := self._lowered(best)) is None:
+    def _take_wider(self, best: _Turn) -> None:
+        """Many turns with other rooms and shares, each with time for copies as judged, too."""
+        plans = min(_WIDER_PLANS, _WIDER_TASKS // len(self.decider.judged.tasks))
+        most = self._judgements + plans
+        for turn in (*self._tightened(best), *self._reclocked(best)):
+            self._recorded(turn)
+        for asked in self._wider(best):
+            if (taken := self._taken(*asked)) is not None:
+                for turn in (taken, *self._reclocked(taken)):
+                    self._recorded(turn)
+            if self._judgements >= most:
                 break
-            if (turn := self._taken(room, shares)) is None:
-                break
-            best = self._recorded(turn)
-            if turn is not best:
-                break
+
+    def _wider(self, first: _Turn) -> Iterator[tuple[int, Shares]]:
+        """Ever more room, then ever less of the links beside all tasks, then what was learned."""
+        full = full_shares(len(self.decider.small.tasks))
+        rooms = ((round(more * first.room), full) for more in _WIDER_ROOMS)
+        yield from self._while_better(rooms, _WORSE_IN_A_ROW)
+        room = (self._best or first).room
+        less = ((room, scaled(full, share)) for share in _WIDER_SHARES)
+        yield from self._while_better(less, _WORSE_IN_A_ROW)
+        if self._best is not None and self._best is not first:
+            room = self._best.room
+            yield from self._while_better(((room, shares) for shares in self._learned()), 1)
+
+    def _while_better(
+        self, asked: Iterable[tuple[int, Shares]], worse: int
+    ) -> Iterator[tuple[int, Shares]]:
+        """What is asked for, until so many turns in a row were no better than the best before."""
+        left = worse
+        for one in asked:
+            best = self._best
+            yield one
+            left = left - 1 if self._best is best else worse
+            if not left:
+                return
+
+    def _learned(self) -> Iterator[Shares]:
+        """Less of the links where the best turn so far waited for copies, a few times."""
+        for _ in range(_LEARNED_TURNS):
+            shares = None if self._best is None else self._lowered(self._best)
+            if shares is None:
+                return
+            yield shares
 
     def _recorded(self, turn: _Turn) -> _Turn:
         """The best turn so far, this one among them, whose plan is found now."""
@@ -194,35 +180,61 @@ class Turns:
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory than copies and packing need, where that costs next to nothing."""
-        decider, wasteful = self.decider, wastes(turn.emitted)
-        extent = arena_bytes(turn.emitted.schedule, DEVICE)
+        wasteful = wastes(turn.emitted)
         mended, found = [], []
-        for candidate, placement in decider.tightened(turn.candidate, turn.emitted, turn.spans):
-            made = emitted(placement, decider.machine, decider.caps, "optimal")
-            if arena_bytes(made.schedule, DEVICE) >= extent:
-                continue
-            plan_ns = step_ns(made.schedule, self.judge(made.schedule), decider.num_rounds)
-            plan = Plan(plan_ns, partial(decider.schedule, candidate, made), self.at_home)
-            if wasteful and not wastes(made) and plan_ns <= _MENDED * turn.plan_ns:
+        for tight in self._tightened(turn):
+            make = partial(self.decider.schedule, tight.candidate, tight.emitted)
+            plan = Plan(tight.plan_ns, make, self.at_home)
+            if wasteful and not wastes(tight.emitted) and plan.step_ns <= _MENDED * turn.plan_ns:
                 mended.append(plan)
-            elif plan_ns <= _AS_FAST * turn.plan_ns:
+            elif plan.step_ns <= _AS_FAST * turn.plan_ns:
                 found.append(plan)
         return min(mended or found, key=lambda plan: plan.step_ns, default=None)
+
+    def _tightened(self, turn: _Turn) -> Iterator[_Turn]:
+        """The same decisions in less memory, if any is wasted, as judged."""
+        extent = arena_bytes(turn.emitted.schedule, DEVICE)
+        for way in self.decider.tightened(turn.candidate, turn.emitted, turn.spans):
+            made = self._emitted(way[1])
+            if arena_bytes(made.schedule, DEVICE) < extent:
+                yield self._judged(turn.room, turn.shares, way[0], made)
 
     def _taken(self, room: int, shares: Shares) -> _Turn | None:
         """None where nothing fits, or nothing that is new."""
         fitting = self._fitting(room, shares)
         if fitting is None or (self._last and fitting[1].same_as(self._last.emitted.placement)):
             return None
-        candidate, placement = fitting
-        made = emitted(placement, self.decider.machine, self.decider.caps, "optimal")
-        judged = self.judge(made.schedule)
-        plan_ns = step_ns(made.schedule, judged, self.decider.num_rounds)
-        self._last = _Turn(
-            self.rooms[0] if self._last is None else room, shares, candidate.decisions.step_s * 1e9,
-            plan_ns, candidate, made, judged.passes[-1],
-        )  # fmt: skip
+        room = self.rooms[0] if self._last is None else room
+        self._last = self._judged(room, shares, fitting[0], self._emitted(fitting[1]))
         return self._last
+
+    def _reclocked(self, turn: _Turn) -> Iterator[_Turn]:
+        """The same decisions, with time for copies by when tasks ran as judged, while it helps.
+
+        The program's slots are too short where compute waits: copies begin by more tasks earlier,
+        and hold more memory, than it takes.
+        """
+        while turn.plan_ns > _VERY_FAR * self.bound_ns:
+            way = self.decider.reclocked(turn.candidate, turn.emitted, turn.spans)
+            if way is None or way[1].same_as(turn.emitted.placement):
+                return
+            again = self._judged(turn.room, turn.shares, way[0], self._emitted(way[1]))
+            if again.plan_ns > GAIN * turn.plan_ns:
+                return
+            turn = again
+            yield turn
+
+    def _emitted(self, placement: Placement) -> Emitted:
+        return emitted(placement, self.decider.machine, self.decider.caps, "optimal")
+
+    def _judged(self, room: int, shares: Shares, candidate: Candidate, made: Emitted) -> _Turn:
+        judged = self.judge(made.schedule)
+        self._judgements += 1
+        plan_ns = step_ns(made.schedule, judged, self.decider.num_rounds)
+        return _Turn(
+            room, shares, candidate.decisions.step_s * 1e9, plan_ns, candidate, made,
+            judged.passes[-1],
+        )  # fmt: skip
 
     def _fitting(self, room: int, shares: Shares) -> tuple[Candidate, Placement] | None:
         """The first time with as little room for copies in flight as it takes, then with that."""
@@ -257,6 +269,11 @@ class Turns:
         waits_ns, room_ns = self._costs_ns(turn)
         far = turn.plan_ns > _FAR * self.bound_ns
         return turn.room > 0 and far and waits_ns < _WAITS_PER_ROOM * room_ns
+
+    def _is_short_and_far(self, turn: _Turn) -> bool:
+        """Whether a step of one round is far from its bound, and judged in no time."""
+        short = self.decider.num_rounds == 1 and len(self.decider.judged.tasks) <= _SHORT
+        return short and self.most > 1 and turn.plan_ns > _VERY_FAR * self.bound_ns
 
     def _wants_more_room(self, turn: _Turn) -> bool:
         """Whether waiting for copies costs more than the room left for them does."""

@@ -13,13 +13,14 @@ from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
 from twinstream.planner.emission import Placement, emit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
+from twinstream.planner.judged_plan import Plan, alone_ns, fastest_ns, step_ns
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import holds_all_state, plan_resident
 from twinstream.planner.policies.streaming import plan_streaming, streaming_placement
 from twinstream.planner.refusal import refused
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.turns import Plan, Turns, alone_ns, fastest_ns, step_ns
+from twinstream.planner.turns import Turns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError

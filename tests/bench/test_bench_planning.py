@@ -23,38 +23,50 @@ from twinstream.simulator.replay import SteadyState, simulate, steady_state
 pytestmark = pytest.mark.bench
 H100 = load_machine("h100")
 MIB = 2**20
-# model, sequence length, tokens a step, device and host cap in GiB
+# machine, model, sequence length, tokens a step, device and host cap in GiB
 STEPS = [
-    ("8b", 8192, 38 * 8192, 24, 100),
-    ("8b", 8192, 32 * 8192, 9, 100),
-    ("8b", 8192, 32 * 8192, 8, 100),
-    ("32b", 65536, 2 * 65536, 60, 400),
-    ("8b", 1048576, 1048576, 24, 500),
+    ("h100", "8b", 8192, 38 * 8192, 24, 100),
+    ("h100", "8b", 8192, 32 * 8192, 9, 100),
+    ("h100", "8b", 8192, 32 * 8192, 8, 100),
+    ("h100", "32b", 65536, 2 * 65536, 60, 400),
+    ("h100", "8b", 1048576, 1048576, 24, 500),
+]
+# small steps of one round, in which nothing hides the optimizer's copies
+STEPS += [
+    (machine, model, 2048, tokens, device, 256)
+    for machine, model, tokens, device in [
+        *(("h100", "8b", tokens, device) for tokens in (4096, 8192) for device in (12, 16, 24, 40)),
+        ("h200", "8b", 4096, 16),
+        ("a100", "8b", 8192, 40),
+        ("rtx5090", "8b", 4096, 16),
+        ("rtx3090", "8b", 4096, 12),
+        ("h100", "1b", 8192, 6),
+    ]
 ]
 
 
-@pytest.mark.parametrize(("model", "seq_len", "tokens", "device", "host"), STEPS)
-def test_seconds_to_plan(model, seq_len, tokens, device, host):
-    judged = 0
+@pytest.mark.parametrize(("machine", "model", "seq_len", "tokens", "device", "host"), STEPS)
+def test_seconds_to_plan(machine, model, seq_len, tokens, device, host):
+    judged, on = 0, load_machine(machine)
 
     def judge(schedule: Schedule) -> SteadyState:
         nonlocal judged
         judged += 1
-        return steady_state(schedule, H100)
+        return steady_state(schedule, on)
 
     gc.collect()
-    caps = caps_of(H100, f"{device}GiB", f"{host}GiB")
+    caps = caps_of(on, f"{device}GiB", f"{host}GiB")
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens)
     start_s = time.perf_counter()
-    schedule = plan_step(load_model(model), step, H100, caps, "optimal", judge)
+    schedule = plan_step(load_model(model), step, on, caps, "optimal", judge)
     seconds = time.perf_counter() - start_s
-    step_s = simulate(schedule, H100).step_ns / 1e9
+    step_s = simulate(schedule, on).step_ns / 1e9
     workload, bound = schedule.workload, schedule.bound
     assert bound is not None and bound.family_step_s is not None
     assert bound.family_step_s <= bound.step_s <= step_s
     tasks = sum(isinstance(op, Compute) for op in schedule.ops)
     print(
-        f"\n| {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | "
+        f"\n| {machine} {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | "
         f"{workload.rounds_per_step} x {workload.chunks_per_round} x {workload.chunk_tokens:,} | "
         f"{tokens / step_s:,.0f} | {step_s / bound.step_s - 1:.1%} | "
         f"{step_s / bound.family_step_s - 1:.1%} | {tasks:,} | {judged} | {seconds:.1f} s |"
@@ -73,7 +85,7 @@ def test_seconds_to_bound_64_layers(chunks):
     print(f"\n| 64 layers x {chunks} chunks | {len(chain.tasks)} tasks | {seconds:.2f} s |")
 
 
-# as STEPS, with caps that are too small
+# model, sequence length, tokens a step, and caps in GiB that are too small
 REFUSED = [
     ("8b", 8192, 38 * 8192, 16, 40),
     ("32b", 2048, 128 * 2048, 64, 180),

@@ -15,6 +15,7 @@ from tests.helpers.plans import (
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.planner.emission import Placement
+from twinstream.planner.judged_plan import alone_ns
 from twinstream.planner.plan import UnknownPolicyError, plan_chain
 from twinstream.planner.policies.streaming import (
     _Candidate,
@@ -22,7 +23,6 @@ from twinstream.planner.policies.streaming import (
     _Windows,
     streaming_placement,
 )
-from twinstream.planner.turns import alone_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule

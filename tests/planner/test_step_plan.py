@@ -18,13 +18,13 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.cuts import Cuts
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.judged_plan import Plan, alone_ns
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.policies import optimal
 from twinstream.planner.policies.optimal import optimal_plans, streamed
 from twinstream.planner.policies.streaming import streaming_placement
 from twinstream.planner.step_plan import gc_paused, plan_step, with_tokens
-from twinstream.planner.turns import Plan, alone_ns
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule

@@ -1,6 +1,7 @@
 """What copies did not take of the time reserved for them is memory for others."""
 
 from functools import cache
+from itertools import accumulate
 
 import pytest
 
@@ -14,7 +15,7 @@ from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.margins import alive_bytes
 from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.timed import timed_stays
+from twinstream.planner.timed import judged_clock, timed_stays
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
@@ -61,6 +62,13 @@ def just_in_time(made: Emitted) -> PassSpans:
     return PassSpans(start_ns=tuple(start), end_ns=tuple(end))
 
 
+def even(made: Emitted, task_ns: int) -> PassSpans:
+    """Tasks of the same length without a pause; copies take none."""
+    lengths = [task_ns if isinstance(op, Compute) else 0 for op in made.schedule.ops]
+    ends = list(accumulate(lengths))
+    return PassSpans(start_ns=(0, *ends[:-1]), end_ns=tuple(ends))
+
+
 @pytest.mark.parametrize("device_kib", [500, 600, 700])
 def test_timed_stays_are_never_longer_and_have_all_their_uses(device_kib):
     _, made = decided(device_kib)
@@ -102,6 +110,45 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
         assert verify(schedule) == []
         assert conforms(schedule, CHAIN) == []
         assert arena_bytes(schedule, DEVICE) < arena_bytes(made.schedule, DEVICE)
+
+
+def test_the_judged_clock_has_the_starts_of_all_tasks():
+    _, made = decided(500)
+    spans = simulate(made.schedule, SLOW).passes[-1]
+    computes = [i for i, op in enumerate(made.schedule.ops) if isinstance(op, Compute)]
+    first_ns = spans.start_ns[computes[0]]
+    clock = judged_clock(made.schedule, spans)
+    expected = [spans.start_ns[i] - first_ns for i in computes]
+    assert clock.start_ns == [*expected, spans.end_ns[computes[-1]] - first_ns]
+
+
+@pytest.mark.parametrize("device_kib", [500, 600, 700])
+def test_where_tasks_took_longer_copies_get_fewer_of_them(device_kib):
+    mine = decider(device_kib)
+    candidate, made = decided(device_kib)
+    slow = mine.reclocked(candidate, made, even(made, 10_000_000))
+    assert slow is not None
+    assert all(lead <= 1 for lead in slow[0].allowances.leads.values())
+    assert sum(slow[0].allowances.leads.values()) < sum(candidate.allowances.leads.values())
+    schedule = emitted(slow[1], SLOW, mine.caps, "optimal").schedule
+    assert slow[0].decisions is candidate.decisions
+    assert verify(schedule) == []
+    assert conforms(schedule, CHAIN) == []
+    assert arena_bytes(schedule, DEVICE) <= device_kib * KIB
+
+
+@pytest.mark.parametrize("device_kib", [800, 900])
+def test_where_tasks_took_no_time_copies_get_more_of_them(device_kib):
+    candidate, made = decided(device_kib)
+    fast = decider(device_kib).reclocked(candidate, made, even(made, 100))
+    assert fast is not None
+    assert sum(fast[0].allowances.leads.values()) > sum(candidate.allowances.leads.values())
+
+
+def test_what_cannot_be_packed_with_its_time_as_judged_is_no_plan():
+    candidate, made = decided(600)
+    assert decider(600).reclocked(candidate, made, even(made, 10_000_000)) is not None
+    assert decider(600).reclocked(candidate, made, even(made, 1000)) is None
 
 
 def test_some_of_these_plans_waste_memory():

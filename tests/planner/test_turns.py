@@ -11,7 +11,8 @@ import pytest
 from twinstream.planner import turns as turns_module
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import Shares
-from twinstream.planner.turns import Plan, Turns
+from twinstream.planner.judged_plan import Plan
+from twinstream.planner.turns import Turns
 
 GIB = 2**30
 FULL, LESS, LEAST = ({"h2d": [share], "d2h": [share]} for share in (1.0, 0.5, 0.25))
@@ -24,7 +25,7 @@ Landscape = Mapping[tuple[float, float], tuple[float, float]]
 class Where(tuple[float, float]):
     """A place in a landscape, with what the program's decisions come to there."""
 
-    decisions: SimpleNamespace
+    decisions = SimpleNamespace(step_s=1.0)
 
 
 @dataclass
@@ -33,9 +34,17 @@ class FakeDecider:
 
     landscape: Landscape
     asked: list[tuple[float, float]] = field(default_factory=list)
-    ways: tuple[tuple[float, float], ...] = ()
-    machine = caps = judged = small = None
-    num_rounds = 1
+    ways: tuple[str, ...] = ()
+    again: Mapping[object, tuple[str, ...]] = field(default_factory=dict)
+    num_tasks: int = 1000
+    num_rounds: int = 1
+    machine = caps = None
+
+    @property
+    def small(self) -> Any:
+        return SimpleNamespace(tasks=[None] * self.num_tasks)
+
+    judged = small
 
     def fitting(
         self, choices: object, room: int, shares: Shares, wanted: Callable[[float], bool]
@@ -51,7 +60,16 @@ class FakeDecider:
         return at, SimpleNamespace(at=at, same_as=lambda other: other.at == at)
 
     def tightened(self, *_: object) -> Iterator[Any]:
-        return ((way, SimpleNamespace(at=way)) for way in self.ways)
+        return ((Where((way,)), SimpleNamespace(at=(way,))) for way in self.ways)
+
+    def reclocked(self, candidate: Where, *_: object) -> Any:
+        """What comes after a place, if anything does."""
+        named = self.again.get(candidate)
+        if named is None:
+            return None
+        way = Where(named)
+        way.decisions = candidate.decisions
+        return way, SimpleNamespace(at=way, same_as=lambda other: other.at == way)
 
     def schedule(self, candidate: object, judged: Any, chain: object) -> object:
         assert judged.schedule == candidate, "what was judged is of the same decisions"
@@ -63,16 +81,20 @@ def taken(
     landscape: Landscape,
     most: int = 3,
     beat_s: float = inf,
+    **told: Any,
 ) -> tuple[Turns, list[tuple[float, float]]]:
     """Turns with rooms of 3 and 1 GiB and none, and what they asked for."""
-    decider = FakeDecider(landscape)
+    decider = FakeDecider(landscape, **told)
     monkeypatch.setattr(
         turns_module,
         "emitted",
         lambda placement, *_: SimpleNamespace(schedule=placement.at, placement=placement),
     )
     monkeypatch.setattr(turns_module, "step_ns", lambda at, *_: landscape[at][1] * 1e9)
-    monkeypatch.setattr(turns_module, "lowered", lambda shares, *_: LOWERED[shares["h2d"][0]])
+    monkeypatch.setattr(
+        turns_module, "lowered", lambda shares, *_: LOWERED.get(shares["h2d"][0], LESS)
+    )
+    monkeypatch.setattr(turns_module, "arena_bytes", lambda at, _: 8 if at == ("tight",) else 9)
     turns = Turns(
         decider, lambda _: SimpleNamespace(passes=[None]), OPEN, False, 1e9,  # type: ignore[arg-type]
         beat_s * 1e9, most, FULL, [3 * GIB, GIB, 0],
@@ -132,6 +154,90 @@ def test_where_another_way_to_cut_is_clearly_faster_no_more_room_is_tried(monkey
     assert asked == [(3, 1)]
 
 
+USUAL = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.3), (3, 0.25): (1.05, 1.4)}
+
+
+def test_of_a_short_chain_more_room_is_tried_then_less_of_the_links_then_what_was_learned(
+    monkeypatch,
+):
+    """Each of these until two in a row are no better; with the room of the best."""
+    rooms = {
+        (4.5, 1): (1.03, 1.21),
+        (6, 1): (1.04, 1.15),
+        (9, 1): (1.05, 1.16),
+        (12, 1): (1.06, 1.15),
+    }
+    less = {(6, 0.9): (1.07, 1.18), (6, 0.8): (1.08, 1.14), (6, 0.7): (1.09, 1.17)}
+    landscape = USUAL | rooms | less | {(6, 0.6): (1.1, 1.17), (6, 0.5): (1.11, 1.1)}
+    turns, asked = taken(monkeypatch, landscape, num_tasks=10)
+    assert asked == [*USUAL, *rooms, *less, (6, 0.6), (6, 0.5), (6, 0.25)]
+    assert min(plan.step_ns for plan in turns.found) == 1.1e9
+    assert (turns.rooms[0], turns.shares) == (3 * GIB, FULL)
+
+
+def test_a_wider_search_gives_up_what_brings_nothing(monkeypatch):
+    landscape = USUAL | {(room, 1): (1.03 + room / 1000, 1.3) for room in (4.5, 6, 9, 12)}
+    landscape |= {(3, share): (1.1 + share / 100, 1.3) for share in (0.9, 0.8, 0.7, 0.6)}
+    _, asked = taken(monkeypatch, landscape, num_tasks=10)
+    assert asked[3:] == [(4.5, 1), (6, 1), (3, 0.9), (3, 0.8)]
+
+
+def test_a_wider_search_judges_no_more_tasks_than_pay(monkeypatch):
+    landscape = USUAL | {(room, 1): (1.03 + room / 1000, 1.2 - room / 1000) for room in (4.5, 6, 9)}
+    _, asked = taken(monkeypatch, landscape, num_tasks=320)
+    assert len(asked) > 6, "twelve plans of 320 tasks"
+    monkeypatch.setattr(turns_module, "_WIDER_TASKS", 640)
+    _, asked = taken(monkeypatch, landscape, num_tasks=320)
+    assert asked == [*USUAL, (4.5, 1), (6, 1)]
+    monkeypatch.setattr(turns_module, "_WIDER_PLANS", 1)
+    _, asked = taken(monkeypatch, landscape, num_tasks=10)
+    assert asked == [*USUAL, (4.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("told", "plan_s"),
+    [
+        ({"num_tasks": 321}, 1.2),
+        ({"num_tasks": 10, "num_rounds": 2}, 1.2),
+        ({"num_tasks": 10, "most": 1}, 1.2),
+        ({"num_tasks": 10}, 1.039),
+    ],
+    ids=["long", "two rounds", "quick", "near the bound"],
+)
+def test_a_wider_search_is_for_short_steps_of_one_round_far_from_the_bound(
+    monkeypatch, told, plan_s
+):
+    landscape = {(3, 1): (1.03, plan_s), (4.5, 1): (1.03, 1.0), (3, 0.9): (1.01, 1.0)}
+    _, asked = taken(monkeypatch, landscape, **told)
+    assert not {(4.5, 1), (3, 0.9)} & set(asked)
+
+
+def test_in_a_wider_search_copies_get_their_time_as_judged_while_that_helps(monkeypatch):
+    again = {(3, 1): ("once",), ("once",): ("twice",), ("twice",): ("no better",)}
+    found = {("once",): (1.02, 1.19), ("twice",): (1.02, 1.1), ("no better",): (1.02, 1.0999)}
+    turns, _ = taken(monkeypatch, USUAL | found, num_tasks=10, again=again)
+    best = min(turns.found, key=lambda plan: plan.step_ns)
+    assert best.step_ns == 1.1e9
+    assert best.make(None) == ("twice",)
+    assert best.tighter is not None
+
+
+def test_what_has_its_time_as_judged_already_is_not_judged_again(monkeypatch):
+    turns, _ = taken(monkeypatch, USUAL, num_tasks=10, again={(3, 1): (3, 1)})
+    assert turns._judgements == len(turns.found) == 3
+
+
+def test_what_came_near_the_bound_is_not_judged_again(monkeypatch):
+    landscape = USUAL | {(4.5, 1): (1.03, 1.039), ("once",): (1.03, 1.0)}
+    turns, _ = taken(monkeypatch, landscape, num_tasks=10, again={(4.5, 1): ("once",)})
+    assert min(plan.step_ns for plan in turns.found) == pytest.approx(1.039e9)
+
+
+def test_a_wider_search_tries_the_best_plan_in_less_memory(monkeypatch):
+    turns, _ = taken(monkeypatch, USUAL | {("tight",): (1.02, 1.05)}, num_tasks=10, ways=("tight",))
+    assert min(turns.found, key=lambda plan: plan.step_ns).make(None) == ("tight",)
+
+
 def test_near_the_bound_no_less_room_is_tried(monkeypatch):
     landscape = {(3, 1): (1.019, 1.02), (3, 0.5): (1.0189, 1.03), (3, 0.25): (1.01, 1.04)}
     _, asked = taken(monkeypatch, landscape)
@@ -177,14 +283,14 @@ def test_memory_is_saved_at_no_cost_and_waste_of_packing_mended_at_little(
     turns, _ = taken(monkeypatch, {before: (1.0, 1.0)}, most=1)
     names = ("timed", "as it was")
     turns.decider.ways = names
-    steps = {before: 1.0, **judged}
+    steps = {before: 1.0, **{(name,): step_s for name, step_s in judged.items()}}
     monkeypatch.setattr(turns_module, "step_ns", lambda at, *_: steps[at] * 1e9)
-    extents = dict(zip((before, *names), arenas, strict=True))
+    extents = dict(zip((before, *((name,) for name in names)), arenas, strict=True))
     monkeypatch.setattr(turns_module, "arena_bytes", lambda at, _: extents[at])
-    wasted = {before: "before" in wasteful, **{name: name in wasteful for name in names}}
+    wasted = {before: "before" in wasteful, **{(name,): name in wasteful for name in names}}
     monkeypatch.setattr(turns_module, "wastes", lambda made: wasted[made.schedule])
     tighter = turns.found[0].tighter()
-    assert (None if tighter is None else tighter.make(None)) == chosen
+    assert (None if tighter is None else tighter.make(None)) == (chosen and (chosen,))
 
 
 def test_a_tighter_plan_is_taken_unless_another_policy_is_faster():
