@@ -263,7 +263,7 @@ class Decider:
     ) -> tuple[Candidate, Placement] | None:
         """The same decisions, with time for copies by when tasks ran in a judged pass.
 
-        None where it cannot be packed.
+        None where that does not fit either memory.
 
         Args:
             candidate: as it was judged.
@@ -273,10 +273,11 @@ class Decider:
         decisions = candidate.decisions
         sequence = TaskSequence.of(self.judged, self._judged_units, decisions, self._call_ns)
         sequence = replace(sequence, clock=judged_clock(judged.schedule, spans))
-        queues = QueueModel(self.machine, self._longest_ahead_ns(decisions.choices))
-        stays, device = sequence.stays(decisions), self.caps.arena_bytes("device")
-        again = Candidate(decisions, queues.allowances(sequence, stays, device))
-        placement, over = self._place(sequence, again)
+        again, placement, over = self._placed(sequence, sequence, decisions)
+        try:
+            require_room(placement, self.caps)
+        except HostIsFull:
+            return None
         return None if over else (again, placement)
 
     def tightened(

@@ -128,14 +128,14 @@ class Turns:
     def _take_wider(self, best: _Turn) -> None:
         """Many turns with other rooms and shares, each with time for copies as judged, too."""
         plans = min(_WIDER_PLANS, _WIDER_TASKS // len(self.decider.judged.tasks))
-        most = self._judgements + plans
+        enough = self._judgements + plans
         for turn in (*self._tightened(best), *self._reclocked(best)):
             self._recorded(turn)
         for asked in self._wider(best):
             if (taken := self._taken(*asked)) is not None:
                 for turn in (taken, *self._reclocked(taken)):
                     self._recorded(turn)
-            if self._judgements >= most:
+            if self._judgements >= enough:
                 break
 
     def _wider(self, first: _Turn) -> Iterator[tuple[int, Shares]]:
@@ -174,38 +174,42 @@ class Turns:
         """The best turn so far, this one among them, whose plan is found now."""
         if self._best is None or turn.plan_ns < self._best.plan_ns:
             self._best = turn
-        make = partial(self.decider.schedule, turn.candidate, turn.emitted)
-        self.found.append(Plan(turn.plan_ns, make, self.at_home))
+        self.found.append(self._plan_of(turn))
         return self._best
+
+    def _plan_of(self, turn: _Turn) -> Plan:
+        make = partial(self.decider.schedule, turn.candidate, turn.emitted)
+        return Plan(turn.plan_ns, make, self.at_home)
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory than copies and packing need, where that costs next to nothing."""
         wasteful = wastes(turn.emitted)
         mended, found = [], []
         for tight in self._tightened(turn):
-            make = partial(self.decider.schedule, tight.candidate, tight.emitted)
-            plan = Plan(tight.plan_ns, make, self.at_home)
-            if wasteful and not wastes(tight.emitted) and plan.step_ns <= _MENDED * turn.plan_ns:
-                mended.append(plan)
-            elif plan.step_ns <= _AS_FAST * turn.plan_ns:
-                found.append(plan)
-        return min(mended or found, key=lambda plan: plan.step_ns, default=None)
+            if wasteful and not wastes(tight.emitted) and tight.plan_ns <= _MENDED * turn.plan_ns:
+                mended.append(tight)
+            elif tight.plan_ns <= _AS_FAST * turn.plan_ns:
+                found.append(tight)
+        best = min(mended or found, key=lambda tight: tight.plan_ns, default=None)
+        return None if best is None else self._plan_of(best)
 
     def _tightened(self, turn: _Turn) -> Iterator[_Turn]:
         """The same decisions in less memory, if any is wasted, as judged."""
         extent = arena_bytes(turn.emitted.schedule, DEVICE)
-        for way in self.decider.tightened(turn.candidate, turn.emitted, turn.spans):
-            made = self._emitted(way[1])
+        ways = self.decider.tightened(turn.candidate, turn.emitted, turn.spans)
+        for candidate, placement in ways:
+            made = self._emitted(placement)
             if arena_bytes(made.schedule, DEVICE) < extent:
-                yield self._judged(turn.room, turn.shares, way[0], made)
+                yield self._judged(turn.room, turn.shares, candidate, made)
 
     def _taken(self, room: int, shares: Shares) -> _Turn | None:
         """None where nothing fits, or nothing that is new."""
         fitting = self._fitting(room, shares)
         if fitting is None or (self._last and fitting[1].same_as(self._last.emitted.placement)):
             return None
+        candidate, placement = fitting
         room = self.rooms[0] if self._last is None else room
-        self._last = self._judged(room, shares, fitting[0], self._emitted(fitting[1]))
+        self._last = self._judged(room, shares, candidate, self._emitted(placement))
         return self._last
 
     def _reclocked(self, turn: _Turn) -> Iterator[_Turn]:
@@ -218,7 +222,8 @@ class Turns:
             way = self.decider.reclocked(turn.candidate, turn.emitted, turn.spans)
             if way is None or way[1].same_as(turn.emitted.placement):
                 return
-            again = self._judged(turn.room, turn.shares, way[0], self._emitted(way[1]))
+            candidate, placement = way
+            again = self._judged(turn.room, turn.shares, candidate, self._emitted(placement))
             if again.plan_ns > GAIN * turn.plan_ns:
                 return
             turn = again

@@ -12,7 +12,7 @@ from twinstream.models.lowering import lower
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import full_shares
 from twinstream.planner.deciding import Candidate, Decider
-from twinstream.planner.emission import Emitted, emitted
+from twinstream.planner.emission import Emitted, emitted, host_bytes
 from twinstream.planner.margins import alive_bytes
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.timed import judged_clock, timed_stays
@@ -149,6 +149,22 @@ def test_what_cannot_be_packed_with_its_time_as_judged_is_no_plan():
     candidate, made = decided(600)
     assert decider(600).reclocked(candidate, made, even(made, 10_000_000)) is not None
     assert decider(600).reclocked(candidate, made, even(made, 1000)) is None
+
+
+def test_what_then_needs_more_homes_than_the_host_has_is_no_plan():
+    """Less time for copies: content that stayed between two uses is copied, and needs a home."""
+    candidate, made = decided(800)
+    joined, apart = (
+        decider(800).reclocked(candidate, made, even(made, task_ns))
+        for task_ns in (1000, 10_000_000)
+    )
+    assert joined is not None
+    assert apart is not None
+    host = host_bytes(joined[1])
+    assert host < host_bytes(apart[1])
+    tight = Decider(CHAIN, SLOW, Caps(device_bytes=800 * KIB, host_bytes=host), num_rounds=4)
+    assert tight.reclocked(candidate, made, even(made, 1000)) is not None
+    assert tight.reclocked(candidate, made, even(made, 10_000_000)) is None
 
 
 def test_some_of_these_plans_waste_memory():
