@@ -259,7 +259,7 @@ class Decider:
         return None
 
     def reclocked(
-        self, candidate: Candidate, judged: Emitted, spans: PassSpans
+        self, candidate: Candidate, judged: Emitted, spans: PassSpans, pass_ns: float
     ) -> tuple[Candidate, Placement] | None:
         """The same decisions, with time for copies by when tasks ran in a judged pass.
 
@@ -269,10 +269,11 @@ class Decider:
             candidate: as it was judged.
             judged: its schedule of the judged rounds.
             spans: of the steady pass.
+            pass_ns: from one pass to the next.
         """
         decisions = candidate.decisions
         sequence = TaskSequence.of(self.judged, self._judged_units, decisions, self._call_ns)
-        sequence = replace(sequence, clock=judged_clock(judged.schedule, spans))
+        sequence = replace(sequence, clock=judged_clock(judged.schedule, spans, pass_ns))
         again, placement, over = self._placed(sequence, sequence, decisions)
         try:
             require_room(placement, self.caps)
@@ -281,7 +282,7 @@ class Decider:
         return None if over else (again, placement)
 
     def tightened(
-        self, candidate: Candidate, judged: Emitted, spans: PassSpans
+        self, candidate: Candidate, judged: Emitted, spans: PassSpans, pass_ns: float
     ) -> Iterator[tuple[Candidate, Placement]]:
         """The candidate in less memory, if any is wasted.
 
@@ -292,11 +293,12 @@ class Decider:
             candidate: as it was judged.
             judged: its schedule of the judged rounds.
             spans: of the steady pass.
+            pass_ns: from one pass to the next.
         """
         sequence = TaskSequence.of(
             self.judged, self._judged_units, candidate.decisions, self._call_ns
         )
-        timed = timed_stays(judged, spans)
+        timed = timed_stays(judged, spans, pass_ns)
         extent = arena_bytes(judged.schedule, DEVICE)
         if extent <= _MOST_WASTE * int(alive_bytes(sequence, timed).max()):
             return

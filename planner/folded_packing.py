@@ -64,10 +64,12 @@ def trimmed(stay: Stay, share: float) -> Stay:
     """The stay with only a share of the time before its first use and after its last."""
     first, last = stay.uses[0].position, stay.uses[-1].position + 1
     begin = stay.begin if stay.enters else first - int((first - stay.begin) * share)
-    end = stay.end if stay.leaves else last + int((stay.end - last) * share)
-    if (begin, end) == (stay.begin, stay.end):
+    until = last + int((stay.end - last + stay.later) * share)
+    end = stay.end if stay.leaves else min(stay.end, until)
+    later = max(0, until - stay.end)
+    if (begin, end, later) == (stay.begin, stay.end, stay.later):
         return stay
-    return Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves)
+    return Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,7 @@ def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> li
     for one, other in pairwise(over):
         join(one, other)
     pieces = sorted(
-        (low, high, index)
-        for index in mine
-        for low, high in folding.intervals(stays[index].begin, stays[index].end)
+        (low, high, index) for index in mine for low, high in _alive([stays[index]], folding)
     )
     reach, owner = -1, -1
     for low, high, index in pieces:
@@ -127,7 +127,8 @@ def _levels(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
 
 
 def _alive(stays: Sequence[Stay], folding: Folding) -> Ranges:
-    return _merged({piece for s in stays for piece in folding.intervals(s.begin, s.end)})
+    held = (own for stay in stays for own in stay.ranges)
+    return _merged({piece for own in held for piece in folding.intervals(*own)})
 
 
 def _merged(intervals: set[tuple[int, int]]) -> Ranges:

@@ -15,6 +15,7 @@ from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.traffic import traffic_of
 
 _TRIMS = 4
+_PASSES = 2  # what the first leaves to do in the queue, the second begins with
 
 Bytes = NDArray[np.int64]
 AtPlace = Mapping[tuple[str, Place], int]
@@ -38,7 +39,8 @@ class Allowances:
             drain = self.drains.get((stay.unit, sequence.place(last)), 0)
             if lead or drain:
                 begin, end = max(0, stay.begin - lead), min(num_tasks, stay.end + drain)
-                stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves)
+                later = stay.end + drain - end
+                stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
             by_unit.setdefault(stay.unit, []).append(stay)
         return [stay for found in by_unit.values() for stay in _joined(found)]
 
@@ -48,7 +50,8 @@ class QueueModel:
     """Each direction as a queue that copies one unit after the other, compute never waiting.
 
     A load is issued early enough that all loads after it can still be in time, an offload gets
-    until all before it are through; at most `longest_ns` of compute time each way.
+    until all before it are through; at most `longest_ns` of compute time each way. Passes follow
+    each other without a pause: offloads of one may take until some time into the next.
     """
 
     machine: Machine
@@ -97,16 +100,19 @@ class QueueModel:
         stores: Mapping[int, Mapping[int, Mapping[str, int]]],
     ) -> NDArray[np.int64]:
         clock = sequence.clock
-        ends = np.asarray([stay.end for stay in stays], dtype=np.int64)
+        ends = bare = np.asarray([stay.end for stay in stays], dtype=np.int64)
         free_ns = 0.0
-        for position in sorted(stores):
-            ready_ns = clock.start_ns[position + 1]
-            for i, leaves in stores[position].items():
-                size = _copied_bytes(sequence, stays[i], leaves)
-                free_ns = max(free_ns, ready_ns) + copy_alone_ns(size, "d2h", self.machine)
-                free_ns = min(free_ns, ready_ns + self.longest_ns)
-                drained = clock.position_after(position, free_ns - ready_ns)
-                ends[i] = max(ends[i], drained)
+        for _ in range(_PASSES):
+            ends = bare.copy()
+            for position in sorted(stores):
+                ready_ns = clock.start_ns[position + 1]
+                for i, leaves in stores[position].items():
+                    size = _copied_bytes(sequence, stays[i], leaves)
+                    free_ns = max(free_ns, ready_ns) + copy_alone_ns(size, "d2h", self.machine)
+                    free_ns = min(free_ns, ready_ns + self.longest_ns)
+                    drained = clock.position_after(position, free_ns - ready_ns)
+                    ends[i] = max(ends[i], drained)
+            free_ns -= clock.start_ns[-1]
         return ends
 
 
@@ -116,8 +122,9 @@ def alive_bytes(sequence: TaskSequence, stays: Sequence[Stay]) -> Bytes:
     units = sequence.units.units
     for stay in stays:
         size = align_up(units[stay.unit].tensor.size_bytes)
-        change[stay.begin] += size
-        change[stay.end] -= size
+        for begin, end in stay.ranges:
+            change[begin] += size
+            change[end] -= size
     return np.cumsum(change[:-1])
 
 
@@ -151,27 +158,34 @@ def _trim(
     ends: NDArray[np.int64],
     excess: Bytes,
 ) -> None:
-    """Where too much is alive, load later what is due last, then end what was used first."""
+    """Where too much is alive, end what outlasts the pass before, what was used first there first.
+
+    Then load later what is due last, then end what was used first.
+    """
     units = sequence.units.units
     sizes = np.asarray([align_up(units[s.unit].tensor.size_bytes) for s in stays], dtype=np.int64)
     bare_begins = np.asarray([stay.begin for stay in stays], dtype=np.int64)
     bare_ends = np.asarray([stay.end for stay in stays], dtype=np.int64)
-    for task in np.flatnonzero(excess > 0):
-        over = int(excess[task])
+    num_tasks = len(sequence.tasks)
+
+    def end_before(task: int) -> None:
+        late = np.flatnonzero((bare_ends <= task) & (task < ends))
+        for i in late[np.argsort(bare_ends[late], kind="stable")]:
+            if excess[task % num_tasks] <= 0:
+                break
+            excess[task : ends[i]] -= sizes[i]
+            excess[max(0, task - num_tasks) : max(0, ends[i] - num_tasks)] -= sizes[i]
+            ends[i] = task
+
+    for task in np.flatnonzero(excess > 0).tolist():
+        end_before(task + num_tasks)
         early = np.flatnonzero((begins <= task) & (task < bare_begins))
         for i in early[np.argsort(-bare_begins[early], kind="stable")]:
-            if over <= 0:
+            if excess[task] <= 0:
                 break
             excess[begins[i] : task + 1] -= sizes[i]
             begins[i] = task + 1
-            over -= int(sizes[i])
-        late = np.flatnonzero((bare_ends <= task) & (task < ends))
-        for i in late[np.argsort(bare_ends[late], kind="stable")]:
-            if over <= 0:
-                break
-            excess[task : ends[i]] -= sizes[i]
-            ends[i] = task
-            over -= int(sizes[i])
+        end_before(task)
 
 
 def _joined(stays: Sequence[Stay]) -> list[Stay]:
@@ -180,13 +194,14 @@ def _joined(stays: Sequence[Stay]) -> list[Stay]:
     for stay in stays:
         last = joined[-1] if joined else None
         if last is not None and stay.begin <= last.end and last.goes_on_in(stay):
+            uses = (*last.uses, *stay.uses)
             joined[-1] = replace(
-                last, end=stay.end, uses=(*last.uses, *stay.uses), leaves=stay.leaves
+                last, end=stay.end, uses=uses, leaves=stay.leaves, later=stay.later
             )
             continue
         if last is not None and stay.begin < last.end:
             cut = max(last.uses[-1].position + 1, min(last.end, stay.uses[0].position))
-            joined[-1] = replace(last, end=cut)
-            stay = replace(stay, begin=max(stay.begin, joined[-1].end))
+            joined[-1] = replace(last, end=cut, later=0)
+            stay = replace(stay, begin=max(stay.begin, cut))
         joined.append(stay)
     return joined

@@ -17,7 +17,8 @@ class Stay:
 
     `begin` is where its load may be issued, `end` where its bytes may be given to others. A stay
     that `enters` finds its content there from the pass before; one that `leaves` keeps it there
-    for the pass after.
+    for the pass after. Where its offload outlasts the pass, its bytes are its own at the `later`
+    first tasks of the pass after, too.
     """
 
     unit: str
@@ -26,6 +27,13 @@ class Stay:
     uses: tuple[Use, ...]
     enters: bool = False
     leaves: bool = False
+    later: int = 0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Positions in any pass at which its bytes are its own."""
+        mine = (self.begin, self.end)
+        return (mine, (0, self.later)) if self.later else (mine,)
 
     def goes_on_in(self, after: "Stay") -> bool:
         """Whether the next stay of the unit begins with the content that this one ends with."""
@@ -61,14 +69,24 @@ class TaskClock:
         return max(0, bisect_right(self.start_ns, self.start_ns[position] - lead_ns) - 1)
 
     def position_after(self, position: int, drain_ns: float) -> int:
-        """The first position at least `drain_ns` after task `position` ends."""
+        """The first position at least `drain_ns` after task `position` ends.
+
+        From the number of tasks on it is in the pass after, no later than where that ends.
+        """
         end_ns = self.start_ns[position + 1] + drain_ns
-        return min(self.num_tasks, bisect_left(self.start_ns, end_ns, lo=position + 1))
+        if end_ns <= self.start_ns[-1]:
+            return bisect_left(self.start_ns, end_ns, lo=position + 1)
+        later = bisect_left(self.start_ns, end_ns - self.start_ns[-1])
+        return self.num_tasks + min(later, self.num_tasks)
 
 
 def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int, int]]:
-    """(begin, end, size_bytes) of every stay, for packing."""
-    return [(s.begin, s.end, units.units[s.unit].tensor.size_bytes) for s in stays]
+    """(begin, end, size_bytes) of every stay; of one that outlasts the pass, again from 0 on."""
+    return [
+        (begin, end, units.units[stay.unit].tensor.size_bytes)
+        for stay in stays
+        for begin, end in stay.ranges
+    ]
 
 
 def resident_stays(uses: dict[str, list[Use]], units: UnitMap, num_tasks: int) -> list[Stay]:
@@ -162,7 +180,7 @@ def _with_margins(group: Sequence[Use], clock: TaskClock, margins: Margins) -> t
     begin = clock.position_before(first.position, margins.lead_ns) if loads else first.position
     written = any(leaf.makes is not None for use in group for leaf in use.leaves)
     drain = margins.drain_ns if written else 0.0
-    return begin, clock.position_after(last.position, drain)
+    return begin, min(clock.num_tasks, clock.position_after(last.position, drain))
 
 
 def _groups(used: Sequence[Use], keep: Callable[[Use, Use], bool]) -> list[list[Use]]:

@@ -38,7 +38,8 @@ _MENDED = 1.005  # what is packed with more than 3 % waste may be so much slower
 class _Turn:
     """What was decided with so much room and these shares, and how it was judged.
 
-    `decided_ns` is the step time that the program's decisions come to, `plan_ns` that of the plan.
+    `decided_ns` is the step time that the program's decisions come to, `plan_ns` that of the plan,
+    `pass_ns` that of its judged rounds.
     """
 
     room: int
@@ -48,6 +49,7 @@ class _Turn:
     candidate: Candidate
     emitted: Emitted
     spans: PassSpans
+    pass_ns: float
 
 
 @dataclass
@@ -196,7 +198,7 @@ class Turns:
     def _tightened(self, turn: _Turn) -> Iterator[_Turn]:
         """The same decisions in less memory, if any is wasted, as judged."""
         extent = arena_bytes(turn.emitted.schedule, DEVICE)
-        ways = self.decider.tightened(turn.candidate, turn.emitted, turn.spans)
+        ways = self.decider.tightened(turn.candidate, turn.emitted, turn.spans, turn.pass_ns)
         for candidate, placement in ways:
             made = self._emitted(placement)
             if arena_bytes(made.schedule, DEVICE) < extent:
@@ -219,7 +221,7 @@ class Turns:
         and hold more memory, than it takes.
         """
         while turn.plan_ns > _VERY_FAR * self.bound_ns:
-            way = self.decider.reclocked(turn.candidate, turn.emitted, turn.spans)
+            way = self.decider.reclocked(turn.candidate, turn.emitted, turn.spans, turn.pass_ns)
             if way is None or way[1].same_as(turn.emitted.placement):
                 return
             candidate, placement = way
@@ -238,7 +240,7 @@ class Turns:
         plan_ns = step_ns(made.schedule, judged, self.decider.num_rounds)
         return _Turn(
             room, shares, candidate.decisions.step_s * 1e9, plan_ns, candidate, made,
-            judged.passes[-1],
+            judged.passes[-1], judged.step_ns,
         )  # fmt: skip
 
     def _fitting(self, room: int, shares: Shares) -> tuple[Candidate, Placement] | None:

@@ -67,7 +67,7 @@ def _placed(
             return stay
         copy_ns = copy_alone_ns(unit.tensor.size_bytes, "d2h", machine)
         end = clock.position_after(stay.uses[-1].position, copies_ahead * copy_ns)
-        return replace(stay, end=end)
+        return replace(stay, end=min(end, len(tasks)))
 
     stays = resident_stays(device_uses(chain, tasks, units), units, len(tasks))
     if copies_ahead:

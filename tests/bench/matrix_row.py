@@ -35,7 +35,7 @@ from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, Placement
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.packing import live_peak
+from twinstream.planner.packing import align_up, live_peak
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
 from twinstream.planner.residency import stay_intervals
 from twinstream.schedule.chain import Chain
@@ -158,10 +158,11 @@ def _last_placed() -> Iterator[list[Placement]]:
 
 def _extent_held(schedule: Schedule, placement: Placement) -> float:
     extent = arena_bytes(schedule, DEVICE)
-    stays = stay_intervals(placement.units, placement.stays)
-    ends = [o + size for o, (*_, size) in zip(placement.offsets, stays, strict=True)]
+    stays, units = placement.stays, placement.units.units
+    sizes = [align_up(units[stay.unit].tensor.size_bytes) for stay in stays]
+    ends = [offset + size for offset, size in zip(placement.offsets, sizes, strict=True)]
     assert extent == max(ends), "another schedule came later"
-    return extent / live_peak(stays)[0]
+    return extent / live_peak(stay_intervals(placement.units, stays))[0]
 
 
 def live_peak_bytes(schedule: Schedule, spans: PassSpans | None = None) -> int:

@@ -62,24 +62,25 @@ def just_in_time(made: Emitted) -> PassSpans:
     return PassSpans(start_ns=tuple(start), end_ns=tuple(end))
 
 
-def even(made: Emitted, task_ns: int) -> PassSpans:
-    """Tasks of the same length without a pause; copies take none."""
+def even(made: Emitted, task_ns: int) -> tuple[PassSpans, float]:
+    """Tasks of the same length without a pause, and of all of them; copies take none."""
     lengths = [task_ns if isinstance(op, Compute) else 0 for op in made.schedule.ops]
     ends = list(accumulate(lengths))
-    return PassSpans(start_ns=(0, *ends[:-1]), end_ns=tuple(ends))
+    return PassSpans(start_ns=(0, *ends[:-1]), end_ns=tuple(ends)), ends[-1]
 
 
 @pytest.mark.parametrize("device_kib", [500, 600, 700])
 def test_timed_stays_are_never_longer_and_have_all_their_uses(device_kib):
     _, made = decided(device_kib)
     placement = made.placement
-    spans = simulate(made.schedule, SLOW).passes[-1]
-    timed = timed_stays(made, spans)
+    judged = simulate(made.schedule, SLOW)
+    timed = timed_stays(made, judged.passes[-1], judged.step_ns)
     assert len(timed) == len(placement.stays)
     for stay, was in zip(timed, placement.stays, strict=True):
         assert (stay.unit, stay.uses, stay.enters) == (was.unit, was.uses, was.enters)
         assert was.begin <= stay.begin <= stay.uses[0].position
         assert stay.uses[-1].position < stay.end <= was.end
+        assert stay.later <= was.later
 
 
 @pytest.mark.parametrize("device_kib", [500, 600])
@@ -87,7 +88,7 @@ def test_a_load_that_comes_just_in_time_takes_its_bytes_no_earlier(device_kib):
     _, made = decided(device_kib)
     placement = made.placement
     loaded = {made.stay_of_copy[op.op_id] for op in made.schedule.ops if op.op_id.startswith("h2d")}
-    late = timed_stays(made, just_in_time(made))
+    late = timed_stays(made, just_in_time(made), 1e9)
     early = [i for i in loaded if placement.stays[i].begin < placement.stays[i].uses[0].position]
     assert len(early) > 3
     later = [i for i in early if late[i].begin > placement.stays[i].begin]
@@ -99,10 +100,10 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
     mine = decider(device_kib)
     candidate, made = decided(device_kib)
     spans = just_in_time(made)
-    found = next(mine.tightened(candidate, made, spans), None)
+    found = next(mine.tightened(candidate, made, spans, max(spans.end_ns)), None)
     call_ns = dict.fromkeys(mine.judged.calls, 1.0)
     sequence = TaskSequence.of(mine.judged, UnitMap(mine.judged), candidate.decisions, call_ns)
-    timed = alive_bytes(sequence, timed_stays(made, spans)).max()
+    timed = alive_bytes(sequence, timed_stays(made, spans, max(spans.end_ns))).max()
     wasteful = arena_bytes(made.schedule, DEVICE) > 1.03 * timed
     assert (found is not None) == wasteful
     if found is not None:
@@ -112,21 +113,22 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
         assert arena_bytes(schedule, DEVICE) < arena_bytes(made.schedule, DEVICE)
 
 
-def test_the_judged_clock_has_the_starts_of_all_tasks():
+def test_the_judged_clock_has_the_starts_of_all_tasks_and_of_the_pass_after():
     _, made = decided(500)
-    spans = simulate(made.schedule, SLOW).passes[-1]
+    judged = simulate(made.schedule, SLOW)
+    spans = judged.passes[-1]
     computes = [i for i, op in enumerate(made.schedule.ops) if isinstance(op, Compute)]
     first_ns = spans.start_ns[computes[0]]
-    clock = judged_clock(made.schedule, spans)
+    clock = judged_clock(made.schedule, spans, judged.step_ns)
     expected = [spans.start_ns[i] - first_ns for i in computes]
-    assert clock.start_ns == [*expected, spans.end_ns[computes[-1]] - first_ns]
+    assert clock.start_ns == pytest.approx([*expected, judged.step_ns])
 
 
 @pytest.mark.parametrize("device_kib", [500, 600, 700])
 def test_where_tasks_took_longer_copies_get_fewer_of_them(device_kib):
     mine = decider(device_kib)
     candidate, made = decided(device_kib)
-    slow = mine.reclocked(candidate, made, even(made, 10_000_000))
+    slow = mine.reclocked(candidate, made, *even(made, 10_000_000))
     assert slow is not None
     assert all(lead <= 1 for lead in slow[0].allowances.leads.values())
     assert sum(slow[0].allowances.leads.values()) < sum(candidate.allowances.leads.values())
@@ -140,22 +142,22 @@ def test_where_tasks_took_longer_copies_get_fewer_of_them(device_kib):
 @pytest.mark.parametrize("device_kib", [800, 900])
 def test_where_tasks_took_no_time_copies_get_more_of_them(device_kib):
     candidate, made = decided(device_kib)
-    fast = decider(device_kib).reclocked(candidate, made, even(made, 100))
+    fast = decider(device_kib).reclocked(candidate, made, *even(made, 100))
     assert fast is not None
     assert sum(fast[0].allowances.leads.values()) > sum(candidate.allowances.leads.values())
 
 
 def test_what_cannot_be_packed_with_its_time_as_judged_is_no_plan():
     candidate, made = decided(600)
-    assert decider(600).reclocked(candidate, made, even(made, 10_000_000)) is not None
-    assert decider(600).reclocked(candidate, made, even(made, 1000)) is None
+    assert decider(600).reclocked(candidate, made, *even(made, 10_000_000)) is not None
+    assert decider(600).reclocked(candidate, made, *even(made, 1000)) is None
 
 
 def test_what_then_needs_more_homes_than_the_host_has_is_no_plan():
     """Less time for copies: content that stayed between two uses is copied, and needs a home."""
     candidate, made = decided(800)
     joined, apart = (
-        decider(800).reclocked(candidate, made, even(made, task_ns))
+        decider(800).reclocked(candidate, made, *even(made, task_ns))
         for task_ns in (1000, 10_000_000)
     )
     assert joined is not None
@@ -163,13 +165,13 @@ def test_what_then_needs_more_homes_than_the_host_has_is_no_plan():
     host = host_bytes(joined[1])
     assert host < host_bytes(apart[1])
     tight = Decider(CHAIN, SLOW, Caps(device_bytes=800 * KIB, host_bytes=host), num_rounds=4)
-    assert tight.reclocked(candidate, made, even(made, 1000)) is not None
-    assert tight.reclocked(candidate, made, even(made, 10_000_000)) is None
+    assert tight.reclocked(candidate, made, *even(made, 1000)) is not None
+    assert tight.reclocked(candidate, made, *even(made, 10_000_000)) is None
 
 
 def test_some_of_these_plans_waste_memory():
     found = [
-        list(decider(kib).tightened(*decided(kib), just_in_time(decided(kib)[1]))) != []
+        list(decider(kib).tightened(*decided(kib), just_in_time(decided(kib)[1]), 1e9)) != []
         for kib in (500, 600, 700)
     ]
     assert True in found

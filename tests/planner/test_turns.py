@@ -96,7 +96,7 @@ def taken(
     )
     monkeypatch.setattr(turns_module, "arena_bytes", lambda at, _: 8 if at == ("tight",) else 9)
     turns = Turns(
-        decider, lambda _: SimpleNamespace(passes=[None]), OPEN, False, 1e9,  # type: ignore[arg-type]
+        decider, lambda _: SimpleNamespace(passes=[None], step_ns=1.0), OPEN, False, 1e9,  # type: ignore[arg-type]
         beat_s * 1e9, most, FULL, [3 * GIB, GIB, 0],
     )  # fmt: skip
     turns.take()

@@ -1,0 +1,165 @@
+"""How long bytes are held for offloads: past the end of the pass, into the next."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.models.lowering import lower
+from twinstream.planner.bound import BoundProgram
+from twinstream.planner.folded_packing import pack_folded, trimmed
+from twinstream.planner.margins import Allowances, QueueModel, _trim, alive_bytes
+from twinstream.planner.packing import align_up
+from twinstream.planner.residency import Stay, TaskClock, stay_intervals
+from twinstream.planner.rounding import Decisions
+from twinstream.planner.task_sequence import TaskSequence
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+WORKLOAD = Workload(seq_len=16, chunk_tokens=32, chunks_per_round=2, rounds_per_step=3)
+CHAIN = lower(small("tiny", num_layers=3), WORKLOAD)
+UNITS = UnitMap(CHAIN)
+CALL_NS = {name: cost_alone_ns(call.cost, MACHINE) for name, call in CHAIN.calls.items()}
+LONGEST_NS = 4 * max(CALL_NS.values())
+
+
+def sequence_and_stays() -> tuple[TaskSequence, list[Stay]]:
+    """Where little more than half fits."""
+    solved = BoundProgram(CHAIN, MACHINE, num_rounds=3, tied=True).fewest_copies(
+        Caps(device_bytes=170_000)
+    )
+    assert solved is not None
+    decisions = Decisions.of(solved, CHAIN, UNITS)
+    sequence = TaskSequence.of(CHAIN, UNITS, decisions, CALL_NS)
+    return sequence, sequence.stays(decisions)
+
+
+SEQUENCE, STAYS = sequence_and_stays()
+NUM_TASKS = len(SEQUENCE.tasks)
+
+
+def queues(slower: float) -> QueueModel:
+    """Links at a fraction of their rate."""
+    rates = {f"pcie_{way}_bytes_per_s" for way in ("h2d", "d2h")}
+    numbers = {name: getattr(MACHINE, name) for name in rates}
+    slow = {n: v.model_copy(update={"value": v.value / slower}) for n, v in numbers.items()}
+    return QueueModel(MACHINE.model_copy(update=slow), LONGEST_NS)
+
+
+def widened(slower: float, most_bytes: int | None = None) -> list[Stay]:
+    return queues(slower).allowances(SEQUENCE, STAYS, most_bytes).widened(SEQUENCE, STAYS)
+
+
+def test_positions_after_a_task_go_on_in_the_pass_after():
+    clock = TaskClock([10.0, 20.0, 30.0])
+    assert [clock.position_after(2, ns) for ns in (0.0, 1.0, 10.0, 11.0, 30.0, 60.0)] == [
+        3, 4, 4, 5, 5, 6,
+    ]  # fmt: skip
+    assert clock.position_after(0, 50.0) == 3
+    assert clock.position_after(0, 51.0) == 4
+    assert clock.position_after(2, 1e9) == 6, "no later than where that ends"
+
+
+def test_offloads_that_outlast_the_pass_hold_their_bytes_in_the_next():
+    slow = widened(30.0)
+    held = [stay for stay in slow if stay.later]
+    assert len(held) > 2
+    assert all(stay.end == NUM_TASKS and stay.ranges[1] == (0, stay.later) for stay in held)
+    held_for = [sum(stay.later for stay in widened(slower)) for slower in (0.01, 30.0, 60.0)]
+    assert held_for == sorted(set(held_for))
+
+
+def test_the_queue_goes_on_with_what_the_pass_before_left():
+    """Those of the first tasks wait for those of the last ones, so that they take longer."""
+    sequence = replace(SEQUENCE, clock=TaskClock([1000.0] * NUM_TASKS))
+    first, last = Stay("a", 0, 1, ()), Stay("a", NUM_TASKS - 1, NUM_TASKS, ())
+    model = QueueModel(queues(1.0).machine, 1e9)
+    name = next(name for name, unit in UNITS.units.items() if unit.tensor.size_bytes > 1000)
+    leaf = UNITS.units[name].leaves[0]
+    first, last = replace(first, unit=name), replace(last, unit=name)
+    alone = model._ends(sequence, [first], {0: {0: {leaf: 1}}})
+    both = model._ends(sequence, [first, last], {0: {0: {leaf: 1}}, NUM_TASKS - 1: {1: {leaf: 2}}})
+    assert both[1] > NUM_TASKS
+    assert both[0] > alone[0]
+
+
+def test_what_is_alive_counts_the_bytes_of_the_pass_before():
+    slow = widened(30.0)
+    without = alive_bytes(SEQUENCE, [replace(stay, later=0) for stay in slow])
+    more = alive_bytes(SEQUENCE, slow) - without
+    sizes = [align_up(UNITS.units[stay.unit].tensor.size_bytes) for stay in slow]
+    expected = [
+        sum(size for stay, size in zip(slow, sizes, strict=True) if task < stay.later)
+        for task in range(NUM_TASKS)
+    ]
+    assert more.tolist() == expected
+    assert max(expected) > 0
+    assert len(stay_intervals(UNITS, slow)) == len(slow) + sum(stay.later > 0 for stay in slow)
+
+
+def test_where_too_much_is_alive_bytes_of_the_pass_before_go_first():
+    slow = widened(30.0)
+    begins = np.asarray([stay.begin for stay in slow])
+    ends = np.asarray([stay.end + stay.later for stay in slow])
+    held = sorted((s.later, align_up(UNITS.units[s.unit].tensor.size_bytes)) for s in slow)
+    first_task = sum(size for later, size in held if later > 0)
+    bare = [replace(s, begin=s.uses[0].position, end=s.uses[-1].position + 1) for s in slow]
+    for too_much in (1, first_task):
+        cut_begins, cut_ends = begins.copy(), ends.copy()
+        excess = np.zeros(NUM_TASKS, dtype=np.int64)
+        excess[0] = too_much
+        _trim(SEQUENCE, bare, cut_begins, cut_ends, excess)
+        assert excess.max() <= 0
+        assert cut_begins.tolist() == begins.tolist()
+        assert [
+            e for e, was in zip(cut_ends, ends, strict=True) if e != was and e != NUM_TASKS
+        ] == []
+        ended = np.count_nonzero(cut_ends != ends)
+        assert ended == (1 if too_much == 1 else sum(later > 0 for later, _ in held))
+
+
+@pytest.mark.parametrize("cap", [None, 230_000, 300_000])
+def test_what_outlasts_the_pass_shares_its_bytes_with_nothing_there(cap):
+    found = pack_folded(widened(30.0), UNITS, SEQUENCE.folding, cap)
+    placed = list(zip(found.stays, found.offsets, strict=True))
+    assert any(stay.later for stay in found.stays)
+    for (one, low), (other, other_low) in combinations(placed, 2):
+        meet = any(a < d and c < b for a, b in one.ranges for c, d in other.ranges)
+        if meet and one.unit != other.unit:
+            size, other_size = (UNITS.units[s.unit].tensor.size_bytes for s in (one, other))
+            assert low + size <= other_low or other_low + other_size <= low
+
+
+def test_a_stay_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_after():
+    uses = STAYS[-1].uses[-1:]
+    last = uses[0].position + 1
+    stay = Stay("x", last - 1, last + 6, uses, later=4)
+    assert trimmed(stay, 1.0) is stay
+    assert trimmed(stay, 0.7) == Stay("x", last - 1, last + 6, uses, later=1)
+    assert trimmed(stay, 0.5) == Stay("x", last - 1, last + 5, uses)
+    stays_there = replace(stay, leaves=True)
+    assert trimmed(stays_there, 0.7) == replace(stays_there, later=1)
+    assert trimmed(stays_there, 0.0) == replace(stays_there, later=0)
+
+
+def test_stays_that_meet_are_joined_with_what_the_last_holds_in_the_pass_after():
+    """All time there is for every copy: what is read again before it is gone stays."""
+    always = {(s.unit, SEQUENCE.place(s.uses[-1].position)): NUM_TASKS for s in STAYS}
+    found = Allowances({}, always).widened(SEQUENCE, STAYS)
+    assert len(found) < len(STAYS)
+    last_of = {stay.unit: stay for stay in STAYS}
+    for stay in found:
+        end = stay.uses[-1].position + 1
+        if last_of[stay.unit].uses[-1] == stay.uses[-1]:
+            assert (stay.end, stay.later) == (
+                NUM_TASKS,
+                NUM_TASKS - (NUM_TASKS - last_of[stay.unit].end),
+            )
+        else:
+            assert stay.later == 0
+            assert stay.end >= end
