@@ -35,7 +35,7 @@ from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, Placement
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.packing import align_up, live_peak
+from twinstream.planner.packing import live_peak
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
 from twinstream.planner.residency import stay_intervals
 from twinstream.schedule.chain import Chain
@@ -159,7 +159,7 @@ def _last_placed() -> Iterator[list[Placement]]:
 def _extent_held(schedule: Schedule, placement: Placement) -> float:
     extent = arena_bytes(schedule, DEVICE)
     stays, units = placement.stays, placement.units.units
-    sizes = [align_up(units[stay.unit].tensor.size_bytes) for stay in stays]
+    sizes = [units[stay.unit].tensor.size_bytes for stay in stays]
     ends = [offset + size for offset, size in zip(placement.offsets, sizes, strict=True)]
     assert extent == max(ends), "another schedule came later"
     return extent / live_peak(stay_intervals(placement.units, stays))[0]
