@@ -74,7 +74,7 @@ def plan_knowing(asked: Asked, known: Sequence[Schedule]) -> Schedule:
     try:
         planned = asked.planned()
     except InfeasiblePlan:
-        fitting = [plan for plan in known if _fits(plan, asked.caps)]
+        fitting = [plan for plan in known if fits(plan, asked.caps)]
         if not fitting:
             raise
         return _fastest(fitting, asked)
@@ -90,7 +90,7 @@ def fastest_of(planned: Schedule, known: Iterable[Schedule], asked: Asked) -> Sc
     Raises:
         UnsafeSchedule: a known plan is not safe.
     """
-    fitting = [plan for plan in known if _fits(plan, asked.caps)]
+    fitting = [plan for plan in known if fits(plan, asked.caps)]
     return _fastest([planned, *fitting], asked, new=planned) if fitting else planned
 
 
@@ -114,7 +114,7 @@ def _adopted(known: Schedule, asked: Asked) -> Schedule:
     return finished(schedule, chain, step_bound(chain, machine, caps))
 
 
-def _fits(known: Schedule, caps: Caps) -> bool:
+def fits(known: Schedule, caps: Caps) -> bool:
     """Whether its arenas fit, beside the device's reserve and what its libraries take."""
     caps = caps.model_copy(update={"library_bytes": known.caps.library_bytes})
     for tier in (DEVICE, HOST):

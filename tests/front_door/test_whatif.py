@@ -142,6 +142,17 @@ def test_more_of_anything_is_never_slower(policy):
             assert better >= 0.999 * worse, one.name
 
 
+def test_a_number_a_tenth_worse_costs_a_tenth_at_most():
+    """The plan to start from would take no longer; one made anew is slower by up to 39 %."""
+    link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
+    base = question(override(load_machine("cpu"), link))
+    found = what_if(base, (-0.1, 0.1), 2)
+    assert found.sensitivities
+    for one in found.sensitivities:
+        worse = min(change.tokens_per_s or 0.0 for change in one.changes)
+        assert worse >= 0.9 * found.base.tokens_per_s, one.name
+
+
 def test_a_search_never_gets_slower_with_more():
     link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
     base = question(override(load_machine("cpu"), link), policy="streaming")

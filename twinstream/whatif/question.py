@@ -13,7 +13,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.judge import Judged
-from twinstream.planner.known import Asked, fastest_of, plan_knowing
+from twinstream.planner.known import Asked, fastest_of, fits, plan_knowing
 from twinstream.planner.plan import optimizer_place
 from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Caps, Schedule
@@ -51,6 +51,10 @@ class Question:
     def tokens_per_s(self, schedule: Schedule) -> float:
         """What a plan, made for whatever machine, yields on this question's."""
         return schedule.workload.tokens_per_step / (self._judge(schedule).step_ns / 1e9)
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Whether a plan, made within whatever caps, fits this question's."""
+        return fits(schedule, self.caps)
 
     @property
     def _asked(self) -> Asked:

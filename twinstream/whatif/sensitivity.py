@@ -1,6 +1,6 @@
 """How throughput answers to each property, by planning again; beside the prices of the bound."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import NonNegativeFloat
@@ -63,6 +63,16 @@ class _Series:
 
 
 @dataclass(frozen=True)
+class _Unchanged:
+    """The plan to start from, run as it is with a property changed."""
+
+    question: Question
+    one: Property
+    change: float
+    plan: Schedule
+
+
+@dataclass(frozen=True)
 class _Answered:
     changes: list[Change]
     faster: Schedule | None
@@ -77,7 +87,8 @@ def what_if(
     """Plan again for every property and change; `on_plan` is called for each of these plans.
 
     A property's plans are made from its worst value to its best, the one to start from among them,
-    and each is the one before if that is faster there.
+    and each is the one before if that is faster there; so is, with a worse value, the one to start
+    from, so that nothing is said to cost more than it takes.
 
     Raises:
         TwinstreamError: the plan to start from cannot be made.
@@ -108,6 +119,7 @@ def what_if(
         if order
     ]
     schedule, base = question.best_of(schedule, answer(worse))
+    answers |= _faster_unchanged(worse, schedule, answers, max(1, num_jobs))
     answer([_Series(question, one, order, (schedule,)) for one, order in orders[True] if order])
     found = [
         _sensitivity(question, schedule, base, one, [answers[one.name, c] for c in changes])
@@ -119,6 +131,24 @@ def what_if(
         tokens_per_step=schedule.workload.tokens_per_step,
         sensitivities=tuple(sorted(found, key=lambda s: -effect(s, base))),
     )
+
+
+def _faster_unchanged(
+    worse: Sequence[_Series],
+    plan: Schedule,
+    answers: Mapping[tuple[str, float], Change],
+    num_jobs: int,
+) -> dict[tuple[str, float], Change]:
+    """Where the plan to start from, as it is, is faster than what was planned for a worse value."""
+    unchanged = [_Unchanged(s.question, s.one, change, plan) for s in worse for change in s.changes]
+    faster = {}
+    for one, tokens_per_s in in_processes(_yield_unchanged, unchanged, num_jobs):
+        if isinstance(tokens_per_s, BaseException):
+            raise tokens_per_s
+        key = one.one.name, one.change
+        if tokens_per_s is not None and tokens_per_s > (answers[key].tokens_per_s or 0.0):
+            faster[key] = Change(change=one.change, tokens_per_s=tokens_per_s)
+    return faster
 
 
 def _from_the_worst(one: Property, changes: Sequence[float], *, better: bool) -> list[float]:
@@ -152,6 +182,12 @@ def _answer(series: _Series) -> _Answered:
     if last is None or beat is None or series.question.tokens_per_s(last) <= beat:
         return _Answered(found, None)
     return _Answered(found, last)
+
+
+def _yield_unchanged(unchanged: _Unchanged) -> float | None:
+    """Tokens/s; None where the plan does not fit."""
+    question = changed(unchanged.question, unchanged.one, 1 + unchanged.change)
+    return question.tokens_per_s(unchanged.plan) if question.fits(unchanged.plan) else None
 
 
 def _sensitivity(
