@@ -68,13 +68,13 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
     found: list[MeasuredRow] = []
     faults: list[str] = []
     for number, values in lines:
-        if len(values) != len(names) and any(value.strip() for value in values[len(names) :]):
-            faults.append(f"line {number} has {len(values)} values for {len(names)} columns")
-            continue
         try:
             found.append(_row(number, dict(zip(names, values, strict=False))))
         except ValidationError as error:
             faults.append(f"line {number}, {_told(error)}")
+            continue
+        if len(values) < len(names) or any(value.strip() for value in values[len(names) :]):
+            faults.append(f"line {number} has {len(values)} values for {len(names)} columns")
     if faults:
         more = len(faults) - _MOST_FAULTS
         shown = "; ".join(faults[:_MOST_FAULTS]) + (f" (and {more} more)" if more > 0 else "")

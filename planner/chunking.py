@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from twinstream.models.attention_shape import lengths_text
 from twinstream.models.declarations import Shapes
@@ -14,6 +15,8 @@ from twinstream.schedule.workload import Workload
 TARGET_CHUNK_TOKENS = 8192
 _SMALLEST_SLICE_TOKENS = 1024
 _MOST_CHUNKS = 8
+_MOST_TRIED = 10_000
+_MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
 
 
 class ChunkingError(TwinstreamError):
@@ -63,7 +66,15 @@ def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
             misfits.append(error)
     if not found:
         raise misfits[0]
-    return found
+    possible = [workload for workload in found if _blocks(spec, workload) <= _MOST_BLOCKS]
+    if not possible:
+        least = min(found, key=lambda workload: _blocks(spec, workload))
+        raise ChunkingError(
+            f"a step of {least.tokens_per_step:,} tokens in chunks of {least.chunk_tokens:,} has "
+            f"{_blocks(spec, least):,} blocks to compute, and no schedule may have more than "
+            f"{_MOST_BLOCKS:,}; take fewer tokens per step, or larger chunks"
+        )
+    return possible
 
 
 def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
@@ -100,11 +111,16 @@ def of_few_blocks(
     """
 
     def blocks(workload: Workload) -> int:
-        rounds = min(workload.rounds_per_step, most_rounds)
-        return 2 * spec.num_layers * workload.chunks_per_round * rounds
+        return _blocks(spec, workload, most_rounds)
 
     few = [workload for workload in workloads if blocks(workload) <= most_blocks]
     return few or sorted(workloads, key=blocks)[:1]
+
+
+def _blocks(spec: ModelSpec, workload: Workload, most_rounds: float = inf) -> int:
+    """Forward and backward, in so many rounds of a step at most."""
+    rounds = int(min(workload.rounds_per_step, most_rounds))
+    return 2 * spec.num_layers * workload.chunks_per_round * rounds
 
 
 def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
@@ -202,10 +218,7 @@ def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workloa
     if step.chunks_per_round is not None:
         chunks = step.chunks_per_round
         if chunks % per_sequence or (groups and groups % (chunks // per_sequence)):
-            raise ChunkingError(
-                f"{chunks} chunks per round do not fit: a sequence is {per_sequence} chunk(s) of "
-                f"{chunk_tokens} tokens and a step has {groups or 'any number of'} of them"
-            )
+            raise _misfit(chunks, chunk_tokens, per_sequence, groups)
     else:
         chunks = per_sequence * _groups_per_round(spec, chunk_tokens * per_sequence, groups)
     rounds = groups // (chunks // per_sequence) if groups else 1
@@ -215,6 +228,19 @@ def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workloa
         chunks_per_round=chunks,
         rounds_per_step=rounds,
         sequence_lengths=step.sequence_lengths * (chunk_tokens // step.pack_tokens),
+    )
+
+
+def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | None) -> ChunkingError:
+    """Rounds of so many chunks are not whole sequences, or a step not whole rounds."""
+    most = min(groups or chunks, 2 * chunks, _MOST_TRIED)
+    fit = [n * per_sequence for n in range(1, most + 1) if (groups or n) % n == 0]
+    near = sorted(sorted(fit, key=lambda n: abs(n - chunks))[:2])
+    sequences = f", {per_sequence} to a sequence" if per_sequence > 1 else ""
+    step = f"a step of {groups * per_sequence} chunks" if groups else "chunks"
+    return ChunkingError(
+        f"{chunks} chunks per round do not fit {step} of {chunk_tokens:,} tokens{sequences}; "
+        f"{' or '.join(map(str, near))} would"
     )
 
 

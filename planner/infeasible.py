@@ -1,6 +1,6 @@
 """The error of a plan that cannot fit, with what would."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.schedule.errors import TwinstreamError
@@ -13,7 +13,8 @@ _MUCH = 0.1  # of what is needed
 class Shortage:
     """Which cap is short, by how much, and where; and the smallest caps that would do.
 
-    `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned.
+    `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned;
+    `machine_bytes` is the device memory that the machine has, where that is known.
     """
 
     policy: str
@@ -24,6 +25,7 @@ class Shortage:
     smallest_device_bytes: int | None
     smallest_host_bytes: int | None
     library_bytes: int = 0
+    machine_bytes: float | None = None
 
 
 class InfeasiblePlan(TwinstreamError):
@@ -49,11 +51,17 @@ class InfeasiblePlan(TwinstreamError):
             f"policy '{shortage.policy}' {told}. {_advice(shortage)}{_aside(shortage)}"
         )
 
+    def on(self, machine_bytes: float | None) -> "InfeasiblePlan":
+        """The same, of a machine with so much device memory."""
+        return InfeasiblePlan(replace(self.shortage, machine_bytes=machine_bytes))
+
 
 def _advice(shortage: Shortage) -> str:
     options = []
     if shortage.smallest_device_bytes is not None:
-        options.append(f"--device-mem {_rounded_up(shortage.smallest_device_bytes)}")
+        has, least = shortage.machine_bytes, shortage.smallest_device_bytes
+        more = "" if has is None or least <= has else f" (the machine has {_gib(round(has))})"
+        options.append(f"--device-mem {_rounded_up(least)}{more}")
     if shortage.smallest_host_bytes is not None:
         options.append(f"--host-mem {_rounded_up(shortage.smallest_host_bytes)}")
     if options:

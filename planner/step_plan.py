@@ -64,9 +64,14 @@ def plan_step(  # noqa: PLR0913
                 f"unknown policy '{policy}'; known: {', '.join(policy_names())}"
             )
         whole = with_tokens(spec, step, machine, caps)
-        if policy == "optimal":
-            return _optimal(partial(Family, spec, whole, machine, judge, choices), caps, choices)
-        return _first_that_fits(spec, whole, machine, caps, policy, judge)
+        try:
+            if policy == "optimal":
+                family_within = partial(Family, spec, whole, machine, judge, choices)
+                return _optimal(family_within, caps, choices)
+            return _first_that_fits(spec, whole, machine, caps, policy, judge)
+        except InfeasiblePlan as error:
+            has = machine.device_memory_bytes
+            raise error.on(None if has is None else has.value) from None
 
 
 def policy_names() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
-from twinstream.schedule.sizes import gib, parse_bytes
+from twinstream.schedule.sizes import SizeError, gib, parse_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
@@ -275,9 +275,21 @@ def _torch_source(batches: TextBatches) -> TokenSource:
 
 
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
-    """The caps given, each by default all that the profile states, and the device's reserve."""
+    """The caps given, each by default all that the profile states, and the device's reserve.
+
+    Raises:
+        SizeError: a cap cannot be read, or is more device memory than the machine has.
+    """
+    device_bytes = _cap_bytes(device_mem, machine, "device_memory_bytes")
+    has_bytes = _cap_bytes(None, machine, "device_memory_bytes")
+    if has_bytes is not None and device_bytes is not None and device_bytes > has_bytes:
+        raise SizeError(
+            f"--device-mem {gib(device_bytes)} is more than {machine.name} has, {gib(has_bytes)}; "
+            f'to ask about one with more, give a profile: base = "{machine.name}" and '
+            f"device_memory_bytes = {device_bytes} in a TOML file"
+        )
     return Caps(
-        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
+        device_bytes=device_bytes,
         host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
     )

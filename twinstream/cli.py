@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from twinstream.commands.asking import whatif
 from twinstream.commands.calibrating import calibrate
@@ -15,6 +15,7 @@ from twinstream.commands.catalog import machines, models
 from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
 from twinstream.commands.exploring import explore
+from twinstream.commands.options import require_own_outputs
 from twinstream.commands.planning import plan
 from twinstream.commands.probing import probe
 from twinstream.commands.reporting import report
@@ -56,6 +57,14 @@ class _Commands(TyperGroup):
             os._exit(_INTERRUPTED)  # an orderly exit would abort in the streams' threads
 
 
+class _Command(TyperCommand):
+    """A command whose outputs are not among its inputs."""
+
+    def invoke(self, ctx: Any) -> Any:
+        require_own_outputs(ctx.params)
+        return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="twinstream",
     cls=_Commands,
@@ -66,7 +75,7 @@ app = typer.Typer(
 )
 for _question, _commands in _QUESTIONS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_question)(_command)
+        app.command(rich_help_panel=_question, cls=_Command)(_command)
 
 
 def _print_version(wanted: bool) -> None:

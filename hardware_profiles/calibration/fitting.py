@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ _STEP = 0.02  # of a log factor, for differences: well above the rounding of sim
 _MOST_LINEARISATIONS = 6
 _STILL = 0.01  # log factors that move less are where they belong: their effect is linear
 _UNTOLD = 0.8  # a posterior wider than this share of the prior is the prior's
+_FAR_OFF = 2.0
 _UNHEARD = 0.99  # the same while the derivatives are still those far from the optimum
 
 
@@ -284,6 +285,22 @@ class _Problem:
         times = np.array(self._predict(trials)).reshape(len(points), count)
         self.num_predictions += len(trials)
         return list(times)
+
+
+def require_same_machine(found: Fit, measured_on: str) -> None:
+    """A fit that stays far off within the bounds of its parameters began with another machine.
+
+    Raises:
+        CalibrationError: predicted times are still off by more than a factor of two in the middle.
+    """
+    factors = [one.predicted_s / one.observation.measured_s for one in found.observations]
+    middle = median(factors)
+    if not 1 / _FAR_OFF < middle < _FAR_OFF:
+        raise CalibrationError(
+            f"after the fit, predicted times are still {middle:.3g} times the measured ones in the "
+            f"middle: '{found.base.name}' is no profile of {measured_on}, or its numbers are in "
+            "other units"
+        )
 
 
 def _check(observations: Sequence[Observation]) -> None:

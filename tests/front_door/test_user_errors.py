@@ -277,3 +277,79 @@ def test_a_schedule_of_kernels_that_cannot_run_here_says_what_to_plan_with(tmp_p
     message = error_of("run", path, "--backend", "cpu")
     assert "the schedule has triton kernels" in message
     assert "plan with --kernels eager" in message
+
+
+@pytest.mark.parametrize("size", ["80GiB", "120%", str(25 * 2**30)])
+def test_a_cap_beyond_the_machine_is_refused_with_both_numbers(size):
+    step = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 32768)
+    message = error_of(*step, "--machine", "rtx3090", "--device-mem", size)
+    assert "more than rtx3090 has, 24.00 GiB" in message
+    assert "device_memory_bytes = " in message
+
+
+def test_what_would_do_but_the_machine_lacks_is_said():
+    step = ("plan", "--model", "8b", "--seq-len", 8192, "--tokens-per-step", 65536)
+    message = error_of(*step, "--machine", "rtx3090", "--policy", "resident")
+    assert "MiB (the machine has 24.000 GiB)" in message
+
+
+def test_a_bare_number_that_can_be_no_size_is_asked_about():
+    message = error_of(*PLAN, "--device-mem", "24")
+    assert "24GiB" in message
+    assert "24B" in message
+
+
+@pytest.mark.parametrize(
+    "asked", [("--tokens-per-step", 10**17), ("--optimizer-overhead", "0.0000001")]
+)
+def test_a_step_too_large_for_any_schedule_is_refused_at_once(asked):
+    step = ("--model", "8b", "--seq-len", 8192 if "over" in asked[0] else 10**5)
+    message = error_of("plan", *step, "--machine", "h100", *asked)
+    assert "blocks" in message
+    assert "500,000" in message
+
+
+@pytest.mark.parametrize(
+    ("chunk", "told"), [(64, "a step of 4 chunks of 64 tokens; 2 or 4"), (32, "8 chunks of 32")]
+)
+def test_chunks_a_round_that_do_not_fit_are_told_the_nearest_that_do(chunk, told):
+    message = error_of(*PLAN, "--chunk-tokens", chunk, "--chunks-per-round", 3)
+    assert told in message
+    assert "2 or 4 would" in message
+
+
+def test_a_schedule_for_another_machine_of_the_same_name_is_not_run_on_the_shipped_one(tmp_path):
+    mine, schedule = tmp_path / "mine.toml", tmp_path / "schedule.json"
+    mine.write_text('base = "cpu"\nname = "cpu"\nhbm_bytes_per_s = 10e9\n')
+    made = call("plan", *TINY_STEP, "--machine", mine, "--policy", "resident", "-o", schedule)
+    assert made.code == 0, made.err
+    message = error_of("simulate", schedule)
+    assert "another 'cpu'" in message
+    assert "--machine" in message
+    assert call("simulate", schedule, "--machine", "cpu").code == 0
+
+
+def test_a_schedule_that_does_not_fit_a_machine_is_simulated_and_that_is_said(files, tmp_path):
+    small = tmp_path / "small.toml"
+    small.write_text('base = "cpu"\ndevice_memory_bytes = 2e6\n')
+    told = call("simulate", files.schedule, "--machine", small)
+    assert "does not fit there" in told.out
+    missing = call("simulate", files.schedule, "--machine", small, "--json").json()
+    assert missing["device_memory_missing_bytes"] > 0
+    assert "does not fit" not in call("simulate", files.schedule).out
+
+
+def test_a_predicted_timeline_is_not_calibrated_to(files):
+    given = ("--base", "cpu", "--schedule", files.schedule, "--timeline", files.predicted)
+    message = error_of("calibrate", *given)
+    assert "simulated, not measured" in message
+    assert "--timeline" in message
+
+
+def test_a_timeline_of_another_machine_is_not_calibrated_to(files, tmp_path):
+    output = tmp_path / "fitted.toml"
+    given = ("--base", "h100", "--schedule", files.schedule, "--timeline", files.measured)
+    assert "no profile of the machine of the timeline" in error_of(
+        "calibrate", *given, "-o", output
+    )
+    assert not output.exists()

@@ -70,6 +70,7 @@ def test_further_columns_may_be_called_anything(tmp_path):
         ([HEADER, "H100,8B,512,nan,24,10"], "line 2, host_mem_gib"),
         ([HEADER, "H100,8B,512,60,24,inf"], "line 2, tokens_per_s"),
         ([HEADER, "H100,8B,512,60"], "line 2, dev_mem_gib: there is no value"),
+        ([HEADER + ",policy", "H100,8B,512,60,24,9"], "line 2 has 6 values for 7 columns"),
         ([HEADER, "H100,8B,512,60,24,9,000"], "line 2 has 7 values for 6 columns"),
         ([HEADER + ",model", "H100,8B,512,60,24,10,8B"], "the column model twice"),
         ([HEADER + ",status", "H100,8B,512,60,24,,ok"], "line 2, tokens_per_s"),

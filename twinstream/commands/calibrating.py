@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from twinstream.commands import options
-from twinstream.commands.inputs import checked_schedule, read_timeline
+from twinstream.commands.inputs import checked_schedule, read_timelines
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.fit_report import (
     fit_json,
@@ -97,5 +97,7 @@ def _table_fit(
 
 def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bool) -> Fit:
     document = checked_schedule(schedule)
+    _, measured = read_timelines(None, timeline, "--timeline")
+    assert measured is not None
     with progress("fitting: replays", quiet=quiet) as step:
-        return fit_timeline(profile, document, read_timeline(timeline), step)
+        return fit_timeline(profile, document, measured, step)

@@ -61,15 +61,6 @@ def chain_of(schedule: Schedule) -> Chain:
     return lower_again(schedule)
 
 
-def read_timeline(path: Path) -> Timeline:
-    """The timeline in a file.
-
-    Raises:
-        DocumentError: there is none.
-    """
-    return _read(Timeline, path)
-
-
 def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, Timeline]:
     """The timelines in two files.
 
@@ -85,7 +76,7 @@ def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, T
 
 
 def read_timelines(
-    predicted: Path | None, measured: Path | None
+    predicted: Path | None, measured: Path | None, option: str = "--measured"
 ) -> tuple[Timeline | None, Timeline | None]:
     """The timelines in the files that are given.
 
@@ -98,7 +89,7 @@ def read_timelines(
         if timeline is not None and timeline.provenance.kind != kind:
             raise DocumentError(
                 f"{path} is {timeline.provenance.kind}, not {kind}; --predicted takes what "
-                "`simulate -o` wrote, --measured what `run -o` wrote"
+                f"`simulate -o` wrote, {option} what `run -o` wrote"
             )
         found.append(timeline)
     return found[0], found[1]
@@ -108,17 +99,24 @@ def machine_of(schedule: Schedule, given: str | None) -> Machine:
     """The machine given, else the shipped one that the schedule was planned for.
 
     Raises:
-        UnknownMachineError: none was given, and the schedule's is not a shipped one.
+        UnknownMachineError: none was given, and the schedule's is not a shipped one as it is.
     """
     if given is not None:
         return load_machine(given)
-    name = schedule.machine.name
+    name, planned_for = schedule.machine.name, schedule.machine.content_hash
     if name not in machine_names():
         raise UnknownMachineError(
             f"the schedule was planned for machine '{name}', which is no shipped profile; "
             "give its profile: --machine FILE.toml"
         )
-    return load_machine(name)
+    shipped = load_machine(name)
+    if shipped.content_hash != planned_for:
+        raise UnknownMachineError(
+            f"the schedule was planned for another '{name}' ({planned_for}) than the shipped one "
+            f"({shipped.content_hash}); give its profile: --machine FILE.toml, or the shipped one "
+            f"all the same: --machine {name}"
+        )
+    return shipped
 
 
 def _read(kind: type[_Document], path: Path) -> _Document:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -35,6 +36,7 @@ _LIMITS = "Limits"
 _LARGEST_SEED = 2**31 - 1
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
+_OUTPUTS = {"output": "-o", "html": "--html"}
 _LENGTH = re.compile("[1-9][0-9]{0,8}")
 
 
@@ -49,6 +51,41 @@ def check_output(path: Path | None) -> Path | None:
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise DocumentError(f"cannot write {path}: permission denied")
     return path
+
+
+def require_own_outputs(given: Mapping[str, object]) -> None:
+    """Refuse to write over what a command reads, or twice to one file.
+
+    Args:
+        given: the command's parameters.
+
+    Raises:
+        DocumentError: says which file.
+    """
+    others = [value for name, value in given.items() if name not in _OUTPUTS]
+    read = [Path(one) for one in _flat(others) if isinstance(one, str | Path)]
+    for name in _OUTPUTS:
+        path = given.get(name)
+        if not isinstance(path, Path):
+            continue
+        if any(one.is_file() and path.exists() and one.samefile(path) for one in read):
+            raise DocumentError(
+                f"cannot write {path}: the command reads it, and what is in it would be lost; name "
+                f"another file with {_OUTPUTS[name]}"
+            )
+        read.append(path)
+        if any(one.resolve() == path.resolve() for one in read[:-1]):
+            raise DocumentError(
+                f"cannot write {path} twice; name another file with {_OUTPUTS[name]}"
+            )
+
+
+def _flat(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
 
 
 def _check_size(text: str | None) -> str | None:

@@ -6,12 +6,18 @@ from typing import Annotated
 import typer
 
 from twinstream import api
+from twinstream.api import caps_of
 from twinstream.commands import options
 from twinstream.commands.inputs import checked_schedule, machine_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.planning import describe
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import summarize
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import summary_table, utilization_table
 
 
@@ -27,16 +33,39 @@ def simulate(
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
     summary = summarize(document, timeline, profile)
+    missing = missing_bytes(document, profile)
     if output is not None:
         write_document(timeline, output)
     if as_json:
-        more = {"simulated_on": profile.name, "utilization": timeline.utilization}
+        more: dict[str, object] = {
+            "simulated_on": profile.name,
+            "utilization": timeline.utilization,
+        }
+        more["device_memory_missing_bytes"] = missing
         print_json(summary.model_dump() | describe(document) | more)
     else:
         print_report(
             f"Simulated on {profile.name}:",
+            *_told(missing, profile),
             summary_table(summary, document, profile.name),
             utilization_table(timeline),
         )
         if output is not None:
             print_report(f"Wrote the timeline to {output}.")
+
+
+def missing_bytes(schedule: Schedule, machine: Machine) -> int:
+    """Device memory that a schedule takes, with reserve and libraries, and the machine lacks."""
+    has = caps_of(machine, None, None).device_bytes
+    taken = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
+    return 0 if has is None else max(0, taken - has)
+
+
+def _told(missing: int, machine: Machine) -> list[str]:
+    if not missing:
+        return []
+    has, name = machine.number("device_memory_bytes"), machine.name
+    return [
+        f"It does not fit there: it takes {gib(has + missing)} of device memory, and {name} has "
+        f"{gib(has)}. Plan within that: --machine {name} --device-mem {int(has) // 2**20}MiB."
+    ]

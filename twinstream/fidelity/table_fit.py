@@ -1,16 +1,18 @@
 """Calibration from a table of measured runs, each replayed by the policy that made it."""
 
 from collections.abc import Callable, Sequence
-from statistics import median
 
 from twinstream.fidelity.cell_workers import CellWorkers
-from twinstream.hardware_profiles.calibration.fitting import Fit, Observation, fit
+from twinstream.hardware_profiles.calibration.fitting import (
+    Fit,
+    Observation,
+    fit,
+    require_same_machine,
+)
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
-
-_FAR_OFF = 2.0
 
 
 def fit_table(
@@ -41,20 +43,8 @@ def fit_table(
         start = prepared(base)
         parameters = declared_parameters(start, workers.works)
         found = fit(start, parameters, observations, workers.seconds)
-    _require_same_machine(found)
+    require_same_machine(found, "the table's machine")
     return found
-
-
-def _require_same_machine(found: Fit) -> None:
-    """A fit that stays far off within the bounds of its parameters began with another machine."""
-    factors = [one.predicted_s / one.observation.measured_s for one in found.observations]
-    middle = median(factors)
-    if not 1 / _FAR_OFF < middle < _FAR_OFF:
-        raise CalibrationError(
-            f"after the fit, predicted times are still {middle:.3g} times the measured ones in the "
-            f"middle: '{found.base.name}' is no profile of the table's machine, or its speeds are "
-            "not in tokens/s"
-        )
 
 
 def name_of(row: MeasuredRow) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.hardware_profiles.calibration.fitting import Fit, Trial, fit
+from twinstream.hardware_profiles.calibration.fitting import Fit, Trial, fit, require_same_machine
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClass,
@@ -26,14 +26,17 @@ def fit_timeline(
     """Fit a profile to the measured mean duration of each distinct call and copy of a run.
 
     Raises:
-        CalibrationError: the timeline is of another schedule, or has too little in it.
+        CalibrationError: the timeline is of another schedule, has too little in it, or the fitted
+            profile is still off by more than a factor of two.
         MissingNumberError: the base lacks a number that the schedule needs.
     """
     classes, observations = timeline_observations(schedule, timeline)
     start = prepared(base)
     simulator = _Replays(schedule, classes, on_prediction)
     parameters = declared_parameters(start, works_of(schedule))
-    return fit(start, parameters, observations, simulator.seconds)
+    found = fit(start, parameters, observations, simulator.seconds)
+    require_same_machine(found, "the machine of the timeline")
+    return found
 
 
 @dataclass

@@ -10,6 +10,7 @@ _UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT")
 }
 _LONGEST = 40
+_FEW_BYTES = 1024  # a bare number below that is a slip
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
 
 
@@ -29,6 +30,8 @@ def parse_bytes(text: str, *, whole_bytes: float | None = None) -> int:
     if match is None or (match[2] != "%" and match[2] not in _UNITS):
         shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
         raise SizeError(f"cannot read the size '{shown}'; write it as 24GiB, 80GB, 80% or in bytes")
+    if match[2] == "" and "." not in match[1] and 0 < int(match[1]) < _FEW_BYTES:
+        raise SizeError(f"'{text}' is so many bytes; write {text}GiB, or {text}B if that is meant")
     if match[2] != "%":
         return int(float(match[1]) * _UNITS[match[2]])
     if whole_bytes is None:
