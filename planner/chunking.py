@@ -237,7 +237,8 @@ def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | Non
     fit = [n * per_sequence for n in range(1, most + 1) if (groups or n) % n == 0]
     near = sorted(sorted(fit, key=lambda n: abs(n - chunks))[:2])
     sequences = f", {per_sequence} to a sequence" if per_sequence > 1 else ""
-    step = f"a step of {groups * per_sequence} chunks" if groups else "chunks"
+    whole = (groups or 0) * per_sequence
+    step = f"a step of {whole} chunk{'s' if whole > 1 else ''}" if groups else "chunks"
     return ChunkingError(
         f"{chunks} chunks per round do not fit {step} of {chunk_tokens:,} tokens{sequences}; "
         f"{' or '.join(map(str, near))} would"

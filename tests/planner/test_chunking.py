@@ -137,11 +137,11 @@ def test_every_chunking_is_of_the_very_step_that_was_asked_for(seq_len, sequence
         ),
         (
             TrainingStep(seq_len=2048, chunk_tokens=1024, chunks_per_round=3),
-            "3 chunks per round do not fit .* chunks of 1,024 tokens, 2 to a sequence",
+            "3 chunks per round do not fit chunks of 1,024 tokens, 2 to a sequence",
         ),
         (
             TrainingStep(seq_len=512, tokens_per_step=512, chunks_per_round=2),
-            "2 chunks .* a step of 1 chunks of 512 tokens; 1 would",
+            "2 chunks .* a step of 1 chunk of 512 tokens; 1 would",
         ),
     ],
 )
