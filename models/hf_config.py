@@ -215,7 +215,12 @@ def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]
         if rope is None:
             continue
         if {rope.rope_type, rope.type} - {None, "default"}:
-            yield Refusal(key, raw[key], "only RoPE type 'default' is implemented")
+            yield Refusal(
+                key,
+                raw[key],
+                "only RoPE type 'default' is; to plan, set it to null: "
+                "neither time nor memory depends on it",
+            )
             continue
         if rope.partial_rotary_factor not in (None, 1):
             yield Refusal(

@@ -58,7 +58,20 @@ def machines_table(machines: Sequence[Machine]) -> Group:
             _shown(machine.device_memory_bytes, 2**30),
             _shown(machine.host_memory_bytes, 2**30),
         )
-    return Group("Machines", table)
+    return Group("Machines", table, *_kinds_told(machines))
+
+
+def _kinds_told(machines: Sequence[Machine]) -> list[str]:
+    """Of which machines runs were measured, and of which speeds are assumed."""
+    by_run: dict[bool, list[str]] = {True: [], False: []}
+    for machine in machines:
+        kinds = {curve.kind for curve in machine.efficiency.values()}
+        by_run[not kinds.isdisjoint(("measured", "fitted"))].append(machine.name)
+    told = {
+        True: "Fitted to measured runs",
+        False: "What kernels reach of the peaks is assumed, or borrowed from one that is fitted",
+    }
+    return [f"{told[run]}: {', '.join(names)}." for run, names in by_run.items() if names]
 
 
 def probed_table(machine: Machine) -> Group:

@@ -59,6 +59,13 @@ def test_models_lists_every_preset():
     assert sizes["8b"] == 8_030_261_248
 
 
+def test_machines_says_which_are_fitted_to_measured_runs():
+    fitted, others = call("machines").out.split("Fitted to measured runs: ")[1].split(".\n", 1)
+    assert {"h100", "rtx3090"} <= set(fitted.split(", "))
+    assert "rtx5090" in others.split("fitted: ")[1]
+    assert "h100," not in others
+
+
 def test_machines_lists_every_profile():
     printed = table_of("machines")
     assert all(name in printed for name in machine_names())
