@@ -2,6 +2,7 @@
 
 from functools import cache
 from itertools import accumulate
+from math import ceil
 
 import pytest
 
@@ -15,7 +16,7 @@ from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, emitted, host_bytes
 from twinstream.planner.margins import alive_bytes
 from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.timed import judged_clock, timed_stays
+from twinstream.planner.timed import judged_clock, timed_allowances, timed_stays
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
@@ -111,6 +112,32 @@ def test_what_is_packed_again_is_safe_and_takes_no_more(device_kib):
         assert verify(schedule) == []
         assert conforms(schedule, CHAIN) == []
         assert arena_bytes(schedule, DEVICE) < arena_bytes(made.schedule, DEVICE)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5, 1.5, 9.0])
+def test_an_offload_holds_its_bytes_in_the_pass_after_until_it_is_through(late):
+    """All offloads of the last task end so many tasks into the next pass."""
+    candidate, made = decided(600)
+    stays, num_tasks = made.placement.stays, len(made.placement.tasks)
+    spans, pass_ns = even(made, 100)
+    held = {i: stay for i, stay in enumerate(stays) if stay.later}
+    ends = list(spans.end_ns)
+    for i, op in enumerate(made.schedule.ops):
+        if op.op_id.startswith("d2h") and made.stay_of_copy[op.op_id] in held:
+            ends[i] = round(pass_ns + 100 * late)
+    spans = spans.model_copy(update={"end_ns": tuple(ends)})
+    timed = timed_stays(made, spans, pass_ns)
+    assert len(held) > 3
+    for i, stay in held.items():
+        assert timed[i].later == min(stay.later, ceil(late))
+    sequence = TaskSequence.of(
+        CHAIN, UnitMap(CHAIN), candidate.decisions, dict.fromkeys(CHAIN.calls, 1.0)
+    )
+    allowed = timed_allowances(candidate.allowances, sequence, timed).drains
+    for i, stay in held.items():
+        last = stay.uses[-1].position
+        drain = allowed[stay.unit, sequence.place(last)]
+        assert drain == num_tasks - last - 1 + timed[i].later
 
 
 def test_the_judged_clock_has_the_starts_of_all_tasks_and_of_the_pass_after():
