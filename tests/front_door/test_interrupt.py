@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from twinstream.commands.sweeping import sweep
+from twinstream.sweep import sweep as runner
+
 # Says `step` once two steps are done, so that the signal comes in the middle of training.
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
 HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -89,3 +92,17 @@ def test_ctrl_c_ends_a_run_with_130_and_leaves_no_file_and_no_traceback(tmp_path
 def test_ctrl_c_in_the_library_returns_when_nothing_runs_any_more(tmp_path):
     code, printed, complained = interrupted(LIBRARY, cwd=tmp_path)
     assert (code, printed, complained) == (0, "interrupted with 1 thread\n", "")
+
+
+def test_a_sweep_that_is_stopped_says_where_its_rows_are(tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    file, folder = tmp_path / "one.toml", tmp_path / "rows"
+    file.write_text(
+        '[fixed]\nmodel = "tiny"\nmachine = "cpu"\nseq_len = 64\n[axes]\ndevice_mem = ["16MiB"]\n'
+    )
+    monkeypatch.setattr(runner, "run_sweep", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(file, folder)
+    assert str(folder) in capsys.readouterr().err

@@ -16,7 +16,7 @@ from twinstream.schedule.files import write_text
 if TYPE_CHECKING:
     from twinstream.sweep.config import SweepConfig
     from twinstream.sweep.slower import Slower
-    from twinstream.sweep.sweep import Swept
+    from twinstream.sweep.sweep import SweepSettings, Swept
 
 _BUG = 1
 
@@ -47,7 +47,7 @@ def sweep(
     from twinstream.sweep.cell import BUG, OK
     from twinstream.sweep.config import load_config
     from twinstream.sweep.pages import sweep_html
-    from twinstream.sweep.sweep import SweepSettings, run_sweep
+    from twinstream.sweep.sweep import SweepSettings
 
     wanted = load_config(config)
     folder = output or Path(config.stem)
@@ -58,7 +58,7 @@ def sweep(
             folder, jobs or os.cpu_count() or 1, ray, _advance_by(advance), advance,
             on_again=lambda number: None if as_json else _tell_again(number),
         )  # fmt: skip
-        swept = run_sweep(wanted, settings)
+        swept = _swept(wanted, settings)
     seconds = time.perf_counter() - start_s
     with progress("drawing", quiet=as_json):
         page = folder / "sweep.html"
@@ -81,6 +81,18 @@ def sweep(
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)
+
+
+def _swept(wanted: "SweepConfig", settings: "SweepSettings") -> "Swept":
+    """All cells; after Ctrl-C it says where the rows are that there are."""
+    from twinstream.sweep.sweep import run_sweep
+
+    try:
+        return run_sweep(wanted, settings)
+    except KeyboardInterrupt:
+        kept = f"rows are kept in {settings.folder}: the same command goes on"
+        typer.echo(f"stopped; {kept}", err=True)
+        raise
 
 
 def _numbers(swept: "Swept") -> dict[str, object]:
