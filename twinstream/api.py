@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from twinstream.executor.training import TokenSource
 
 DEFAULT_POLICY = "optimal"
+_NOMINAL = 1.01  # "24GiB" of a card that has 23.99
 
 
 class NoTorchError(TwinstreamError):
@@ -277,17 +278,21 @@ def _torch_source(batches: TextBatches) -> TokenSource:
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
     """The caps given, each by default all that the profile states, and the device's reserve.
 
+    A device's nominal size is all it has: 24GiB on a card with 23.99.
+
     Raises:
         SizeError: a cap cannot be read, or is more device memory than the machine has.
     """
     device_bytes = _cap_bytes(device_mem, machine, "device_memory_bytes")
     has_bytes = _cap_bytes(None, machine, "device_memory_bytes")
     if has_bytes is not None and device_bytes is not None and device_bytes > has_bytes:
-        raise SizeError(
-            f"--device-mem {gib(device_bytes)} is more than {machine.name} has, {gib(has_bytes)}; "
-            f'to ask about one with more, give a profile: base = "{machine.name}" and '
-            f"device_memory_bytes = {device_bytes} in a TOML file"
-        )
+        if device_bytes > _NOMINAL * has_bytes:
+            raise SizeError(
+                f"--device-mem {gib(device_bytes)} is more than {machine.name} has, "
+                f'{gib(has_bytes)}; to ask about one with more, give a profile: base = "'
+                f'{machine.name}" and device_memory_bytes = {device_bytes} in a TOML file'
+            )
+        device_bytes = has_bytes
     return Caps(
         device_bytes=device_bytes,
         host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from twinstream.api import caps_of
-from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -104,8 +104,11 @@ def test_seconds_to_refuse(model, seq_len, tokens, device, host):
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
 
     def planned(device_mem: str, host_mem: str) -> Schedule:
+        roomy = override(
+            H100, {"device_memory_bytes": 2**40}
+        )  # what would do may be more than it has
         return plan_step(
-            load_model(model), step, H100, caps_of(H100, device_mem, host_mem), "optimal",
+            load_model(model), step, H100, caps_of(roomy, device_mem, host_mem), "optimal",
             lambda schedule: steady_state(schedule, H100),
         )  # fmt: skip
 

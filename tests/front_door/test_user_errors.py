@@ -353,3 +353,13 @@ def test_a_timeline_of_another_machine_is_not_calibrated_to(files, tmp_path):
         "calibrate", *given, "-o", output
     )
     assert not output.exists()
+
+
+def test_the_nominal_size_of_a_card_is_all_it_has():
+    step = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 8192)
+    named, whole = (
+        call(*step, "--machine", "rtx4090", "--effort", "quick", *cap, "--json").json()
+        for cap in (("--device-mem", "24GiB"), ())
+    )
+    assert named["caps"] == whole["caps"]
+    assert "23.99 GiB" in error_of(*step, "--machine", "rtx4090", "--device-mem", "24.3GiB")
