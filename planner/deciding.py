@@ -66,9 +66,21 @@ class Candidate:
 
 
 class Decider:
-    """Decides on a chain of a few rounds, for a step of so many."""
+    """Decides on a chain of a few rounds, for a step of so many.
 
-    def __init__(self, chain: Chain, machine: Machine, caps: Caps, num_rounds: int) -> None:
+    Offloads may be `outlasting` the pass and hold their bytes in the next.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        machine: Machine,
+        caps: Caps,
+        num_rounds: int,
+        *,
+        outlasting: bool = True,
+    ) -> None:
+        self._outlasting = outlasting
         self.machine, self.num_rounds = machine, num_rounds
         self.caps = with_library_memory(caps, chain)
         self.small = with_rounds(chain, PROGRAM_ROUNDS)
@@ -181,7 +193,8 @@ class Decider:
                 raise NotWanted(f"decisions that come to {solved.step_s:.3f} s a step")
             decisions = Decisions.of(solved, self.small, self._units, choices)
             try:
-                found = self._packed(decisions, Pressure.of(solved, self.num_rounds), in_flight)
+                pressure = Pressure.of(solved, self.num_rounds)
+                found = self._packed(decisions, pressure, in_flight)
             except HostIsFull as full:
                 if fits is not None:
                     break
@@ -231,7 +244,9 @@ class Decider:
             shortage = max(2 * shortage, max(over.values()))
             for task in over:
                 room[task] = min(room[task], device - shortage)
-        return None if in_flight else self._packed_with_less(sequence, judged, decisions, pressure)
+        if in_flight:
+            return None
+        return self._packed_with_less(sequence, judged, decisions, pressure)
 
     def _packed_with_less(
         self,
@@ -319,7 +334,8 @@ class Decider:
         most_bytes: int | None = None,
     ) -> tuple[Candidate, Placement, dict[int, int]]:
         """Decisions with time for their copies, and what then sticks out of the device where."""
-        queues = QueueModel(self.machine, self._longest_ahead_ns(decisions.choices))
+        longest_ns = self._longest_ahead_ns(decisions.choices)
+        queues = QueueModel(self.machine, longest_ns, self._outlasting)
         device = self.caps.arena_bytes("device")
         most = device if most_bytes is None else most_bytes
         allowances = queues.allowances(sequence, sequence.stays(decisions), most)

@@ -87,6 +87,8 @@ class Family:
         if not found:
             cuts = list(self.cuts.all)
             found = self._plans(cuts, thorough=True)
+        if not found and self._undecided:
+            found = self._plans(cuts, thorough=True, outlasting=False)
         found += self._streamed(found)
         least_s = self.cuts.least_refined_s(cuts) if found else inf
         ranked = sorted(found, key=_step_ns)
@@ -127,7 +129,9 @@ class Family:
         bound = as_step_bound(cut.bound, least_s)
         return bound.model_copy(update={"fixed": self.choices.told})
 
-    def _plans(self, cuts: list[Cut], *, thorough: bool = False) -> list[tuple[Plan, Cut]]:
+    def _plans(
+        self, cuts: list[Cut], *, thorough: bool = False, outlasting: bool = True
+    ) -> list[tuple[Plan, Cut]]:
         """Plans of the cuts with the least bounds, as long as others may be faster.
 
         Rough bounds of `cuts` are refined where their turn comes.
@@ -152,7 +156,7 @@ class Family:
                 num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
                 beat_ns=min((plan.step_ns for plan, _ in found), default=inf), thorough=thorough,
                 at_home=bool(found) and min(found, key=_step_ns)[0].at_home,
-                decide=cut.workload not in self._undecided,
+                decide=not outlasting or cut.workload not in self._undecided, outlasting=outlasting,
             )  # fmt: skip
             if not plans:
                 self._undecided.add(cut.workload)

@@ -24,10 +24,12 @@ AtPlace = Mapping[tuple[str, Place], int]
 @dataclass(frozen=True)
 class Allowances:
     """By how many tasks a unit's load comes before its first use, by that use's place; and for how
-    many it stays after its last use, by that one's place, until its offload is through."""
+    many it stays after its last use, by that one's place, until its offload is through: if it may
+    be `outlasting`, in the pass after, too."""
 
     leads: AtPlace
     drains: AtPlace
+    outlasting: bool = True
 
     def widened(self, sequence: TaskSequence, stays: Sequence[Stay]) -> list[Stay]:
         """The stays with room for their copies; stays of the same content that meet are joined."""
@@ -39,7 +41,7 @@ class Allowances:
             drain = self.drains.get((stay.unit, sequence.place(last)), 0)
             if lead or drain:
                 begin, end = max(0, stay.begin - lead), min(num_tasks, stay.end + drain)
-                later = stay.end + drain - end
+                later = stay.end + drain - end if self.outlasting else 0
                 stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
             by_unit.setdefault(stay.unit, []).append(stay)
         return [stay for found in by_unit.values() for stay in _joined(found)]
@@ -51,11 +53,13 @@ class QueueModel:
 
     A load is issued early enough that all loads after it can still be in time, an offload gets
     until all before it are through; at most `longest_ns` of compute time each way. Passes follow
-    each other without a pause: offloads of one may take until some time into the next.
+    each other without a pause: offloads of one, if they may be `outlasting`, take until some time
+    into the next.
     """
 
     machine: Machine
     longest_ns: float
+    outlasting: bool = True
 
     def allowances(
         self, sequence: TaskSequence, stays: Sequence[Stay], most_bytes: int | None
@@ -65,12 +69,22 @@ class QueueModel:
         begins = self._begins(sequence, stays, traffic.loads)
         ends = self._ends(sequence, stays, traffic.stores)
         for _ in range(_TRIMS):
-            found = _by_place(sequence, stays, begins, ends)
+            found = self._by_place(sequence, stays, begins, ends)
             alive = alive_bytes(sequence, found.widened(sequence, stays))
             if most_bytes is None or alive.max() <= most_bytes:
                 break
             _trim(sequence, stays, begins, ends, alive - most_bytes)
-        return _by_place(sequence, stays, begins, ends)
+        return self._by_place(sequence, stays, begins, ends)
+
+    def _by_place(
+        self,
+        sequence: TaskSequence,
+        stays: Sequence[Stay],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> Allowances:
+        leads, drains = _by_place(sequence, stays, begins, ends)
+        return Allowances(leads, drains, self.outlasting)
 
     def _begins(
         self,
@@ -100,9 +114,10 @@ class QueueModel:
         stores: Mapping[int, Mapping[int, Mapping[str, int]]],
     ) -> NDArray[np.int64]:
         clock = sequence.clock
+        passes = _PASSES if self.outlasting else 1
         ends = bare = np.asarray([stay.end for stay in stays], dtype=np.int64)
         free_ns = 0.0
-        for _ in range(_PASSES):
+        for _ in range(passes):
             ends = bare.copy()
             for position in sorted(stores):
                 ready_ns = clock.start_ns[position + 1]
@@ -111,7 +126,8 @@ class QueueModel:
                     free_ns = max(free_ns, ready_ns) + copy_alone_ns(size, "d2h", self.machine)
                     free_ns = min(free_ns, ready_ns + self.longest_ns)
                     drained = clock.position_after(position, free_ns - ready_ns)
-                    ends[i] = max(ends[i], drained)
+                    last = drained if self.outlasting else min(drained, clock.num_tasks)
+                    ends[i] = max(ends[i], last)
             free_ns -= clock.start_ns[-1]
         return ends
 
@@ -138,7 +154,7 @@ def _by_place(
     stays: Sequence[Stay],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
-) -> Allowances:
+) -> tuple[AtPlace, AtPlace]:
     leads: dict[tuple[str, Place], int] = {}
     drains: dict[tuple[str, Place], int] = {}
     for stay, begin, end in zip(stays, begins.tolist(), ends.tolist(), strict=True):
@@ -148,7 +164,7 @@ def _by_place(
         if end > stay.end:
             place = sequence.place(stay.uses[-1].position)
             drains[stay.unit, place] = end - stay.end
-    return Allowances(leads, drains)
+    return leads, drains
 
 
 def _trim(

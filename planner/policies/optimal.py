@@ -102,6 +102,7 @@ def optimal_plans(  # noqa: PLR0913
     thorough: bool = True,
     at_home: bool = False,
     decide: bool = True,
+    outlasting: bool = True,
 ) -> list[Plan]:
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
@@ -109,14 +110,15 @@ def optimal_plans(  # noqa: PLR0913
     of a percent, or after two turns that are not near the step time to beat. State is tried at home
     on the host where it is open and plans are far from the bound, or at once with `at_home`. The
     plan of `streaming` is made only if `thorough` and there is no other (else see `streamed`),
-    of no more than 5,000 tasks. Without `decide` other policies' plans are all.
+    of no more than 5,000 tasks. Without `decide` other policies' plans are all. Where memory is
+    very tight, packing may succeed only where offloads are not `outlasting` the step.
     """
-    search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
+    search = _Search(chain, machine, caps, required(judge), choices, num_rounds, outlasting)
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home, decide=decide)
 
 
 class _Search:
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         chain: Chain,
         machine: Machine,
@@ -124,8 +126,9 @@ class _Search:
         judge: Judge,
         choices: Choices,
         num_rounds: int,
+        outlasting: bool = True,
     ) -> None:
-        self.decider = Decider(chain, machine, caps, num_rounds)
+        self.decider = Decider(chain, machine, caps, num_rounds, outlasting=outlasting)
         self.machine, self.judge, self.num_rounds = machine, judge, num_rounds
         self.caps, self.choices = self.decider.caps, choices
         self.small, self.judged = self.decider.small, self.decider.judged

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings
 from twinstream.planner.cuts import Cuts
+from twinstream.planner.deciding import Decider
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judged_plan import Plan, alone_ns
@@ -379,6 +381,26 @@ def test_every_way_to_cut_that_may_fit_is_tried_at_last(monkeypatch):
     found = plan_step(SPEC, step, MACHINE, caps, "optimal", judge_of("cpu"))
     assert found.workload.chunk_tokens == tried[1] != tried[0]
     assert verify(found) == []
+
+
+def test_where_nothing_can_be_packed_offloads_end_with_the_step(monkeypatch):
+    asked: list[bool] = []
+    packed = Decider._packed
+
+    def only_so(decider: Decider, *given: Any) -> Any:
+        asked.append(decider._outlasting)
+        return None if decider._outlasting else packed(decider, *given)
+
+    def never(*_: object) -> Schedule:
+        raise AssertionError("the search finds a plan")
+
+    monkeypatch.setattr(Decider, "_packed", only_so)
+    monkeypatch.setattr(optimal, "_MOST_STREAMED", 0)
+    monkeypatch.setattr(Family, "_last_resort", never)
+    caps = Caps(device_bytes=600 * KIB, host_bytes=2000 * KIB)
+    found = plan_step(SPEC, STEPS["one size"], MACHINE, caps, "optimal", judge_of("cpu"))
+    assert verify(found) == []
+    assert set(asked) == {True, False}
 
 
 @pytest.mark.parametrize("step", ["one size", "sliced", "twenty rounds"])

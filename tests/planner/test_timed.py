@@ -140,6 +140,14 @@ def test_an_offload_holds_its_bytes_in_the_pass_after_until_it_is_through(late):
         assert drain == num_tasks - last - 1 + timed[i].later
 
 
+@pytest.mark.parametrize("outlasting", [True, False])
+def test_offloads_outlast_the_pass_only_if_they_may(outlasting):
+    mine = Decider(CHAIN, SLOW, Caps(device_bytes=600 * KIB), num_rounds=4, outlasting=outlasting)
+    found = mine.fitting(OPEN, mine.in_flight() // 3, full_shares(len(mine.small.tasks)))
+    assert found is not None
+    assert any(stay.later for stay in found[1].stays) == outlasting
+
+
 def test_the_judged_clock_has_the_starts_of_all_tasks_and_of_the_pass_after():
     _, made = decided(500)
     judged = simulate(made.schedule, SLOW)
