@@ -1,6 +1,7 @@
 """Profiles in TOML: reading them, by name or path, with inheritance; and writing them."""
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def load_machine(name_or_path: str | Path) -> Machine:
         return _load_file(shipped_path(name_or_path.lower()), loading=())
     path = Path(name_or_path)
     is_name = isinstance(name_or_path, str) and not path.suffix and len(path.parts) <= 1
-    if is_name and not path.is_file():
+    if is_name and not os.path.isfile(path):  # noqa: PTH113 - false of too long a name, too
         names = list(machine_names())
         raise ProfileError(
             f"unknown machine '{name_or_path}'; shipped profiles: {', '.join(names)}. "
@@ -127,7 +128,7 @@ def _load_base(base_name: Any, source: str, directory: Path, loading: tuple[Path
     if base_name in machine_names():
         return _load_file(shipped_path(base_name), loading)
     path = directory / base_name
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113
         raise ProfileError(
             f"{source}: unknown base '{base_name}': neither a shipped profile "
             f"({nearest(base_name, list(machine_names()))}) nor a file at {path}"

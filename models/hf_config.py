@@ -5,6 +5,7 @@ refused too: it may be the one that matters.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -109,7 +110,8 @@ class _Config(BaseModel):
 
 def read_hf_config(path: str | Path) -> HfFields:
     """Read a config.json, or the one in a folder; see `ModelSpec.from_hf_config`."""
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - false of too long a name, too
+    file = Path(path) / "config.json" if is_folder else Path(path)
     raw = _read_json_object(file)
     model_type = _read_model_type(file, raw)
     try:

@@ -15,7 +15,7 @@ from twinstream.schedule.workload import Workload
 TARGET_CHUNK_TOKENS = 8192
 _SMALLEST_SLICE_TOKENS = 1024
 _MOST_CHUNKS = 8
-_MOST_TRIED = 10_000
+_MOST_TRIED = 10_000  # to name those that fit
 _MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
 
 

@@ -193,8 +193,7 @@ class Decider:
                 raise NotWanted(f"decisions that come to {solved.step_s:.3f} s a step")
             decisions = Decisions.of(solved, self.small, self._units, choices)
             try:
-                pressure = Pressure.of(solved, self.num_rounds)
-                found = self._packed(decisions, pressure, in_flight)
+                found = self._packed(decisions, Pressure.of(solved, self.num_rounds), in_flight)
             except HostIsFull as full:
                 if fits is not None:
                     break
@@ -244,9 +243,7 @@ class Decider:
             shortage = max(2 * shortage, max(over.values()))
             for task in over:
                 room[task] = min(room[task], device - shortage)
-        if in_flight:
-            return None
-        return self._packed_with_less(sequence, judged, decisions, pressure)
+        return None if in_flight else self._packed_with_less(sequence, judged, decisions, pressure)
 
     def _packed_with_less(
         self,

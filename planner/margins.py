@@ -24,12 +24,10 @@ AtPlace = Mapping[tuple[str, Place], int]
 @dataclass(frozen=True)
 class Allowances:
     """By how many tasks a unit's load comes before its first use, by that use's place; and for how
-    many it stays after its last use, by that one's place, until its offload is through: if it may
-    be `outlasting`, in the pass after, too."""
+    many it stays after its last use, by that one's place, until its offload is through."""
 
     leads: AtPlace
     drains: AtPlace
-    outlasting: bool = True
 
     def widened(self, sequence: TaskSequence, stays: Sequence[Stay]) -> list[Stay]:
         """The stays with room for their copies; stays of the same content that meet are joined."""
@@ -41,7 +39,7 @@ class Allowances:
             drain = self.drains.get((stay.unit, sequence.place(last)), 0)
             if lead or drain:
                 begin, end = max(0, stay.begin - lead), min(num_tasks, stay.end + drain)
-                later = stay.end + drain - end if self.outlasting else 0
+                later = stay.end + drain - end
                 stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
             by_unit.setdefault(stay.unit, []).append(stay)
         return [stay for found in by_unit.values() for stay in _joined(found)]
@@ -69,22 +67,12 @@ class QueueModel:
         begins = self._begins(sequence, stays, traffic.loads)
         ends = self._ends(sequence, stays, traffic.stores)
         for _ in range(_TRIMS):
-            found = self._by_place(sequence, stays, begins, ends)
+            found = _by_place(sequence, stays, begins, ends)
             alive = alive_bytes(sequence, found.widened(sequence, stays))
             if most_bytes is None or alive.max() <= most_bytes:
                 break
             _trim(sequence, stays, begins, ends, alive - most_bytes)
-        return self._by_place(sequence, stays, begins, ends)
-
-    def _by_place(
-        self,
-        sequence: TaskSequence,
-        stays: Sequence[Stay],
-        begins: NDArray[np.int64],
-        ends: NDArray[np.int64],
-    ) -> Allowances:
-        leads, drains = _by_place(sequence, stays, begins, ends)
-        return Allowances(leads, drains, self.outlasting)
+        return _by_place(sequence, stays, begins, ends)
 
     def _begins(
         self,
@@ -154,7 +142,7 @@ def _by_place(
     stays: Sequence[Stay],
     begins: NDArray[np.int64],
     ends: NDArray[np.int64],
-) -> tuple[AtPlace, AtPlace]:
+) -> Allowances:
     leads: dict[tuple[str, Place], int] = {}
     drains: dict[tuple[str, Place], int] = {}
     for stay, begin, end in zip(stays, begins.tolist(), ends.tolist(), strict=True):
@@ -164,7 +152,7 @@ def _by_place(
         if end > stay.end:
             place = sequence.place(stay.uses[-1].position)
             drains[stay.unit, place] = end - stay.end
-    return leads, drains
+    return Allowances(leads, drains)
 
 
 def _trim(

@@ -79,8 +79,4 @@ def timed_allowances(
         leads[used] = max(leads.get(used, 0), first - stay.begin)
         used = stay.unit, sequence.place(last)
         drains[used] = max(drains.get(used, 0), stay.end + stay.later - last - 1)
-    return replace(
-        allowances,
-        leads={**allowances.leads, **leads},
-        drains={**allowances.drains, **drains},
-    )
+    return Allowances({**allowances.leads, **leads}, {**allowances.drains, **drains})

@@ -35,6 +35,15 @@ def test_a_profile_is_not_written_over_the_machine_it_was_to_be_fitted_from(tmp_
     assert table.read_text() == before
 
 
+@pytest.mark.parametrize("name", ["9" * 5000, "with\0null"])
+def test_what_can_be_no_file_is_no_input(name, tmp_path):
+    output = tmp_path / "plan.json"
+    output.write_text("mine")
+    step = ("--seq-len", 64, "--tokens-per-step", 256, "--machine", "cpu")
+    error_of("plan", "--model", name, *step, "-o", output)
+    assert output.read_text() == "mine"
+
+
 def test_two_outputs_do_not_share_a_file(tmp_path):
     table, out = tmp_path / "table.csv", tmp_path / "out"
     table.write_text("machine\n")

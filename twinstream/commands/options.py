@@ -44,6 +44,10 @@ def check_output(path: Path | None) -> Path | None:
     """Refuse a place that cannot be written before the work, not after it."""
     if path is None:
         return None
+    try:
+        path.exists()
+    except OSError as error:
+        raise DocumentError(f"cannot write {path}: {error.strerror}") from None
     if path.exists() and not path.is_file():
         raise DocumentError(f"cannot write {path}: it is not a file; name a file")
     if not path.parent.is_dir():
@@ -62,22 +66,28 @@ def require_own_outputs(given: Mapping[str, object]) -> None:
     Raises:
         DocumentError: says which file.
     """
-    others = [value for name, value in given.items() if name not in _OUTPUTS]
-    read = [Path(one) for one in _flat(others) if isinstance(one, str | Path)]
-    for name in _OUTPUTS:
+    read = list(_flat(value for name, value in given.items() if name not in _OUTPUTS))
+    written: list[Path] = []
+    for name, flag in _OUTPUTS.items():
         path = given.get(name)
         if not isinstance(path, Path):
             continue
-        if any(one.is_file() and path.exists() and one.samefile(path) for one in read):
+        if any(isinstance(one, str | Path) and _is_file_at(path, one) for one in read):
             raise DocumentError(
                 f"cannot write {path}: the command reads it, and what is in it would be lost; name "
-                f"another file with {_OUTPUTS[name]}"
+                f"another file with {flag}"
             )
-        read.append(path)
-        if any(one.resolve() == path.resolve() for one in read[:-1]):
-            raise DocumentError(
-                f"cannot write {path} twice; name another file with {_OUTPUTS[name]}"
-            )
+        if any(one.resolve() == path.resolve() for one in written):
+            raise DocumentError(f"cannot write {path} twice; name another file with {flag}")
+        written.append(path)
+
+
+def _is_file_at(path: Path, other: str | Path) -> bool:
+    """Whether the other names the same file; most texts name none."""
+    try:
+        return path.samefile(other)
+    except (OSError, ValueError):
+        return False
 
 
 def _flat(values: Iterable[object]) -> Iterator[object]:

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from twinstream import api
-from twinstream.api import caps_of
 from twinstream.commands import options
 from twinstream.commands.inputs import checked_schedule, machine_of
 from twinstream.commands.output import print_json, print_report, progress
@@ -40,8 +39,8 @@ def simulate(
         more: dict[str, object] = {
             "simulated_on": profile.name,
             "utilization": timeline.utilization,
+            "device_memory_missing_bytes": missing,
         }
-        more["device_memory_missing_bytes"] = missing
         print_json(summary.model_dump() | describe(document) | more)
     else:
         print_report(
@@ -56,7 +55,7 @@ def simulate(
 
 def missing_bytes(schedule: Schedule, machine: Machine) -> int:
     """Device memory that a schedule takes, with reserve and libraries, and the machine lacks."""
-    has = caps_of(machine, None, None).device_bytes
+    has = api.caps_of(machine, None, None).device_bytes
     taken = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
     return 0 if has is None else max(0, taken - has)
 
