@@ -34,12 +34,13 @@ lint: $(INSTALLED)
 	$(BIN)/python -m pytest tests/contract/test_types.py
 
 # What a lent GPU machine lacks, for its Python 3.12; docs/campaign.md says how they travel.
-WHEELS := annotated-types pydantic pydantic-core simpy typing-inspection
+WHEELS := annotated-types highspy pydantic pydantic-core simpy typing-inspection
 
 wheels:
 	rm -rf .whl
 	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
-		--python-version 3.12 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--python-version 3.12 --platform manylinux_2_28_x86_64 \
+		--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 		--dest .whl $$(for name in $(WHEELS); do grep "^$$name==" constraints.txt; done)
 
 clean:

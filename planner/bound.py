@@ -6,7 +6,7 @@ recomputed; and for every task how long its slot is and what is copied meanwhile
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from threading import Lock
@@ -14,7 +14,7 @@ from threading import Lock
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound_gaps import GIB, GapProgram, Terms, occupancy
 from twinstream.planner.bound_host import HostRows
-from twinstream.planner.bound_program import Program, Solution
+from twinstream.planner.bound_program import Basis, Program, Solution
 from twinstream.planner.bound_rounds import RoundClasses
 from twinstream.planner.bound_slots import LinkShares, Resource, SlotProgram
 from twinstream.planner.choices import OPEN, Choices
@@ -50,7 +50,8 @@ class LowerBound:
     Prices are the seconds that one more unit saves: a GiB of device or host memory, a GB/s of a
     link direction. `limits` are the resources without which the bound would be lower.
     `choices`, `recomputed` (by recompute task) and `slot_ms` (by task, from the start of the
-    recompute before it) are the optimum found; positions in them are segments of tasks.
+    recompute before it) are the optimum found; positions in them are segments of tasks. `basis` is
+    what the solver needs to go on from there.
     """
 
     step_s: float
@@ -62,6 +63,7 @@ class LowerBound:
     recomputed: dict[str, float]
     slot_ms: tuple[float, ...]
     segment_of_task: tuple[int, ...]
+    basis: Basis | None = field(default=None, compare=False, repr=False)
 
 
 def lower_bound(
@@ -82,7 +84,7 @@ def lower_bound(
         caps: of the arenas.
         num_rounds: rounds of the step; by default those of the chain.
         most_segments: of longer chains, chunks are taken together: that relaxes the program and
-            makes it smaller. By default 900.
+            makes it smaller. By default 450.
         choices: what is fixed: the bound is of schedules that have it so.
 
     Raises:
@@ -133,14 +135,24 @@ class BoundProgram:
         with self._lock:
             return self._program.solve(caps, copy_cost=0.0)
 
-    def fewest_copies(self, caps: Caps, shares: LinkShares | None = None) -> LowerBound | None:
+    def fewest_copies(
+        self,
+        caps: Caps,
+        shares: LinkShares | None = None,
+        start: LowerBound | None = None,
+    ) -> LowerBound | None:
         """Decisions near the optimum that move little: copies cost a little, too.
 
         What comes back is a guide for a plan; its `step_s` is what the decisions come to, no bound.
-        `shares`: how much of the links may be used beside each task.
+
+        Args:
+            caps: of the arenas.
+            shares: how much of the links may be used beside each task.
+            start: what was decided with other caps or shares: from there it is less to solve.
         """
+        basis = None if start is None else start.basis
         with self._lock:
-            return self._program.solve(caps, copy_cost=COPY_COST_MS_PER_GIB, shares=shares)
+            return self._program.solve(caps, COPY_COST_MS_PER_GIB, shares, basis)
 
     def least_home_bytes(self, caps: Caps) -> float | None:
         """What homes on the host take at least, however long it takes, of a tied program.
@@ -180,13 +192,17 @@ class _Bound:
         )
 
     def solve(
-        self, caps: Caps, copy_cost: float, shares: LinkShares | None = None
+        self,
+        caps: Caps,
+        copy_cost: float,
+        shares: LinkShares | None = None,
+        start: Basis | None = None,
     ) -> LowerBound | None:
         """May be called again with other arguments: it leaves the program as it was."""
         with self.program.extended():
             caps = with_library_memory(caps, self.chain)
             arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
-            return self._solved(*arenas, copy_cost, shares)
+            return self._solved(*arenas, copy_cost, shares, start)
 
     def least_home_bytes(self, caps: Caps) -> float | None:
         with self.program.extended():
@@ -204,6 +220,7 @@ class _Bound:
         host_cap: int | None,
         copy_cost: float,
         shares: LinkShares | None,
+        start: Basis | None,
     ) -> LowerBound | None:
         compute = self.slots.add_compute(self.gaps.recompute)
         resources = self.slots.add_resources(shares)
@@ -216,7 +233,7 @@ class _Bound:
         for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
             if copy_cost:
                 costs[column] = costs.get(column, 0.0) + copy_cost * gib
-        solution, host, both = self._minimised(costs, kept, device_cap, host_cap)
+        solution, host, both = self._minimised(costs, kept, device_cap, host_cap, start)
         if solution is None:
             return None
         resources.append(Resource("compute", compute, 0))
@@ -232,14 +249,15 @@ class _Bound:
         kept: Sequence[int],
         device_cap: int | None,
         host_cap: int | None,
+        start: Basis | None,
     ) -> tuple[Solution | None, list[int], list[int]]:
         """The optimum, with rows of the host and of both memories if these are needed."""
         if self._host.may_be_left_out(host_cap):
-            solution = self.program.minimise(costs)
+            solution = self.program.minimise(costs, start)
             if solution is None or self._host.are_kept(solution.values, device_cap, host_cap):
                 return solution, [], []
         host, both = self._host.add(kept, device_cap, host_cap)
-        return self.program.minimise(costs), host, both
+        return self.program.minimise(costs, start), host, both
 
     def _occupied(self, segments: Sequence[tuple[int, int, Terms]]) -> list[int]:
         return occupancy(self.program, segments, self.segments.count, self._all_gib)
@@ -335,4 +353,5 @@ class _Bound:
             recomputed={name: float(values[c]) for name, c in self.gaps.recompute.items()},
             slot_ms=tuple(self.slots.task_ms(values, self.gaps.recompute)),
             segment_of_task=self.segments.of_task,
+            basis=solution.basis,
         )

@@ -7,22 +7,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import highspy
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_matrix, vstack
 
 Terms = Sequence[tuple[int, float]]
+_INFEASIBLE = (
+    highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Where an optimum is; one of a program of the same size is soon found from it."""
+
+    size: tuple[int, int, int]  # columns, rows that are at most, rows that are equal
+    statuses: highspy.HighsBasis
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Column values, the safe dual objective, and the duals by row and by column bound."""
+    """Column values, the safe dual objective, the duals by row that is at most; and the basis."""
 
     values: NDArray[np.float64]
     dual_objective: float
     row_prices: NDArray[np.float64]
-    upper_prices: NDArray[np.float64]
+    basis: Basis
 
 
 @dataclass
@@ -48,9 +59,9 @@ class _Rows:
         for terms in (self.data, self.row, self.column):
             del terms[num_terms:]
 
-    def matrix(self, num_columns: int) -> csr_matrix:
+    def matrix(self, num_columns: int) -> csc_matrix:
         shape = (len(self.right), num_columns)
-        return csr_matrix((self.data, (self.row, self.column)), shape=shape)
+        return csc_matrix((self.data, (self.row, self.column)), shape=shape)
 
 
 class Program:
@@ -86,35 +97,60 @@ class Program:
     def equal(self, terms: Terms, right: float) -> int:
         return self._equal.add(terms, right)
 
-    def minimise(self, costs: Mapping[int, float]) -> Solution | None:
-        """The optimum of the sum of cost x column, or None when no values satisfy the rows."""
+    def minimise(self, costs: Mapping[int, float], start: Basis | None = None) -> Solution | None:
+        """The optimum of the sum of cost x column, or None when no values satisfy the rows.
+
+        Args:
+            costs: by column.
+            start: of another optimum; that of a program of another size is of no use. Of several
+                optima it may lead to another one.
+        """
         num_columns = len(self._upper)
         cost = np.zeros(num_columns)
         for column, value in costs.items():
             cost[column] = value
+        size = num_columns, len(self._at_most.right), len(self._equal.right)
         rows, equal = self._at_most.matrix(num_columns), self._equal.matrix(num_columns)
-        lower, upper = np.asarray(self._lower), np.asarray(self._upper)
-        # scipy takes sparse rows; its stubs do not say so.
-        found = linprog(  # type: ignore[call-overload]
-            cost,
-            A_ub=rows,
-            b_ub=self._at_most.right,
-            A_eq=equal if self._equal.right else None,
-            b_eq=self._equal.right or None,
-            bounds=np.stack([lower, upper], axis=1),
-            method="highs-ds",
-        )
-        if found.status == 2:
+        solver = _solver()
+        solver.passModel(self._model(cost, vstack([rows, equal], format="csc")))
+        if start is not None and start.size == size:
+            solver.setBasis(start.statuses)
+        solver.solve()
+        status = solver.getModelStatus()
+        if status in _INFEASIBLE:
             return None
-        assert found.status == 0, found.message
-        prices = np.minimum(found.ineqlin.marginals, 0.0)
-        equal_prices = np.asarray(found.eqlin.marginals) if self._equal.right else np.zeros(0)
-        reduced = cost - rows.T @ prices
+        assert status == highspy.HighsModelStatus.kOptimal, solver.modelStatusToString(status)
+        found = solver.getSolution()
+        duals = np.asarray(found.row_dual)
+        prices, equal_prices = np.minimum(duals[: size[1]], 0.0), duals[size[1] :]
+        reduced = cost - rows.T @ prices - equal.T @ equal_prices
         objective = float(prices @ np.asarray(self._at_most.right))
-        if self._equal.right:
-            reduced = reduced - equal.T @ equal_prices
-            objective += float(equal_prices @ np.asarray(self._equal.right))
+        objective += float(equal_prices @ np.asarray(self._equal.right))
         # Weak duality: any prices of the right sign bound the optimum from below, with each
         # column at the end of its range where its reduced cost is least.
+        lower, upper = np.asarray(self._lower), np.asarray(self._upper)
         objective += float(np.minimum(reduced, 0.0) @ upper + np.maximum(reduced, 0.0) @ lower)
-        return Solution(found.x, objective, prices, np.asarray(found.upper.marginals))
+        basis = Basis(size, solver.getBasis())
+        return Solution(np.asarray(found.col_value), objective, prices, basis)
+
+    def _model(self, cost: NDArray[np.float64], matrix: csc_matrix) -> highspy.HighsLp:
+        model = highspy.HighsLp()
+        model.num_row_, model.num_col_ = matrix.shape
+        model.col_cost_ = cost
+        model.col_lower_, model.col_upper_ = np.asarray(self._lower), np.asarray(self._upper)
+        equal = np.asarray(self._equal.right)
+        free = np.full(len(self._at_most.right), -highspy.kHighsInf)
+        model.row_lower_ = np.concatenate([free, equal])
+        model.row_upper_ = np.concatenate([np.asarray(self._at_most.right), equal])
+        model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        model.a_matrix_.start_ = matrix.indptr
+        model.a_matrix_.index_ = matrix.indices
+        model.a_matrix_.value_ = matrix.data
+        return model
+
+
+def _solver() -> highspy.Highs:
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("solver", "simplex")
+    return solver

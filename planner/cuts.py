@@ -16,6 +16,7 @@ from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_
 from twinstream.planner.kept import kept_chain
 from twinstream.planner.plan import recipe_of
 from twinstream.planner.rounds import PROGRAM_ROUNDS
+from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -170,8 +171,8 @@ class Cuts:
         if bound is None:
             self._impossible.add(workload)
             return None
-        together = max(bound.segment_of_task) + 1 < len(small.tasks)
-        return Cut(workload, small, bound, rough=together and most_segments is not None)
+        more = most_segments is not None and Segments.of(small).of_task != bound.segment_of_task
+        return Cut(workload, small, bound, rough=more)
 
     def least_host_bytes(self, workload: Workload) -> float:
         """What its homes take of the host at least; infinite where nothing fits the device."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound import BoundProgram
+from twinstream.planner.bound import BoundProgram, LowerBound
 from twinstream.planner.bound_kept import kept_program
 from twinstream.planner.choices import Choices
 from twinstream.planner.congestion import Shares, full_shares
@@ -89,6 +89,8 @@ class Decider:
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
         self._hosts: dict[str, HostRoom] = {}  # by what is fixed
+        self._solved: dict[str, tuple[Caps, Shares, LowerBound]] = {}  # likewise, the last time
+        self._last_solved: LowerBound | None = None
 
     def schedule(self, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds.
@@ -159,6 +161,28 @@ class Decider:
         blocks = choices.prefetch_blocks
         return self._longest_task_ns * (_LONGEST_IN_BLOCKS if blocks is None else blocks)
 
+    def decided_s(self, choices: Choices, in_flight: int, shares: Shares) -> float:
+        """What the program's decisions come to, with all of the host; infinite where none fit.
+
+        The arguments are those of `fitting`.
+        """
+        device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
+        room = None if device is None else device - in_flight
+        solved = self._decided(choices, self.caps.with_arenas(room, host), shares)
+        return inf if solved is None else solved.step_s
+
+    def _decided(self, choices: Choices, caps: Caps, shares: Shares) -> LowerBound | None:
+        """What the program decides: from what it decided before it is less to solve."""
+        fixed = repr(choices)
+        *asked, before = self._solved.get(fixed, (None, None, self._last_solved))
+        if asked == [caps, shares]:
+            return before
+        solved = self.guide(choices).fewest_copies(caps, shares, before)
+        if solved is not None:
+            self._solved[fixed] = caps, shares, solved
+            self._last_solved = solved
+        return solved
+
     def fitting(
         self,
         choices: Choices,
@@ -180,13 +204,12 @@ class Decider:
         Raises:
             NotWanted: it is not.
         """
-        guide = self.guide(choices)
         host = self._hosts.setdefault(repr(choices), HostRoom.of(self.caps.arena_bytes("host")))
         device, host_room = self.caps.arena_bytes("device"), host.program_bytes
         room = None if device is None else device - in_flight
         fits: tuple[Candidate, Placement] | None = None
         for tried in range(_TRIES):
-            solved = guide.fewest_copies(self.caps.with_arenas(room, host_room), shares)
+            solved = self._decided(choices, self.caps.with_arenas(room, host_room), shares)
             if solved is None:
                 break
             if fits is None and not wanted(solved.step_s):

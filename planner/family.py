@@ -155,7 +155,6 @@ class Family:
                 self.choices,
                 num_rounds=cut.workload.rounds_per_step, bound_s=cut.bound.step_s,
                 beat_ns=min((plan.step_ns for plan, _ in found), default=inf), thorough=thorough,
-                at_home=bool(found) and min(found, key=_step_ns)[0].at_home,
                 decide=not outlasting or cut.workload not in self._undecided, outlasting=outlasting,
             )  # fmt: skip
             if not plans:

@@ -21,13 +21,12 @@ Maker = Callable[[Chain], Schedule]
 class Plan:
     """How to make a schedule of a chain of any number of rounds, and its step time as judged.
 
-    `at_home`: it was decided with all state at home on the host. `theirs`: it is another policy's.
-    `tighter` finds one that is nearly as fast and takes less memory, if it wastes any.
+    `theirs`: it is another policy's. `tighter` finds one that is nearly as fast and takes less
+    memory, if it wastes any.
     """
 
     step_ns: float
     make: Maker
-    at_home: bool = False
     theirs: bool = False
     tighter: Callable[[], "Plan | None"] | None = None
 

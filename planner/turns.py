@@ -181,7 +181,7 @@ class Turns:
 
     def _plan_of(self, turn: _Turn) -> Plan:
         make = partial(self.decider.schedule, turn.candidate, turn.emitted)
-        return Plan(turn.plan_ns, make, self.at_home)
+        return Plan(turn.plan_ns, make)
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory than copies and packing need, where that costs next to nothing."""

@@ -28,7 +28,9 @@ from twinstream.schedule.errors import TwinstreamError
 _LESS_IN_FLIGHT = 3
 _TURNS = 3
 _NEAR_ENOUGH = 1.005
-_FAR_ENOUGH = 1.01
+_FAR = 0.02
+_WORTH_IT = 0.5
+_COSTS_NOTHING = 0.0012
 _MOST_STREAMED = 5000
 
 _STATE_AT_HOME: Mapping[str, Home] = {
@@ -100,7 +102,6 @@ def optimal_plans(  # noqa: PLR0913
     bound_s: float,
     beat_ns: float = inf,
     thorough: bool = True,
-    at_home: bool = False,
     decide: bool = True,
     outlasting: bool = True,
 ) -> list[Plan]:
@@ -114,7 +115,7 @@ def optimal_plans(  # noqa: PLR0913
     very tight, packing may succeed only where offloads are not `outlasting` the step.
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds, outlasting)
-    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, at_home=at_home, decide=decide)
+    return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, decide=decide)
 
 
 class _Search:
@@ -133,15 +134,13 @@ class _Search:
         self.caps, self.choices = self.decider.caps, choices
         self.small, self.judged = self.decider.small, self.decider.judged
 
-    def plans(
-        self, bound_ns: float, beat_ns: float, *, thorough: bool, at_home: bool, decide: bool
-    ) -> list[Plan]:
+    def plans(self, bound_ns: float, beat_ns: float, *, thorough: bool, decide: bool) -> list[Plan]:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
         if self.choices.open and holds_all_state(self.small, self.caps):
             found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
         if decide and fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
-            found += self._turns(beat_ns, bound_ns, at_home=at_home)
+            found += self._turns(beat_ns, bound_ns)
         last = thorough and not found and beat_ns == inf
         if last and self.choices.open and len(self.small.tasks) <= _MOST_STREAMED:
             found += self._of(plan_streaming)
@@ -184,29 +183,43 @@ class _Search:
         except InfeasiblePlan:
             return None
 
-    def _turns(self, beat_ns: float, bound_ns: float, *, at_home: bool) -> list[Plan]:
-        """Plans by the program; of one that is far from the bound, with all state at home, too.
+    def _turns(self, beat_ns: float, bound_ns: float) -> list[Plan]:
+        """Plans by the program; of one that is far from the bound, with state elsewhere, too.
 
         The program may split what persists over both memories wherever that saves a copy; at home
-        on the host it all takes turns on the device, which at times packs better than it bounds.
+        on the host it all takes turns on the device, which packs better than it bounds. That comes
+        first where it costs next to nothing, and last with what the other learned of the links.
         """
         in_flight = self.decider.in_flight()
         rooms = [in_flight, in_flight // _LESS_IN_FLIGHT, 0] if in_flight else [0]
         shares = full_shares(len(self.small.tasks))
-        all_at_home = replace(self.choices, homes=_STATE_AT_HOME)
-        if at_home and self.choices.open:
-            turns = self._turns_of(all_at_home, bound_ns, beat_ns, shares, rooms)
-            if turns.found:
-                return turns.found
-        turns = self._turns_of(self.choices, bound_ns, beat_ns, shares, rooms)
-        near = fastest_ns(turns.found) <= bound_ns * _FAR_ENOUGH
-        if at_home or near or not self.choices.open:
-            return turns.found
-        beat_ns = min(beat_ns, fastest_ns(turns.found))
-        rooms = turns.rooms or rooms
-        return (
-            turns.found + self._turns_of(all_at_home, bound_ns, beat_ns, turns.shares, rooms).found
-        )
+        if not self.choices.open:
+            return self._turns_of(self.choices, bound_ns, beat_ns, shares, rooms).found
+        at_home = replace(self.choices, homes=_STATE_AT_HOME)
+        costs = self._costs(at_home, in_flight, shares)
+        ways = [self.choices, at_home][:: -1 if costs <= _COSTS_NOTHING else 1]
+        found: list[Plan] = []
+        learned = shares, rooms
+        for number, choices in enumerate((*ways, at_home)):
+            far = fastest_ns(found) / bound_ns - 1.0
+            hopeless = costs > _WORTH_IT * far or bound_ns * _NEAR_ENOUGH > beat_ns
+            if found and (far <= _FAR or hopeless):
+                break
+            if number == len(ways) and learned == (shares, rooms):
+                break
+            best_ns = min(beat_ns, fastest_ns(found))
+            start = learned if number == len(ways) else (shares, rooms)
+            turns = self._turns_of(choices, bound_ns, best_ns, *start)
+            if choices is self.choices:
+                learned = turns.shares, turns.rooms or rooms
+            found += turns.found
+        return found
+
+    def _costs(self, at_home: Choices, in_flight: int, shares: Shares) -> float:
+        """What share of the step it costs to have all state at home, by the program."""
+        some_s = self.decider.decided_s(self.choices, in_flight, shares)
+        home_s = self.decider.decided_s(at_home, in_flight, shares)
+        return inf if home_s == inf else max(0.0, home_s / some_s - 1.0)
 
     def _turns_of(
         self,

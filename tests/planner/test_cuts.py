@@ -6,8 +6,9 @@ from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
 from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound_kept import FEW_SEGMENTS
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.chunking import TrainingStep, admissible
 from twinstream.planner.cuts import Cuts
 
 H100 = load_machine("h100")
@@ -48,3 +49,17 @@ def test_what_goes_wrong_beside_is_raised_where_it_is_asked_for(monkeypatch):
     with pytest.raises(MemoryError, match="no room"):
         cuts.least_refined_s(usual)
     cuts.close()
+
+
+def test_a_bound_that_more_segments_would_not_raise_is_not_rough():
+    step = TrainingStep(seq_len=2**17, tokens_per_step=2**18)
+    cuts = Cuts(load_model("8b"), step, H100, Choices(), caps_of(H100, "60GiB", "500GiB"))
+    for workload in admissible(cuts.spec, step)[:2]:
+        cut = cuts.cut(cuts.lowered(workload, 2), workload, FEW_SEGMENTS)
+        assert cut is not None
+        assert len(set(cut.bound.segment_of_task)) < len(cut.small.tasks)
+        more = cuts.cut(cut.small, workload)
+        assert more is not None
+        assert more.bound.segment_of_task == cut.bound.segment_of_task
+        assert not cut.rough
+        assert cuts.refined(cut) is cut

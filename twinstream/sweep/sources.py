@@ -16,11 +16,11 @@ MODULES = ("api", "explain", "metrics", "residence")  # of the front door
 
 @cache
 def sources_hash() -> str:
-    """Of all modules that plan, predict and sum up, and of the version of the solver (scipy).
+    """Of all modules that plan, predict and sum up, and of the version of the solver (HiGHS).
 
     Comments count too: to tell them from code would take longer than it may save.
     """
-    found = hashlib.sha256(version("scipy").encode())
+    found = hashlib.sha256(version("highspy").encode())
     for name, file in _sources():
         found.update(f"\n{name}\n".encode() + file.read_bytes())
     return found.hexdigest()

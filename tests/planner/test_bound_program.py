@@ -1,0 +1,76 @@
+"""Linear programs: what satisfies no rows, and optima found from another one."""
+
+import highspy
+import numpy as np
+import pytest
+
+from twinstream.planner.bound_program import Program
+
+
+def knapsack(seed: int, rows: int = 6, columns: int = 9) -> tuple[Program, dict[int, float]]:
+    """Shares of things with worths and weights, at least half a share of them all in all."""
+    rng = np.random.default_rng(seed)
+    program = Program()
+    things = [program.column() for _ in range(columns)]
+    for _ in range(rows):
+        weights = rng.uniform(0.1, 1.0, columns)
+        program.at_most(list(zip(things, weights, strict=True)), rng.uniform(0.5, 1.5))
+    program.equal([(thing, 1.0) for thing in things], 0.5)
+    return program, {thing: -rng.uniform(0.1, 1.0) for thing in things}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_from_another_optimum_it_comes_to_the_same(seed):
+    program, costs = knapsack(seed)
+    with program.extended():
+        program.at_most([(0, 1.0), (1, 1.0)], 0.1)
+        start = program.minimise(costs)
+    with program.extended():
+        program.at_most([(0, 1.0), (1, 0.5)], 0.2)
+        alone = program.minimise(costs)
+        assert start is not None and alone is not None
+        again = program.minimise(costs, start.basis)
+    assert again is not None
+    assert again.dual_objective == pytest.approx(alone.dual_objective, rel=1e-9)
+    np.testing.assert_allclose(again.values, alone.values, atol=1e-7)
+    reached = sum(cost * again.values[column] for column, cost in costs.items())
+    assert reached == pytest.approx(again.dual_objective, rel=1e-7)
+
+
+def test_only_a_basis_of_the_same_size_is_begun_with(monkeypatch):
+    begun = []
+    begin = highspy.Highs.setBasis
+
+    def noted(solver, basis):
+        begun.append(basis)
+        return begin(solver, basis)
+
+    monkeypatch.setattr(highspy.Highs, "setBasis", noted)
+    program, costs = knapsack(1)
+    first = program.minimise(costs)
+    assert first is not None
+    assert begun == []
+    program.minimise(costs, first.basis)
+    assert begun == [first.basis.statuses]
+    with program.extended():
+        program.at_most([(0, 1.0)], 0.5)
+        larger = program.minimise(costs, first.basis)
+    assert len(begun) == 1
+    assert larger is not None
+    program.minimise(costs, larger.basis)
+    assert len(begun) == 1
+
+
+def test_no_values_satisfy_rows_that_contradict_each_other():
+    program, costs = knapsack(1)
+    start = program.minimise(costs)
+    assert start is not None
+    with program.extended():
+        program.at_most([(thing, 1.0) for thing in costs], 0.4)
+        assert program.minimise(costs) is None
+    with program.extended():
+        program.at_most([(0, -1.0)], -1.0)
+        assert program.minimise(costs, start.basis) is None
+    again = program.minimise(costs)
+    assert again is not None
+    assert again.dual_objective == start.dual_objective
