@@ -8,11 +8,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from twinstream.models.hf_keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS
+from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -25,8 +26,6 @@ DTYPES: Mapping[str, Literal["bfloat16", "float32"]] = {
 }
 MAX_SHOWN_CHARS = 200
 READ_STRICTLY = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
-
-PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HfConfigError(TwinstreamError):
@@ -67,6 +66,7 @@ class HfFields(TypedDict):
     vocab_size: int
     norm_eps: float
     rope_theta: float
+    rope_scaling: RopeScaling | None
     qk_norm: bool
     qkv_bias: bool
     tied_embeddings: bool
@@ -82,6 +82,10 @@ class _Rope(BaseModel):
     type: str | None = None
     rope_theta: PositiveFinite | None = None
     partial_rotary_factor: float | None = None
+
+    @property
+    def kinds(self) -> set[str | None]:
+        return {self.rope_type, self.type} - {None, "default"}
 
 
 class _Config(BaseModel):
@@ -132,6 +136,7 @@ def read_hf_config(path: str | Path) -> HfFields:
         vocab_size=config.vocab_size,
         norm_eps=config.rms_norm_eps,
         rope_theta=next(iter(_rope_thetas(config).values()), DEFAULT_ROPE_THETA),
+        rope_scaling=_rope_scaling(file, config),
         qk_norm=model_type == "qwen3",
         qkv_bias=model_type == "qwen2",
         tied_embeddings=config.tie_word_embeddings,
@@ -210,17 +215,12 @@ def _attention_refusals(config: _Config, model_type: str) -> Iterator[Refusal]:
 
 
 def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:
-    for key, rope in (
-        ("rope_parameters", config.rope_parameters),
-        ("rope_scaling", config.rope_scaling),
-    ):
-        if rope is None:
-            continue
-        if {rope.rope_type, rope.type} - {None, "default"}:
+    for key, rope in _ropes(config).items():
+        if rope.kinds - {"llama3"}:
             yield Refusal(
                 key,
                 raw[key],
-                "only RoPE type 'default' is; to plan, set it to null: "
+                "only RoPE types 'default' and 'llama3' are; to plan, set it to null: "
                 "neither time nor memory depends on it",
             )
             continue
@@ -228,17 +228,38 @@ def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]
             yield Refusal(
                 f"{key}.partial_rotary_factor", rope.partial_rotary_factor, "not implemented"
             )
+        known = RopeScaling.model_fields if rope.kinds else ()
         for name, value in (rope.model_extra or {}).items():
-            yield Refusal(f"{key}.{name}", value, "unknown key")
+            if name not in known:
+                yield Refusal(f"{key}.{name}", value, "unknown key")
     thetas = _rope_thetas(config)
     for key, theta in thetas.items():
         if theta != next(iter(thetas.values())):
             yield Refusal(key, theta, f"{next(iter(thetas))} says {next(iter(thetas.values()))}")
 
 
-def _rope_thetas(config: _Config) -> dict[str, float]:
+def _ropes(config: _Config) -> dict[str, _Rope]:
+    """By key; transformers writes one of the two."""
     ropes = {"rope_parameters": config.rope_parameters, "rope_scaling": config.rope_scaling}
-    thetas = {f"{key}.rope_theta": rope.rope_theta for key, rope in ropes.items() if rope}
+    return {key: rope for key, rope in ropes.items() if rope is not None}
+
+
+def _rope_scaling(file: Path, config: _Config) -> RopeScaling | None:
+    for key, rope in _ropes(config).items():
+        if not rope.kinds:
+            continue
+        extra = rope.model_extra or {}
+        fields = {name: extra[name] for name in RopeScaling.model_fields if name in extra}
+        try:
+            return RopeScaling.model_validate(fields)
+        except ValidationError as error:
+            problem = f"{key}: {describe_problems(error)}"
+            raise HfConfigError(path=file, problem=problem) from None
+    return None
+
+
+def _rope_thetas(config: _Config) -> dict[str, float]:
+    thetas = {f"{key}.rope_theta": rope.rope_theta for key, rope in _ropes(config).items()}
     thetas["rope_theta"] = config.rope_theta
     return {key: theta for key, theta in thetas.items() if theta is not None}
 

@@ -16,6 +16,7 @@ from twinstream.models.declarations import Shapes, declare_tensors
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.optimizer_tasks import OptimizerTasks, gradient_attribute
 from twinstream.models.recipe import Recipe
+from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
 from twinstream.models.triton_work import TritonChunkWork
 from twinstream.models.work import ChunkWork
@@ -66,8 +67,9 @@ def lower_again(schedule: Schedule) -> Chain:
 
 
 def model_ref(spec: ModelSpec) -> ModelRef:
-    digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
-    return ModelRef(name=spec.name, content_hash=digest, spec=spec.model_dump(mode="json"))
+    digest = hashlib.sha256(spec.model_dump_json(exclude_none=True).encode()).hexdigest()[:16]
+    fields = spec.model_dump(mode="json", exclude_none=True)
+    return ModelRef(name=spec.name, content_hash=digest, spec=fields)
 
 
 class _Lowering:
@@ -265,6 +267,8 @@ class _Lowering:
             "chunk_start": start,
             "attention": self.recipe.kernels.attention,
         }
+        if spec.rope_scaling is not None:
+            attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
         if self.workload.sequence_lengths:
             attributes["sequence_lengths"] = self.workload.sequence_lengths
         if kernel == "block_backward":

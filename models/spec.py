@@ -7,11 +7,10 @@ from pydantic import Field, PositiveInt, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.hf_config import HfConfigError, describe_problems, read_hf_config
+from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.node import Node
 
 ITEMSIZE_BYTES = {"bfloat16": 2, "float32": 4}
-
-PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ModelSpec(Node):
@@ -36,6 +35,7 @@ class ModelSpec(Node):
     vocab_size: PositiveInt
     norm_eps: PositiveFinite = 1e-5
     rope_theta: PositiveFinite = 500_000.0
+    rope_scaling: RopeScaling | None = None
     qk_norm: bool = False
     qkv_bias: bool = False
     tied_embeddings: bool = False

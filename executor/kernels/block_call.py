@@ -8,6 +8,7 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.attention_shape import lengths_text
 from twinstream.models.layout import Layout, block_layout
+from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.models.workspace import (
     Attributes,
@@ -16,6 +17,7 @@ from twinstream.models.workspace import (
     typed_attribute,
 )
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Attribute
 
 _SPEC_FIELDS = (
     "d_model",
@@ -50,8 +52,11 @@ class BlockCall:
         fields = required_attributes(attributes, *_SPEC_FIELDS)
         # A block depends neither on the depth nor on the vocabulary of its model.
         spec = ModelSpec.model_validate(
-            {"name": "block", "num_layers": 1, "vocab_size": 1, **fields}
-        )
+            {
+                "name": "block", "num_layers": 1, "vocab_size": 1, **fields,
+                "rope_scaling": _rope_scaling(attributes),
+            }
+        )  # fmt: skip
         call = cls(
             spec=spec,
             num_tokens=typed_attribute(attributes, "num_tokens", int),
@@ -96,3 +101,12 @@ class BlockCall:
     @cached_property
     def layout(self) -> Layout:
         return block_layout(self.spec)
+
+
+def _rope_scaling(attributes: Attributes) -> dict[str, Attribute] | None:
+    """The fields of the model's, if it has one."""
+    if not any(name.startswith(ROPE_SCALING) for name in attributes):
+        return None
+    names = [f"{ROPE_SCALING}{name}" for name in RopeScaling.model_fields]
+    fields = required_attributes(attributes, *names)
+    return {name.removeprefix(ROPE_SCALING): value for name, value in fields.items()}

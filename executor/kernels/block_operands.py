@@ -46,7 +46,10 @@ class BlockOperands:
             positions = workspace.take((call.num_tokens,), torch.int32)
             write_positions(call.lengths, positions)
         spec = call.spec
-        rope = Rope(spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions)
+        rope = Rope(
+            spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
+            spec.rope_scaling,
+        )  # fmt: skip
         return cls(call, weights, operands, vector, workspace, rope)
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:

@@ -4,10 +4,12 @@ Legend: R rows (tokens), H heads, D head_dim.
 """
 
 from dataclasses import dataclass
+from math import pi
 
 import torch
 
 from twinstream.models.attention_shape import equal_runs
+from twinstream.models.rope import RopeScaling
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Rope:
     seq_len: int
     chunk_start: int
     positions: torch.Tensor | None = None  # [T], int32
+    scaling: RopeScaling | None = None
 
     def angles(self, rows: slice, device: torch.device) -> torch.Tensor:
         """Angles of a range of the chunk's tokens, [R, 1, D / 2]."""
@@ -30,9 +33,22 @@ class Rope:
         else:
             positions = torch.arange(rows.start, rows.stop, device=device)
             positions = positions.remainder_(self.seq_len).add_(self.chunk_start).float()
-        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64)
-        frequencies = self.theta ** -(exponents / self.head_dim)
+        frequencies = rope_frequencies(self.theta, self.head_dim, self.scaling, device)
         return positions[:, None, None] * frequencies.float()
+
+
+def rope_frequencies(
+    theta: float, head_dim: int, scaling: RopeScaling | None, device: torch.device
+) -> torch.Tensor:
+    """Radians per position of each pair of elements, [D / 2], float64."""
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float64)
+    frequencies = theta ** -(exponents / head_dim)
+    if scaling is None:
+        return frequencies
+    turns = frequencies * (scaling.original_max_position_embeddings / (2.0 * pi))
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp_(0.0, 1.0)
+    return frequencies * ((1.0 - kept) / scaling.factor + kept)
 
 
 def write_positions(lengths: tuple[int, ...], out_T: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from twinstream.executor.kernels.rope import rope_frequencies
 from twinstream.models.spec import ModelSpec
 
 
@@ -115,10 +116,9 @@ class Llama(nn.Module):
 def rotations(spec: ModelSpec, num_positions: int, like: torch.Tensor) -> torch.Tensor:
     """cos and sin of every position, [2, S, E], in the dtype of the activations."""
     device = like.device
-    exponents = torch.arange(0, spec.head_dim, 2, device=device, dtype=torch.float32)
-    frequencies = spec.rope_theta ** (-exponents / spec.head_dim)
+    frequencies = rope_frequencies(spec.rope_theta, spec.head_dim, spec.rope_scaling, device)
     positions = torch.arange(num_positions, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies).repeat(1, 2)
+    angles = torch.outer(positions, frequencies.float()).repeat(1, 2)
     return torch.stack([angles.cos(), angles.sin()]).to(like.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Four config.json files in the form in which the Hub has them, and a way to vary them."""
+"""Config.json files in the form in which the Hub has them, and a way to vary them."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,17 @@ META_LLAMA_3_8B = {
     "transformers_version": "4.40.0.dev0",
     "use_cache": True,
     "vocab_size": 128256,
+}
+META_LLAMA_3_1_8B = META_LLAMA_3_8B | {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "transformers_version": "4.42.3",
 }
 MISTRAL_7B_V0_3 = {
     "architectures": ["MistralForCausalLM"],

@@ -8,12 +8,14 @@ import pytest
 
 from tests.models.published_configs import (
     CONFIGS,
+    META_LLAMA_3_1_8B,
     META_LLAMA_3_8B,
     QWEN2_5_0_5B,
     QWEN3_0_6B,
     read_config,
 )
 from twinstream.models.hf_config import UnsupportedConfigError
+from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec
 
 SMALL_SIZES = {
@@ -102,6 +104,20 @@ def test_the_dtype_and_rope_theta_that_transformers_saves_are_read(tmp_path: Pat
     config.save_pretrained(tmp_path)
     spec = ModelSpec.from_hf_config(tmp_path)
     assert (spec.dtype, spec.rope_theta) == ("bfloat16", 123_456.0)
+
+
+def test_llama_3_1_is_read_with_its_rope_scaling(tmp_path: Path) -> None:
+    scaling = RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+    )
+    spec = read_config(tmp_path, META_LLAMA_3_1_8B)
+    assert spec.rope_scaling == scaling
+    assert spec.model_copy(update={"rope_scaling": None}) == read_config(tmp_path, META_LLAMA_3_8B)
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_theta": 5e5, **META_LLAMA_3_1_8B["rope_scaling"]}
+    transformers.LlamaConfig(**SMALL_SIZES, rope_parameters=rope).save_pretrained(tmp_path)
+    saved = ModelSpec.from_hf_config(tmp_path)
+    assert (saved.rope_scaling, saved.rope_theta) == (scaling, 5e5)
 
 
 def test_a_rope_scaling_that_transformers_saves_is_refused(tmp_path: Path) -> None:

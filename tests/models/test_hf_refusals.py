@@ -4,17 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.published_configs import CONFIGS, META_LLAMA_3_8B, MISTRAL_7B_V0_3, read_config
+from tests.models.published_configs import (
+    CONFIGS,
+    META_LLAMA_3_1_8B,
+    META_LLAMA_3_8B,
+    MISTRAL_7B_V0_3,
+    read_config,
+)
 from twinstream.models.hf_config import HfConfigError, UnsupportedConfigError
 from twinstream.models.spec import ModelSpec
 
-LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0}
+LLAMA_3_1 = META_LLAMA_3_1_8B["rope_scaling"]
+YARN = {"rope_type": "yarn", "factor": 8.0}
 
 
 @pytest.mark.parametrize(
     ("model_type", "key", "value"),
     [
-        ("llama", "rope_scaling", LLAMA3_ROPE),
+        ("llama", "rope_scaling", YARN),
         ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}),
         ("qwen3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e6}),
         ("llama", "sliding_window", 4096),
@@ -53,6 +60,7 @@ def test_what_would_change_the_computation_is_refused_by_name_with_its_value(
     [
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", 0.5),
         ({"factor": 2.0}, "factor", 2.0),
+        (LLAMA_3_1 | {"beta_fast": 32.0}, "beta_fast", 32.0),
         ({"rope_theta": 1e6}, "rope_theta", 1e6),
         ({"full_attention": {"rope_theta": 1e4}}, "full_attention", {"rope_theta": 1e4}),
     ],
@@ -72,7 +80,7 @@ def test_an_entry_of_the_rope_dict_is_refused_by_its_own_name(
 
 
 def test_all_refusals_are_told_in_one_message(tmp_path: Path) -> None:
-    config = META_LLAMA_3_8B | {"mlp_bias": True, "logit_scale": 2.0, "rope_scaling": LLAMA3_ROPE}
+    config = META_LLAMA_3_8B | {"mlp_bias": True, "logit_scale": 2.0, "rope_scaling": YARN}
     with pytest.raises(UnsupportedConfigError) as caught:
         read_config(tmp_path, config)
     assert {refusal.key for refusal in caught.value.refusals} == {
@@ -132,6 +140,9 @@ def test_a_missing_key_is_named(model_type: str, key: str, tmp_path: Path) -> No
         ("rms_norm_eps", float("nan"), "rms_norm_eps = nan: Input should be a finite number"),
         ("tie_word_embeddings", "no", "tie_word_embeddings = 'no': Input should be a valid bool"),
         ("rope_scaling", "none", "rope_scaling = 'none': Input should be"),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}, "rope_scaling: "),
+        ("rope_scaling", LLAMA_3_1 | {"factor": 0.5}, "rope_scaling: factor = 0.5: Input"),
+        ("rope_scaling", LLAMA_3_1 | {"low_freq_factor": 4.0}, "low_freq_factor 4.0 is not below"),
         ("rope_parameters", {"rope_theta": "1"}, "rope_parameters.rope_theta = '1': Input"),
         ("layer_types", [1], "layer_types.0 = 1: Input should be a valid string"),
         ("num_key_value_heads", 5, "num_heads 32 is not a multiple of num_kv_heads 5"),

@@ -6,6 +6,7 @@ from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.rope import RopeScaling
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 
@@ -168,3 +169,21 @@ def test_bytes_of_tritons_norms_and_residual_by_hand():
     backward = [w for w in chain.calls["block_backward@0"].cost if w.unit == "rms_norm"]
     shares = 2 * 264 * 4096 * 4
     assert [work.hbm_bytes for work in backward] == 2 * [6 * 8192 * 4096 * 2 + shares]
+
+
+def test_a_rope_that_is_stretched_is_told_to_every_block_and_costs_nothing():
+    workload = Workload(seq_len=32, chunk_tokens=16, chunks_per_round=2, rounds_per_step=1)
+    plain = load_preset("tiny")
+    scaling = RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+    )
+    before = lower(plain, workload)
+    after = lower(plain.model_copy(update={"rope_scaling": scaling}), workload)
+    assert "rope_scaling" not in before.model.spec
+    assert after.model.spec["rope_scaling"] == scaling.model_dump()
+    assert after.model.content_hash != before.model.content_hash
+    told = {f"rope_scaling.{name}": value for name, value in scaling}
+    for name, call in before.calls.items():
+        more = told if call.kernel.startswith("block") else {}
+        assert after.calls[name].attributes == call.attributes | more
+        assert after.calls[name].cost == call.cost

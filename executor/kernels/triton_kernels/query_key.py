@@ -3,7 +3,7 @@
 So the angles of a token are computed once. T tokens, H heads, E head_dim.
 """
 
-from math import log2
+from math import log2, pi
 
 import torch
 import triton
@@ -45,7 +45,7 @@ def rotated_backward(
             _normed_rotated_backward_kernel, (num_programs,), d_THE, x, norm.norm.weight,
             partial_PE, _positions(rope, d_THE), d_THE.stride(0), d_THE.stride(1), x.stride(0),
             x.stride(1), num_tokens, num_heads, rope.seq_len, rope.chunk_start, norm.norm.eps,
-            LOG2_THETA=log2(rope.theta), HAS_POSITIONS=rope.positions is not None,
+            LOG2_THETA=log2(rope.theta), **_scaling(rope), HAS_POSITIONS=rope.positions is not None,
             HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
         )  # fmt: skip
         add_partial_sums(partial_PE, norm.d_weight)
@@ -61,10 +61,23 @@ def _rotate(
     launch(
         _rotate_kernel, (num_tokens,), x_THE, weight, out_THE, _positions(rope, x_THE),
         x_THE.stride(0), x_THE.stride(1), out_THE.stride(0), out_THE.stride(1), num_heads,
-        rope.seq_len, rope.chunk_start, eps, LOG2_THETA=log2(rope.theta), BACKWARD=backward,
-        HAS_NORM=norm is not None, HAS_POSITIONS=rope.positions is not None,
+        rope.seq_len, rope.chunk_start, eps, LOG2_THETA=log2(rope.theta), **_scaling(rope),
+        BACKWARD=backward, HAS_NORM=norm is not None, HAS_POSITIONS=rope.positions is not None,
         HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
     )  # fmt: skip
+
+
+def _scaling(rope: Rope) -> dict[str, float]:
+    """Constants of the kernels; a factor of 1 scales nothing."""
+    scaling = rope.scaling
+    if scaling is None:
+        return {"FACTOR": 1.0, "LOW": 0.0, "HIGH": 1.0, "CONTEXT": 1.0}
+    return {
+        "FACTOR": scaling.factor,
+        "LOW": scaling.low_freq_factor,
+        "HIGH": scaling.high_freq_factor,
+        "CONTEXT": scaling.original_max_position_embeddings / (2.0 * pi),
+    }
 
 
 def _positions(rope: Rope, unread: torch.Tensor) -> torch.Tensor:
@@ -80,11 +93,18 @@ def _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS: tl.cons
 
 
 @device_function
-def _cos_and_sin(position, LOG2_THETA: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _cos_and_sin(
+    position, LOG2_THETA: tl.constexpr, FACTOR: tl.constexpr, LOW: tl.constexpr,
+    HIGH: tl.constexpr, CONTEXT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Of the angles of a position; frequencies are exact to float32, as the eager ones are."""
     exponent = tl.arange(0, BLOCK).to(tl.float64) * (LOG2_THETA / HALF)
-    frequency = tl.exp2(-exponent).to(tl.float32)
-    angle = position.to(tl.float32) * frequency
+    frequency = tl.exp2(-exponent)
+    if FACTOR != 1.0:
+        kept = (frequency * CONTEXT - LOW) / (HIGH - LOW)
+        kept = tl.minimum(tl.maximum(kept, 0.0), 1.0)
+        frequency = frequency * ((1.0 - kept) / FACTOR + kept)
+    angle = position.to(tl.float32) * frequency.to(tl.float32)
     return tl.cos(angle), tl.sin(angle)
 
 
@@ -92,6 +112,7 @@ def _cos_and_sin(position, LOG2_THETA: tl.constexpr, HALF: tl.constexpr, BLOCK: 
 def _rotate_kernel(
     x_ptr, weight_ptr, out_ptr, positions_ptr, x_stride, x_head_stride, out_stride,
     out_head_stride, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
+    FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CONTEXT: tl.constexpr,
     BACKWARD: tl.constexpr, HAS_NORM: tl.constexpr, HAS_POSITIONS: tl.constexpr,
     HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +134,7 @@ def _rotate_kernel(
         weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
         second = second * rstd * weight[None, :]
     position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
-    cos, sin = _cos_and_sin(position, LOG2_THETA, HALF, BLOCK)
+    cos, sin = _cos_and_sin(position, LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
     if BACKWARD:
         sin = -sin
     out_first = first * cos[None, :] - second * sin[None, :]
@@ -127,6 +148,7 @@ def _rotate_kernel(
 def _normed_rotated_backward_kernel(
     d_ptr, x_ptr, weight_ptr, partial_ptr, positions_ptr, d_stride, d_head_stride, x_stride,
     x_head_stride, num_tokens, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
+    FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CONTEXT: tl.constexpr,
     HAS_POSITIONS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -149,7 +171,7 @@ def _normed_rotated_backward_kernel(
         d_1 = tl.load(d_token, mask=inside, other=0.0).to(tl.float32)
         d_2 = tl.load(d_token + HALF, mask=inside, other=0.0).to(tl.float32)
         position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
-        cos, sin = _cos_and_sin(position, LOG2_THETA, HALF, BLOCK)
+        cos, sin = _cos_and_sin(position, LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
         d_normed_1 = d_1 * cos[None, :] + d_2 * sin[None, :]
         d_normed_2 = d_2 * cos[None, :] - d_1 * sin[None, :]
         rstd = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, axis=1) / (2 * HALF) + eps)[:, None]

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.executor.kernels.driver import LLAMA_3_1
 from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.registry import vector_ops
 from twinstream.executor.kernels.rms_norm import RmsNorm
@@ -97,6 +99,7 @@ def launch_all(ops) -> None:
     rope, head_norm = Rope(5e5, E, T, 0), HeadNorm(meta(E), 1e-6)
     q, keys = meta(T, H, E), meta(T, 2, K, E)[:, 0]
     ops.write_rotated(q, None, rope, q)
+    ops.write_rotated(q, None, replace(rope, scaling=LLAMA_3_1), q)
     ops.write_rotated(keys, head_norm, rope, keys)
     backward = HeadNormBackward(head_norm, q, VectorGradient(meta(E), "write"))
     ops.rotated_backward(q, rope, backward, room)

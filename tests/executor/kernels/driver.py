@@ -11,10 +11,16 @@ import torch
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.weights import flat_layouts
+from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.models.workspace import workspace_bytes
 
 POISON = 0xFF
+
+
+LLAMA_3_1 = RopeScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
+)
 
 
 def buffer(size_bytes: int, fill: int = POISON) -> torch.Tensor:
@@ -45,6 +51,7 @@ def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start
     )
     return {
         **{name: getattr(spec, name) for name in names.split()},
+        **{f"{ROPE_SCALING}{name}": value for name, value in spec.rope_scaling or ()},
         "num_tokens": num_tokens,
         "seq_len": seq_len,
         "chunk_start": chunk_start,

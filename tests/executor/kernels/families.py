@@ -13,7 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.executor.kernels.driver import Step
+from tests.executor.kernels.driver import LLAMA_3_1, Step
 from twinstream.executor.weights import pack_hf_state, unpack_hf_state
 from twinstream.models.spec import ModelSpec
 
@@ -23,6 +23,8 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
+# As of Llama 3.1; of the six frequencies one stays, one is in between, four are divided.
+STRETCHED = LLAMA_3_1.model_copy(update={"original_max_position_embeddings": 64})
 
 
 def tiny_spec(family: str, dtype: str = "float32") -> ModelSpec:
@@ -37,11 +39,20 @@ def tiny_spec(family: str, dtype: str = "float32") -> ModelSpec:
         vocab_size=97,
         norm_eps=1e-5,
         rope_theta=10_000.0,
+        rope_scaling=STRETCHED if family == "llama" else None,
         qk_norm=family == "qwen3",
         qkv_bias=family == "qwen2",
         tied_embeddings=family == "qwen3",
         dtype=dtype,
     )
+
+
+def rope_parameters(spec: ModelSpec) -> dict[str, object]:
+    """As transformers takes them."""
+    scaling = spec.rope_scaling
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": spec.rope_theta}
+    return {"rope_type": "llama3", "rope_theta": spec.rope_theta, **scaling.model_dump()}
 
 
 def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
@@ -56,7 +67,7 @@ def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
         num_attention_heads=spec.num_heads,
         num_key_value_heads=spec.num_kv_heads,
         rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        rope_parameters=rope_parameters(spec),
         tie_word_embeddings=spec.tied_embeddings,
         attn_implementation="eager",
         **head_dim,

@@ -1,8 +1,11 @@
 """Norm, RoPE and SwiGLU on more rows than a block holds, against autograd in float64."""
 
+import math
+
 import pytest
 import torch
 
+from tests.executor.kernels.driver import LLAMA_3_1
 from twinstream.executor.kernels.query_key import (
     HeadNorm,
     normed_rotated_backward,
@@ -43,12 +46,27 @@ def normed64(x, weight):
     return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
 
 
+def stretched(frequency, scaling):
+    """As transformers has it, by wavelength, in float64."""
+    context, factor = scaling.original_max_position_embeddings, scaling.factor
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / frequency
+    if wavelength < context / high:
+        return frequency
+    if wavelength > context / low:
+        return frequency / factor
+    smooth = (context / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
 def rotated64(x, rope):
     """rotate_half, written as a product of complex numbers."""
     half = x.shape[-1] // 2
     token = torch.arange(x.shape[0], dtype=torch.float64)
     position = token % rope.seq_len + rope.chunk_start
     frequency = rope.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    if (scaling := rope.scaling) is not None:
+        frequency = torch.tensor([stretched(float(f), scaling) for f in frequency])
     angle = position[:, None, None] * frequency
     product = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
         torch.ones_like(angle), angle
@@ -78,12 +96,15 @@ def test_rms_norm(dtype, accumulate):
 
 @DTYPE
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("seq_len", "chunk_start"), [(700, 0), (10_000, 3_000)])
-def test_head_norm_and_rope(dtype, normed, seq_len, chunk_start):
+@pytest.mark.parametrize(
+    ("seq_len", "chunk_start", "scaling"),
+    [(700, 0, None), (10_000, 3_000, None), (10_000, 3_000, LLAMA_3_1)],
+)
+def test_head_norm_and_rope(dtype, normed, seq_len, chunk_start, scaling):
     x, d = randn(1400, 8, 64, dtype=dtype), randn(1400, 8, 64, dtype=dtype, seed=2)
     weight = 1 + randn(64, dtype=dtype, seed=1)
     assert x.numel() > BLOCK_ELEMENTS
-    rope = Rope(theta=10_000.0, head_dim=64, seq_len=seq_len, chunk_start=chunk_start)
+    rope = Rope(10_000.0, 64, seq_len, chunk_start, scaling=scaling)
     norm = HeadNorm(weight, EPS) if normed else None
     x64, weight64 = leaf(x), leaf(weight)
     out64 = rotated64(normed64(x64, weight64) if normed else x64, rope)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from tests.executor.kernels.driver import LLAMA_3_1
 from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
 from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.rms_norm import RmsNorm
@@ -152,10 +153,11 @@ def test_positions_of_unequal_lengths(triton_device, dtype, normed):
 
 
 @DTYPE
-def test_rope_far_into_a_sequence(triton_device, dtype):
+@pytest.mark.parametrize("scaling", [None, LLAMA_3_1], ids=["default", "llama3"])
+def test_rope_far_into_a_sequence(triton_device, dtype, scaling):
     """Frequencies are the same to the last bit, so that a million positions cost nothing."""
     x = randn(3, 2, 128, dtype=dtype)
-    rope = Rope(theta=500_000.0, head_dim=128, seq_len=2**20, chunk_start=2**20 - 3)
+    rope = Rope(500_000.0, 128, seq_len=2**20, chunk_start=2**20 - 3, scaling=scaling)
 
     def call(ops, workspace, x):
         ops.write_rotated(x, None, rope, x)
