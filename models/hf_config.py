@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json, or refuse by name whatever would change the computation.
 
-Absent keys mean what they mean to transformers (read from 5.17). A key that is unknown here is
-refused too: it may be the one that matters.
+Absent keys mean what they mean to transformers (read from 5.17), but those of a RoPE scaling, which
+must be there. A key that is unknown here is refused too: it may be the one that matters.
 """
 
 import json
@@ -84,8 +84,16 @@ class _Rope(BaseModel):
     partial_rotary_factor: float | None = None
 
     @property
-    def kinds(self) -> set[str | None]:
-        return {self.rope_type, self.type} - {None, "default"}
+    def kind(self) -> str:
+        return self.rope_type or self.type or "default"
+
+    @property
+    def scaling(self) -> dict[str, Any]:
+        """What is given of a RopeScaling."""
+        if self.kind == "default":
+            return {}
+        extra = self.model_extra or {}
+        return {name: extra[name] for name in RopeScaling.model_fields if name in extra}
 
 
 class _Config(BaseModel):
@@ -216,7 +224,7 @@ def _attention_refusals(config: _Config, model_type: str) -> Iterator[Refusal]:
 
 def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:
     for key, rope in _ropes(config).items():
-        if rope.kinds - {"llama3"}:
+        if rope.kind not in ("default", "llama3"):
             yield Refusal(
                 key,
                 raw[key],
@@ -228,10 +236,16 @@ def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]
             yield Refusal(
                 f"{key}.partial_rotary_factor", rope.partial_rotary_factor, "not implemented"
             )
-        known = RopeScaling.model_fields if rope.kinds else ()
+        if rope.type not in (None, rope.kind):
+            yield Refusal(f"{key}.type", rope.type, f"rope_type says {rope.kind}")
         for name, value in (rope.model_extra or {}).items():
-            if name not in known:
+            if name not in rope.scaling:
                 yield Refusal(f"{key}.{name}", value, "unknown key")
+    if (
+        len({(rope.kind, str(sorted(rope.scaling.items()))) for rope in _ropes(config).values()})
+        > 1
+    ):
+        yield Refusal("rope_scaling", raw["rope_scaling"], "rope_parameters says otherwise")
     thetas = _rope_thetas(config)
     for key, theta in thetas.items():
         if theta != next(iter(thetas.values())):
@@ -246,12 +260,10 @@ def _ropes(config: _Config) -> dict[str, _Rope]:
 
 def _rope_scaling(file: Path, config: _Config) -> RopeScaling | None:
     for key, rope in _ropes(config).items():
-        if not rope.kinds:
+        if rope.kind == "default":
             continue
-        extra = rope.model_extra or {}
-        fields = {name: extra[name] for name in RopeScaling.model_fields if name in extra}
         try:
-            return RopeScaling.model_validate(fields)
+            return RopeScaling.model_validate(rope.scaling)
         except ValidationError as error:
             problem = f"{key}: {describe_problems(error)}"
             raise HfConfigError(path=file, problem=problem) from None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
@@ -24,7 +24,7 @@ class RopeScaling(Node):
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
     low_freq_factor: PositiveFinite
     high_freq_factor: PositiveFinite
-    original_max_position_embeddings: PositiveInt
+    original_max_position_embeddings: Annotated[int, Field(gt=0, le=2**53)]
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:

@@ -17,7 +17,8 @@ class ModelSpec(Node):
     """Sizes and options of one model; everything else is derived.
 
     `qk_norm` is Qwen3's: an RMSNorm with a weight of [head_dim] over each Q and K head before
-    RoPE. `qkv_bias` is Qwen2's: a bias on the Q, K and V projections and nowhere else. The
+    RoPE. `qkv_bias` is Qwen2's: a bias on the Q, K and V projections and nowhere else.
+    `rope_scaling` is that of Llama 3.1 and later, None plain RoPE. The
     product num_heads * head_dim may differ from d_model.
 
     >>> from twinstream.models.presets import load_preset

@@ -117,6 +117,8 @@ class Program:
             solver.setBasis(start.statuses)
         solver.solve()
         status = solver.getModelStatus()
+        if start is not None and status != highspy.HighsModelStatus.kOptimal:
+            return self.minimise(costs)
         if status in _INFEASIBLE:
             return None
         assert status == highspy.HighsModelStatus.kOptimal, solver.modelStatusToString(status)

@@ -65,6 +65,15 @@ class Candidate:
     tight: bool = False
 
 
+@dataclass(frozen=True)
+class _Decided:
+    """What the program decided within caps, with shares of the links; None where nothing fits."""
+
+    caps: Caps
+    shares: Shares
+    found: LowerBound | None
+
+
 class Decider:
     """Decides on a chain of a few rounds, for a step of so many.
 
@@ -89,8 +98,9 @@ class Decider:
         self._call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
         self._longest_task_ns = max(self._call_ns[task.call] for task in self.small.tasks)
         self._hosts: dict[str, HostRoom] = {}  # by what is fixed
-        self._solved: dict[str, tuple[Caps, Shares, LowerBound]] = {}  # likewise, the last time
-        self._last_solved: LowerBound | None = None
+        self._decided_last: dict[str, _Decided] = {}  # likewise
+        self._starts: dict[str, LowerBound] = {}  # likewise, where to go on from
+        self._start: LowerBound | None = None
 
     def schedule(self, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
         """The decisions as a schedule of a chain of any number of rounds.
@@ -174,14 +184,16 @@ class Decider:
     def _decided(self, choices: Choices, caps: Caps, shares: Shares) -> LowerBound | None:
         """What the program decides: from what it decided before it is less to solve."""
         fixed = repr(choices)
-        *asked, before = self._solved.get(fixed, (None, None, self._last_solved))
-        if asked == [caps, shares]:
-            return before
-        solved = self.guide(choices).fewest_copies(caps, shares, before)
-        if solved is not None:
-            self._solved[fixed] = caps, shares, solved
-            self._last_solved = solved
-        return solved
+        last = self._decided_last.get(fixed)
+        if last is not None and (last.caps, last.shares) == (caps, shares):
+            return last.found
+        found = self.guide(choices).fewest_copies(
+            caps, shares, self._starts.get(fixed, self._start)
+        )
+        self._decided_last[fixed] = _Decided(caps, shares, found)
+        if found is not None:
+            self._starts[fixed] = self._start = found
+        return found
 
     def fitting(
         self,

@@ -61,7 +61,8 @@ class Turns:
         judge: a simulator.
         choices: what is fixed.
         at_home: they have all state at home on the host, where it was open; that is not tried
-            where already the program's decisions are no faster than `beat_ns`.
+            where already the program's decisions are not 0.2 % faster than `beat_ns`, and no
+            further once a turn does not gain as much.
         bound_ns: no step is faster.
         beat_ns: the step time of the best plan known.
         most: turns to take.

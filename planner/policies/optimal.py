@@ -108,11 +108,12 @@ def optimal_plans(  # noqa: PLR0913
     """Plans for a step of so many rounds, the fastest first; the chain may have as few as four.
 
     Nothing more is tried once `resident` or `full_recompute` is as good as the bound, to a fraction
-    of a percent, or after two turns that are not near the step time to beat. State is tried at home
-    on the host where it is open and plans are far from the bound, or at once with `at_home`. The
-    plan of `streaming` is made only if `thorough` and there is no other (else see `streamed`),
-    of no more than 5,000 tasks. Without `decide` other policies' plans are all. Where memory is
-    very tight, packing may succeed only where offloads are not `outlasting` the step.
+    of a percent, or after two turns that are not near the step time to beat. State that is open is
+    at home on the host at once where that costs next to nothing, else where plans are far from the
+    bound. The plan of `streaming` is made only if `thorough` and there is no other (else see
+    `streamed`), of no more than 5,000 tasks. Without `decide` other policies' plans are all.
+    Where memory is very tight, packing may succeed only where offloads are not `outlasting` the
+    step.
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds, outlasting)
     return search.plans(bound_s * 1e9, beat_ns, thorough=thorough, decide=decide)
@@ -192,34 +193,47 @@ class _Search:
         """
         in_flight = self.decider.in_flight()
         rooms = [in_flight, in_flight // _LESS_IN_FLIGHT, 0] if in_flight else [0]
-        shares = full_shares(len(self.small.tasks))
+        fresh = full_shares(len(self.small.tasks)), rooms
         if not self.choices.open:
-            return self._turns_of(self.choices, bound_ns, beat_ns, shares, rooms).found
+            return self._turns_of(self.choices, bound_ns, beat_ns, *fresh).found
         at_home = replace(self.choices, homes=_STATE_AT_HOME)
-        costs = self._costs(at_home, in_flight, shares)
-        ways = [self.choices, at_home][:: -1 if costs <= _COSTS_NOTHING else 1]
+        costs = self._costs(at_home, *fresh)
         found: list[Plan] = []
-        learned = shares, rooms
-        for number, choices in enumerate((*ways, at_home)):
-            far = fastest_ns(found) / bound_ns - 1.0
-            hopeless = costs > _WORTH_IT * far or bound_ns * _NEAR_ENOUGH > beat_ns
-            if found and (far <= _FAR or hopeless):
-                break
-            if number == len(ways) and learned == (shares, rooms):
-                break
+
+        def more_pays() -> bool:
+            far_ns = fastest_ns(found) - bound_ns
+            far = far_ns > _FAR * bound_ns and costs * bound_ns < _WORTH_IT * far_ns
+            return not found or (far and bound_ns * _NEAR_ENOUGH < beat_ns)
+
+        def taken(choices: Choices, shares: Shares, rooms: Sequence[int]) -> Turns:
             best_ns = min(beat_ns, fastest_ns(found))
-            start = learned if number == len(ways) else (shares, rooms)
-            turns = self._turns_of(choices, bound_ns, best_ns, *start)
-            if choices is self.choices:
-                learned = turns.shares, turns.rooms or rooms
-            found += turns.found
+            turns = self._turns_of(choices, bound_ns, best_ns, shares, rooms)
+            found.extend(turns.found)
+            return turns
+
+        if costs <= _COSTS_NOTHING:
+            taken(at_home, *fresh)
+        learned = fresh
+        if more_pays():
+            turns = taken(self.choices, *fresh)
+            learned = turns.shares, turns.rooms or rooms
+        if costs > _COSTS_NOTHING and more_pays():
+            taken(at_home, *fresh)
+        if learned != fresh and self.choices.effort != "quick" and more_pays():
+            taken(at_home, *learned)
         return found
 
-    def _costs(self, at_home: Choices, in_flight: int, shares: Shares) -> float:
-        """What share of the step it costs to have all state at home, by the program."""
-        some_s = self.decider.decided_s(self.choices, in_flight, shares)
-        home_s = self.decider.decided_s(at_home, in_flight, shares)
-        return inf if home_s == inf else max(0.0, home_s / some_s - 1.0)
+    def _costs(self, at_home: Choices, shares: Shares, rooms: Sequence[int]) -> float:
+        """What share of the step it costs to have all state at home, by the program.
+
+        With as much room for copies as there may be; infinite where it never fits.
+        """
+        for room in rooms:
+            some_s = self.decider.decided_s(self.choices, room, shares)
+            home_s = self.decider.decided_s(at_home, room, shares)
+            if home_s < inf:
+                return max(0.0, home_s / some_s - 1.0) if some_s else 0.0
+        return inf
 
     def _turns_of(
         self,

@@ -61,6 +61,8 @@ def test_what_would_change_the_computation_is_refused_by_name_with_its_value(
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", 0.5),
         ({"factor": 2.0}, "factor", 2.0),
         (LLAMA_3_1 | {"beta_fast": 32.0}, "beta_fast", 32.0),
+        (LLAMA_3_1 | {"type": "default"}, "type", "default"),
+        ({"type": "llama3", "rope_type": "default"}, "type", "llama3"),
         ({"rope_theta": 1e6}, "rope_theta", 1e6),
         ({"full_attention": {"rope_theta": 1e4}}, "full_attention", {"rope_theta": 1e4}),
     ],
@@ -77,6 +79,17 @@ def test_an_entry_of_the_rope_dict_is_refused_by_its_own_name(
         )
     else:
         assert f"rope_parameters.{key} = {value!r} (" in str(caught.value)
+
+
+@pytest.mark.parametrize("other", [LLAMA_3_1 | {"factor": 32.0}, {"rope_type": "default"}])
+def test_two_rope_dicts_that_contradict_each_other_are_refused(
+    other: dict[str, object], tmp_path: Path
+) -> None:
+    config = META_LLAMA_3_8B | {"rope_parameters": LLAMA_3_1, "rope_scaling": other}
+    with pytest.raises(UnsupportedConfigError, match="rope_parameters says otherwise"):
+        read_config(tmp_path, config)
+    same = config | {"rope_scaling": LLAMA_3_1}
+    assert read_config(tmp_path, same).rope_scaling is not None
 
 
 def test_all_refusals_are_told_in_one_message(tmp_path: Path) -> None:
@@ -140,7 +153,13 @@ def test_a_missing_key_is_named(model_type: str, key: str, tmp_path: Path) -> No
         ("rms_norm_eps", float("nan"), "rms_norm_eps = nan: Input should be a finite number"),
         ("tie_word_embeddings", "no", "tie_word_embeddings = 'no': Input should be a valid bool"),
         ("rope_scaling", "none", "rope_scaling = 'none': Input should be"),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}, "rope_scaling: "),
+        ("rope_scaling", {"type": "llama3"}, "rope_scaling: key 'factor' is missing"),
+        ("rope_parameters", LLAMA_3_1 | {"factor": None}, "rope_parameters: factor = None: Input"),
+        (
+            "rope_scaling",
+            LLAMA_3_1 | {"original_max_position_embeddings": 10**400},
+            "original_max_position_embeddings = ",
+        ),
         ("rope_scaling", LLAMA_3_1 | {"factor": 0.5}, "rope_scaling: factor = 0.5: Input"),
         ("rope_scaling", LLAMA_3_1 | {"low_freq_factor": 4.0}, "low_freq_factor 4.0 is not below"),
         ("rope_parameters", {"rope_theta": "1"}, "rope_parameters.rope_theta = '1': Input"),

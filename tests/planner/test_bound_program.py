@@ -74,3 +74,20 @@ def test_no_values_satisfy_rows_that_contradict_each_other():
     again = program.minimise(costs)
     assert again is not None
     assert again.dual_objective == start.dual_objective
+
+
+def test_where_going_on_from_a_basis_ends_nowhere_it_begins_anew(monkeypatch):
+    program, costs = knapsack(2)
+    first = program.minimise(costs)
+    assert first is not None
+    status, asked = highspy.Highs.getModelStatus, []
+
+    def astray(solver):
+        asked.append(solver)
+        return highspy.HighsModelStatus.kUnknown if len(asked) == 1 else status(solver)
+
+    monkeypatch.setattr(highspy.Highs, "getModelStatus", astray)
+    again = program.minimise(costs, first.basis)
+    assert again is not None
+    assert again.dual_objective == first.dual_objective
+    assert len(asked) == 2

@@ -1,5 +1,6 @@
 """With which choices a search decides: state anywhere, or all of it at home on the host."""
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -35,7 +36,7 @@ class FakeTurns:
         self.rooms = rooms
 
 
-def taken(
+def taken(  # noqa: PLR0913
     monkeypatch: pytest.MonkeyPatch,
     costs: float,
     plans_s: dict[str, float | None],
@@ -43,8 +44,12 @@ def taken(
     learns: bool = True,
     beat_ns: float = inf,
     choices: Choices = OPEN,
+    fits: Sequence[float] = (inf, inf),
 ) -> list[str]:
-    """The ways that a search goes; `costs` is what it costs to have all state at home."""
+    """The ways that a search goes; `costs` is what it costs to have all state at home.
+
+    The program finds nothing with more room for copies than `fits`, anywhere and at home.
+    """
     asked: list[str] = []
 
     def turns_of(self: Any, choices: Choices, *given: Any) -> FakeTurns:
@@ -53,11 +58,14 @@ def taken(
         asked.append(way if fresh else f"{way}, learned")
         return FakeTurns(plans_s[way], learns=learns, shares=given[2], rooms=given[3])
 
-    def decided_s(_: Decider, choices: Choices, *__: object) -> float:
+    def decided_s(_: Decider, choices: Choices, room: int, *__: object) -> float:
+        if room > fits[bool(choices.homes)]:
+            return inf
         return 1.0 + costs if choices.homes else 1.0
 
     monkeypatch.setattr(optimal._Search, "_turns_of", turns_of)
     monkeypatch.setattr(Decider, "decided_s", decided_s)
+    monkeypatch.setattr(Decider, "in_flight", lambda _: 90)
     search = optimal._Search(CHAIN, MACHINE, CAPS, lambda _: None, choices, 4)  # type: ignore[arg-type, return-value]
     search._turns(beat_ns, BOUND_NS)
     return asked
@@ -83,6 +91,25 @@ def test_a_home_on_the_host_that_costs_too_much_is_not_tried(monkeypatch):
     far: dict[str, float | None] = {"home": 1.03, "anywhere": 1.04}
     assert taken(monkeypatch, 0.021, far) == ["anywhere"]
     assert taken(monkeypatch, 0.019, far) == ["anywhere", "home"]
+
+
+@pytest.mark.parametrize("fits", [(30, 30), (90, 30), (90, 0)])
+def test_what_home_costs_is_asked_with_as_much_room_as_it_fits_with(monkeypatch, fits):
+    far: dict[str, float | None] = {"home": 1.03, "anywhere": 1.04}
+    assert taken(monkeypatch, 0.001, far, fits=fits)[0] == "home"
+    assert taken(monkeypatch, 0.01, far, fits=fits)[:2] == ["anywhere", "home"]
+    assert taken(monkeypatch, 0.03, far, fits=fits) == ["anywhere"]
+
+
+def test_a_home_that_never_fits_is_not_tried(monkeypatch):
+    far: dict[str, float | None] = {"home": 1.03, "anywhere": 1.04}
+    assert taken(monkeypatch, 0.0, far, fits=(90, -1)) == ["anywhere"]
+
+
+def test_a_quick_search_does_not_use_what_was_learned(monkeypatch):
+    far: dict[str, float | None] = {"home": 1.03, "anywhere": 1.04}
+    quick = Choices(effort="quick")
+    assert taken(monkeypatch, 0.0, far, choices=quick) == ["home", "anywhere"]
 
 
 def test_where_one_finds_nothing_the_other_is_tried(monkeypatch):

@@ -94,11 +94,15 @@ class Outs:
     d: torch.Tensor
 
 
-def rotation(tokens, heads, head_dim, dtype, *, normed):
+# Of a few frequencies some stay, some are in between, and some are divided.
+STRETCHED = LLAMA_3_1.model_copy(update={"original_max_position_embeddings": 64})
+
+
+def rotation(tokens, heads, head_dim, dtype, *, normed, scaling=None):
     """Heads that are columns of a wider tensor; positions that begin within a sequence."""
     wide = randn(tokens, heads + 1, 2 * head_dim, dtype=dtype)
     x, d = wide[:, :heads, :head_dim], randn(tokens, heads, head_dim, dtype=dtype, seed=2)
-    rope = Rope(theta=500_000.0, head_dim=head_dim, seq_len=tokens - 1 or 1, chunk_start=0)
+    rope = Rope(500_000.0, head_dim, seq_len=tokens - 1 or 1, chunk_start=0, scaling=scaling)
     norm = HeadNorm((1 + 0.2 * randn(head_dim, seed=1)).to(dtype), EPS) if normed else None
     return x, d, rope, norm
 
@@ -106,8 +110,9 @@ def rotation(tokens, heads, head_dim, dtype, *, normed):
 @DTYPE
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (4, 3, 10), (3, 5, 34)], ids=str)
 @pytest.mark.parametrize("normed", [False, True])
-def test_head_norm_and_rope(triton_device, dtype, sizes, normed):
-    x, d, rope, norm = rotation(*sizes, dtype, normed=normed)
+@pytest.mark.parametrize("scaling", [None, STRETCHED], ids=["default", "llama3"])
+def test_head_norm_and_rope(triton_device, dtype, sizes, normed, scaling):
+    x, d, rope, norm = rotation(*sizes, dtype, normed=normed, scaling=scaling)
     out = torch.full_like(d, float("nan"))
 
     def call(ops, workspace, x, outs, norm, backward):
