@@ -28,7 +28,8 @@ from twinstream.schedule.errors import TwinstreamError
 _LESS_IN_FLIGHT = 3
 _TURNS = 3
 _NEAR_ENOUGH = 1.005
-_FAR = 0.02
+_FAR = 1.02
+_REACHED = 1.004
 _WORTH_IT = 0.5
 _COSTS_NOTHING = 0.0012
 _MOST_STREAMED = 5000
@@ -197,13 +198,15 @@ class _Search:
         if not self.choices.open:
             return self._turns_of(self.choices, bound_ns, beat_ns, *fresh).found
         at_home = replace(self.choices, homes=_STATE_AT_HOME)
-        costs = self._costs(at_home, *fresh)
+        costs, hoped_s = self._costs(at_home, *fresh)
+        hoped_ns = max(bound_ns, hoped_s * 1e9)
         found: list[Plan] = []
 
         def more_pays() -> bool:
-            far_ns = fastest_ns(found) - bound_ns
-            far = far_ns > _FAR * bound_ns and costs * bound_ns < _WORTH_IT * far_ns
-            return not found or (far and bound_ns * _NEAR_ENOUGH < beat_ns)
+            best_ns = fastest_ns(found)
+            far = best_ns > _FAR * bound_ns or best_ns > _REACHED * hoped_ns
+            dear = costs * bound_ns > _WORTH_IT * (best_ns - bound_ns)
+            return not found or (far and not dear and bound_ns * _NEAR_ENOUGH < beat_ns)
 
         def taken(choices: Choices, shares: Shares, rooms: Sequence[int]) -> Turns:
             best_ns = min(beat_ns, fastest_ns(found))
@@ -223,17 +226,17 @@ class _Search:
             taken(at_home, *learned)
         return found
 
-    def _costs(self, at_home: Choices, shares: Shares, rooms: Sequence[int]) -> float:
-        """What share of the step it costs to have all state at home, by the program.
+    def _costs(self, at_home: Choices, shares: Shares, rooms: Sequence[int]) -> tuple[float, float]:
+        """What share of the step it costs to have all state at home, and seconds of it elsewhere.
 
-        With as much room for copies as there may be; infinite where it never fits.
+        By the program, with as much room for copies as there may be; infinite where it never fits.
         """
         for room in rooms:
             some_s = self.decider.decided_s(self.choices, room, shares)
             home_s = self.decider.decided_s(at_home, room, shares)
             if home_s < inf:
-                return max(0.0, home_s / some_s - 1.0) if some_s else 0.0
-        return inf
+                return max(0.0, home_s / some_s - 1.0) if some_s else 0.0, some_s
+        return inf, inf
 
     def _turns_of(
         self,

@@ -45,9 +45,11 @@ def taken(  # noqa: PLR0913
     beat_ns: float = inf,
     choices: Choices = OPEN,
     fits: Sequence[float] = (inf, inf),
+    hoped_s: float = 1.015,
 ) -> list[str]:
     """The ways that a search goes; `costs` is what it costs to have all state at home.
 
+    The program's decisions come to `hoped_s`.
     The program finds nothing with more room for copies than `fits`, anywhere and at home.
     """
     asked: list[str] = []
@@ -61,7 +63,7 @@ def taken(  # noqa: PLR0913
     def decided_s(_: Decider, choices: Choices, room: int, *__: object) -> float:
         if room > fits[bool(choices.homes)]:
             return inf
-        return 1.0 + costs if choices.homes else 1.0
+        return hoped_s * (1.0 + costs) if choices.homes else hoped_s
 
     monkeypatch.setattr(optimal._Search, "_turns_of", turns_of)
     monkeypatch.setattr(Decider, "decided_s", decided_s)
@@ -77,6 +79,13 @@ def test_state_is_at_home_at_once_where_that_costs_next_to_nothing(monkeypatch):
     assert taken(monkeypatch, -0.1, near) == ["home"]
     assert taken(monkeypatch, 0.002, near) == ["anywhere"]
     assert taken(monkeypatch, inf, near) == ["anywhere"]
+
+
+def test_the_other_is_tried_where_plans_are_slower_than_what_the_program_decided(monkeypatch):
+    near: dict[str, float | None] = {"home": 1.009, "anywhere": 1.009}
+    assert taken(monkeypatch, 0.0, near, hoped_s=1.004) == ["home", "anywhere", "home, learned"]
+    assert taken(monkeypatch, 0.0, near, hoped_s=1.006) == ["home"]
+    assert taken(monkeypatch, 0.002, near, hoped_s=1.004)[:2] == ["anywhere", "home"]
 
 
 def test_far_from_the_bound_the_other_is_tried_and_what_was_learned_last(monkeypatch):
