@@ -241,10 +241,8 @@ def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]
         for name, value in (rope.model_extra or {}).items():
             if name not in rope.scaling:
                 yield Refusal(f"{key}.{name}", value, "unknown key")
-    if (
-        len({(rope.kind, str(sorted(rope.scaling.items()))) for rope in _ropes(config).values()})
-        > 1
-    ):
+    told = [(rope.kind, rope.scaling) for rope in _ropes(config).values()]
+    if any(one != told[0] for one in told):
         yield Refusal("rope_scaling", raw["rope_scaling"], "rope_parameters says otherwise")
     thetas = _rope_thetas(config)
     for key, theta in thetas.items():
