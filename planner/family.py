@@ -14,7 +14,7 @@ from twinstream.planner.cuts import Cut, Cuts, least_first
 from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.judged_plan import Plan
+from twinstream.planner.judged_plan import Plan, tightest
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import as_step_bound, finished, step_bound
 from twinstream.planner.policies.optimal import optimal_plans, streamed
@@ -92,8 +92,8 @@ class Family:
         found += self._streamed(found)
         least_s = self.cuts.least_refined_s(cuts) if found else inf
         ranked = sorted(found, key=_step_ns)
-        for rank, (found_plan, cut) in enumerate(ranked, start=1):
-            plan = found_plan.tightened(other for other, _ in ranked[rank:])
+        for rank, (_, cut) in enumerate(ranked):
+            plan = tightest([other for other, its_cut in ranked[rank:] if its_cut is cut])
             chain = lower(self.spec, cut.workload, self.cuts.recipe)
             try:
                 schedule = plan.make(chain).model_copy(update={"policy": "optimal"})

@@ -9,7 +9,7 @@ from twinstream.planner.congestion import Shares, full_shares, lowered, scaled
 from twinstream.planner.deciding import Candidate, Decider, NotWanted, wastes
 from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.judge import Judge
-from twinstream.planner.judged_plan import Plan, fastest_ns, step_ns
+from twinstream.planner.judged_plan import MENDED, Plan, fastest_ns, step_ns
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.verify_layout import arena_bytes
@@ -31,7 +31,6 @@ _SHORT = 320
 _WORSE_IN_A_ROW = 2
 _WAITS_PER_ROOM = 0.5
 _AS_FAST = 1.0002
-_MENDED = 1.005  # what is packed with more than 3 % waste may be so much slower without
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,6 @@ class Turns:
             for asked in self._while_better(((room, less) for less in self._learned()), 1):
                 if (turn := self._taken(*asked)) is not None:
                     self._recorded(turn)
-        fastest = min(range(len(self.found)), key=lambda number: self.found[number].step_ns)
-        tighter = partial(self._tighter, self._best)
-        self.found[fastest] = replace(self.found[fastest], tighter=tighter)
 
     def _take_usual(self) -> bool:
         """Turns with the room there is, or less; whether others may pay, too."""
@@ -177,19 +173,20 @@ class Turns:
         """The best turn so far, this one among them, whose plan is found now."""
         if self._best is None or turn.plan_ns < self._best.plan_ns:
             self._best = turn
-        self.found.append(self._plan_of(turn))
+        plan = self._plan_of(turn)
+        self.found.append(replace(plan, tighter=partial(self._tighter, turn)))
         return self._best
 
     def _plan_of(self, turn: _Turn) -> Plan:
         make = partial(self.decider.schedule, turn.candidate, turn.emitted)
-        return Plan(turn.plan_ns, make)
+        return Plan(turn.plan_ns, make, wasteful=partial(wastes, turn.emitted))
 
     def _tighter(self, turn: _Turn) -> Plan | None:
         """Take no more memory than copies and packing need, where that costs next to nothing."""
         wasteful = wastes(turn.emitted)
         mended, found = [], []
         for tight in self._tightened(turn):
-            if wasteful and not wastes(tight.emitted) and tight.plan_ns <= _MENDED * turn.plan_ns:
+            if wasteful and not wastes(tight.emitted) and tight.plan_ns <= MENDED * turn.plan_ns:
                 mended.append(tight)
             elif tight.plan_ns <= _AS_FAST * turn.plan_ns:
                 found.append(tight)

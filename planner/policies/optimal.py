@@ -9,11 +9,11 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, Choices, Home
 from twinstream.planner.congestion import Shares, full_shares
-from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
-from twinstream.planner.emission import Placement, emit
+from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit, wastes
+from twinstream.planner.emission import Placement, emitted
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.judged_plan import Plan, alone_ns, fastest_ns, step_ns
+from twinstream.planner.judged_plan import Plan, alone_ns, fastest_ns, step_ns, tightest
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.policies.full_recompute import plan_full_recompute
 from twinstream.planner.policies.resident import holds_all_state, plan_resident
@@ -68,11 +68,10 @@ def plan_optimal(
                 best_ns=fastest_ns(plans),
             )  # fmt: skip
     ranked = sorted(plans, key=lambda plan: plan.step_ns)
-    for rank, plan in enumerate(ranked, start=1):
+    for rank in range(len(ranked)):
         try:
-            return (
-                plan.tightened(ranked[rank:]).make(chain).model_copy(update={"policy": "optimal"})
-            )
+            plan = tightest(ranked[rank:])
+            return plan.make(chain).model_copy(update={"policy": "optimal"})
         except (InfeasiblePlan, DoesNotFit):
             continue
     try:
@@ -164,8 +163,9 @@ class _Search:
             return []
         if not fast(placement):
             return []
-        schedule = emit(placement, self.machine, self.caps, "streaming")
-        return [self._plan_of(plan_streaming, schedule)]
+        made = emitted(placement, self.machine, self.caps, "streaming")
+        plan = self._plan_of(plan_streaming, made.schedule)
+        return [replace(plan, wasteful=partial(wastes, made))]
 
     def _of(self, policy: Policy) -> list[Plan]:
         """The plan of another policy, if it has one."""

@@ -11,7 +11,7 @@ import pytest
 from twinstream.planner import turns as turns_module
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import Shares
-from twinstream.planner.judged_plan import Plan
+from twinstream.planner.judged_plan import Plan, tightest
 from twinstream.planner.turns import Turns
 
 GIB = 2**30
@@ -258,12 +258,6 @@ def test_decisions_that_come_to_the_same_time_end_the_turns(monkeypatch):
     assert len(turns.found) == 1
 
 
-def test_the_fastest_plan_can_be_tightened_and_the_others_hold_nothing(monkeypatch):
-    landscape = {(3, 1): (1.02, 1.2), (3, 0.5): (1.03, 1.1), (3, 0.25): (1.05, 1.15)}
-    turns, _ = taken(monkeypatch, landscape)
-    assert [plan.tighter is not None for plan in turns.found] == [False, True, False]
-
-
 @pytest.mark.parametrize(
     ("judged", "arenas", "wasteful", "chosen"),
     [
@@ -301,6 +295,36 @@ def test_a_tighter_plan_is_taken_unless_another_policy_is_faster():
     assert plan.tightened([Plan(100.5, fail_to_make)]).step_ns == 101.0
     alone = Plan(100.0, fail_to_make)
     assert alone.tightened([theirs(99.0)]) is alone
+
+
+@pytest.mark.parametrize(
+    ("plans", "chosen_ns"),
+    [
+        ([("ours wasteful", 100.0), ("ours", 100.3)], 100.3),
+        ([("ours wasteful", 100.0), ("ours wasteful", 100.2), ("ours", 100.4)], 100.4),
+        ([("ours wasteful", 100.0), ("ours", 100.6)], 100.0),  # too slow
+        ([("ours wasteful", 100.0), ("ours wasteful", 100.4)], 100.0),  # no better
+        ([("ours wasteful", 100.0), ("theirs", 100.3)], 100.3),
+        ([("ours wasteful", 100.0), ("theirs wasteful", 100.1), ("ours", 100.2)], 100.0),  # slower
+        ([("ours", 100.0), ("theirs", 100.3)], 100.0),
+    ],
+)
+def test_a_plan_nearly_as_fast_is_taken_where_the_fastest_wastes_memory(plans, chosen_ns):
+    made = [
+        Plan(ns, fail_to_make, theirs="theirs" in told, wasteful=lambda told=told: "waste" in told)
+        for told, ns in plans
+    ]
+    assert tightest(made).step_ns == chosen_ns
+
+
+def test_the_next_plan_may_be_tightened_where_the_fastest_cannot():
+    def slower(ns: float) -> Plan:
+        tight = Plan(1.002 * ns, fail_to_make)
+        return Plan(ns, fail_to_make, tighter=lambda: tight, wasteful=lambda: True)
+
+    wasteful = Plan(100.0, fail_to_make, wasteful=lambda: True)
+    assert tightest([wasteful, slower(100.1)]).step_ns == pytest.approx(100.3002)
+    assert tightest([wasteful, slower(100.4)]) is wasteful  # too slow then
 
 
 def theirs(step_ns: float) -> Plan:
