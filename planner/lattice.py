@@ -2,14 +2,15 @@
 
 A plan within smaller caps is one within larger caps. So the answer is the fastest of the plans at
 every point of a fixed lattice that is not above the given caps. Which plan a point has depends on
-nothing but the point: it is the first that fits there of those searched with unlimited memory,
+nothing but the point: it is the fastest that fits there of those searched with unlimited memory,
 with as much host memory as one likes, with as much device memory, and with the point's own caps.
-Where memory is plenty, one search stands for many points; a point whose lower bound is not below
-the fastest plan so far needs none.
+A search without limit of a memory of which its plan leaves a fifth free at the point, or that finds
+none, stands for the one within the limit. So where memory is plenty, one search stands for many
+points; a point whose lower bound is not below the fastest plan so far needs none.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from twinstream.planner.family import Family, Found
@@ -17,154 +18,149 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.verify_layout import arena_bytes
 
-_POINTS_PER_OCTAVE = 16
+_DEVICE_POINTS, _HOST_POINTS = 16, 8  # to every doubling
+_PLENTY = 1.25  # of what a plan takes
 _LEAST_BYTES = 2**12
 _MOST_BYTES = 2**50  # more than any memory: without a cap, points begin there
 
 FamilyWithin = Callable[[Caps], Family]
 
 
-def best_of_lattice(family_within: FamilyWithin, caps: Caps) -> Found | None:
-    """The fastest plan of all lattice points within the caps; None if none has any.
+class Lattice:
+    """The plans of all points, each search made once.
 
     Args:
         family_within: the ways to cut the step, within caps.
-        caps: those given; what comes back has them, and the bound within them.
-    """
-    plans, best = _Plans(family_within), None
-    column_stands: float = inf
-    for device in lattice(caps.device_bytes):
-        if _at_least(device, column_stands):
-            continue
-        column = caps.model_copy(update={"device_bytes": device})
-        best, column_stands, hopeless = _best_of_column(plans, column, best)
-        if hopeless:
-            break
-    if best is None:
-        return None
-    given = {"device_bytes": caps.device_bytes, "host_bytes": caps.host_bytes}
-    schedule = best.schedule.model_copy(
-        update={"caps": best.schedule.caps.model_copy(update=given)}
-    )
-    bound = family_within(caps).step_bound_of(schedule.workload)
-    return replace(best, schedule=schedule, bound=bound)
-
-
-def _best_of_column(
-    plans: "_Plans", column: Caps, best: Found | None
-) -> tuple[Found | None, float, bool]:
-    """The fastest plan so far, with those of one device cap.
-
-    Returns:
-        That plan; down to which device cap columns have the same plans; whether not even with all
-        the host memory there is a point may be faster.
-    """
-    stands: float = inf
-    column_stands: float = 0.0
-    for number, host in enumerate(lattice(column.host_bytes)):
-        if _at_least(host, stands):
-            continue
-        point = column.model_copy(update={"host_bytes": host})
-        plan = plans.plan(point, search=False)
-        if plan is None and not plans.may_beat(best, point):
-            return best, column_stands if number else inf, number == 0
-        plan = plan or plans.plan(point, search=True)
-        assert plan is not None, "it was searched"
-        column_stands = max(column_stands, plan.device_bytes if plan.unlimited else inf)
-        if plan.found is None:
-            continue
-        stands = plan.host_bytes if plan.of_column else inf
-        if best is None or plan.found.step_ns < best.step_ns:
-            best = plan.found
-    return best, column_stands, False
-
-
-def _at_least(cap_bytes: int | None, other: float) -> bool:
-    return other < inf and (cap_bytes is None or cap_bytes >= other)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a search with some caps found, and the least caps within which that fits.
-
-    `of_column`: the search had unlimited host memory; `unlimited`: of both memories.
     """
 
-    found: Found | None
-    of_column: bool
-    unlimited: bool
-    device_bytes: float = inf
-    host_bytes: float = inf
+    def __init__(self, family_within: FamilyWithin) -> None:
+        self._family_within = family_within
+        self._searched: dict[Caps, _Searched] = {}
+        self._family: tuple[Caps, Family] | None = None
 
-    def fits(self, point: Caps) -> bool:
-        return _at_least(point.device_bytes, self.device_bytes) and _at_least(
-            point.host_bytes, self.host_bytes
-        )
+    def best(self, caps: Caps) -> Found | None:
+        """The fastest plan of all points within the caps; None if none has any.
 
-
-_NOTHING = _Plan(None, of_column=False, unlimited=False)
-
-
-@dataclass
-class _Plans:
-    """The plans of points, each search made once."""
-
-    family_within: FamilyWithin
-    _searched: dict[Caps, _Plan] = field(default_factory=dict)
-    _family: tuple[Caps, Family] | None = None
-
-    def plan(self, point: Caps, *, search: bool) -> _Plan | None:
-        """The point's plan, one that found nothing if it has none.
-
-        Without leave to `search` None if not all searches that decide it have been made.
+        Args:
+            caps: those given; what comes back has them, and the bound within them.
         """
-        for caps in _searches(point):
-            if caps not in self._searched:
-                if not search:
-                    return None
-                self._searched[caps] = self._search(caps)
-            if self._searched[caps].fits(point):
-                return self._searched[caps]
-        return _NOTHING
-
-    def may_beat(self, best: Found | None, point: Caps) -> bool:
-        """Whether the lower bound within the caps is below the step time of the best so far."""
-        best_ns = inf if best is None else best.step_ns
-        return self._within(point).least_s() * 1e9 < best_ns
-
-    def _search(self, caps: Caps) -> _Plan:
-        found, no_host_cap = self._within(caps).search(), caps.host_bytes is None
-        kind = {"of_column": no_host_cap, "unlimited": no_host_cap and caps.device_bytes is None}
-        if found is None:
-            return _Plan(None, **kind)
-        schedule = found.schedule
-        device_bytes = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
-        return _Plan(
-            found, **kind, device_bytes=device_bytes, host_bytes=arena_bytes(schedule, HOST)
+        best = self._fastest(caps)
+        if best is None:
+            return None
+        given = {"device_bytes": caps.device_bytes, "host_bytes": caps.host_bytes}
+        schedule = best.schedule.model_copy(
+            update={"caps": best.schedule.caps.model_copy(update=given)}
         )
+        bound = self._within(caps).step_bound_of(schedule.workload)
+        return replace(best, schedule=schedule, bound=bound)
+
+    def _fastest(self, caps: Caps) -> Found | None:
+        best: Found | None = None
+        column_stands: float = inf
+        for device in lattice(caps.device_bytes, _DEVICE_POINTS):
+            if _at_least(device, column_stands):
+                continue
+            column_stands, stands = 0.0, inf
+            for number, host in enumerate(lattice(caps.host_bytes, _HOST_POINTS)):
+                if _at_least(host, stands):
+                    continue
+                point = caps.model_copy(update={"device_bytes": device, "host_bytes": host})
+                best_ns = inf if best is None else best.step_ns
+                if self._within(point).least_s() * 1e9 >= best_ns:
+                    if not number:
+                        return best  # nor with less of the device
+                    break
+                of_point = self._of_point(point)
+                column_stands = max(column_stands, of_point.stands_from_device)
+                stands = of_point.stands_from_host
+                if of_point.found is not None and of_point.found.step_ns < best_ns:
+                    best = of_point.found
+        return best
+
+    def _of_point(self, point: Caps) -> "_OfPoint":
+        column = point.model_copy(update={"host_bytes": None})
+        row = point.model_copy(update={"device_bytes": None})
+        unlimited = self._search(row.model_copy(update={"host_bytes": None}))
+        plenty = _at_least(point.device_bytes, unlimited.plenty_of_device)
+        of_column = unlimited if plenty else self._search(column)
+        searched, stands_from_device = [unlimited, of_column], unlimited.plenty_of_device
+        if not _at_least(point.host_bytes, of_column.plenty_of_host):
+            if plenty:
+                searched.append(self._search(row))
+                stands_from_device = max(stands_from_device, searched[-1].plenty_of_device)
+            if not _at_least(point.device_bytes, stands_from_device):
+                searched.append(self._search(point))
+        fitting = [one.found for one in searched if one.found is not None and one.fits(point)]
+        best = min(fitting, key=lambda found: found.step_ns, default=None)
+        return _OfPoint(best, stands_from_device, of_column.plenty_of_host)
+
+    def _search(self, caps: Caps) -> "_Searched":
+        if caps not in self._searched:
+            self._searched[caps] = _searched(self._within(caps).search())
+        return self._searched[caps]
 
     def _within(self, caps: Caps) -> Family:
         if self._family is None or self._family[0] != caps:
-            self._family = caps, self.family_within(caps)
+            self._family = caps, self._family_within(caps)
         return self._family[1]
 
 
-def _searches(point: Caps) -> Iterator[Caps]:
-    """The caps to search with for a point, those with the most memory first."""
-    for unlimited in (("device_bytes", "host_bytes"), ("host_bytes",), ("device_bytes",), ()):
-        yield point.model_copy(update=dict.fromkeys(unlimited))
+def lattice(cap_bytes: int | None, points: int) -> Iterator[int | None]:
+    """The points up to a cap, the largest first: so many, a power of 2, to every doubling.
 
-
-def lattice(cap_bytes: int | None) -> Iterator[int | None]:
-    """The points up to a cap, the largest first: sixteen to every doubling.
-
-    >>> list(lattice(2**12 + 2**9))
+    >>> list(lattice(2**12 + 2**9, 16))
     [4608, 4352, 4096]
     """
     if cap_bytes is None:
         yield None
     point = _MOST_BYTES if cap_bytes is None else min(cap_bytes, _MOST_BYTES)
     while point >= _LEAST_BYTES:
-        spacing = 2 ** (point.bit_length() - 1) // _POINTS_PER_OCTAVE
+        spacing = 2 ** (point.bit_length() - 1) // points
         yield point // spacing * spacing
         point = point // spacing * spacing - 1
+
+
+@dataclass(frozen=True)
+class _OfPoint:
+    """The plan of a point; from which device or host cap on others have no other plans.
+
+    That is others with this host, or this device cap.
+    """
+
+    found: Found | None
+    stands_from_device: float
+    stands_from_host: float
+
+
+@dataclass(frozen=True)
+class _Searched:
+    """What a search found, and the least caps it fits; nothing stands for any caps."""
+
+    found: Found | None
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+    def fits(self, point: Caps) -> bool:
+        return _at_least(point.device_bytes, self.device_bytes) and _at_least(
+            point.host_bytes, self.host_bytes
+        )
+
+    @property
+    def plenty_of_device(self) -> float:
+        return _PLENTY * self.device_bytes
+
+    @property
+    def plenty_of_host(self) -> float:
+        return _PLENTY * self.host_bytes
+
+
+def _searched(found: Found | None) -> _Searched:
+    if found is None:
+        return _Searched(None)
+    schedule = found.schedule
+    device_bytes = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
+    return _Searched(found, device_bytes, arena_bytes(schedule, HOST))
+
+
+def _at_least(cap_bytes: int | None, other: float) -> bool:
+    return other < inf and (cap_bytes is None or cap_bytes >= other)

@@ -115,10 +115,7 @@ def _smallest(caps: Caps, field: str, would_do: int | None, resort: LastResort) 
 
 
 def _first(low: int, top: int, enough: Callable[[int], bool]) -> int:
-    """The least size above `low` that is enough, as `top` is and all above; one below is not."""
-    if top - 1 <= low or not enough(top - 1):
-        return top
-    top -= 1
+    """A size above `low` that is enough, as `top` is, while one below is not."""
     while top - low > 1:
         middle = (low + top) // 2
         if enough(middle):

@@ -16,7 +16,7 @@ from twinstream.planner.chunking import TrainingStep, chunkings, of_few_blocks
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.lattice import FamilyWithin, best_of_lattice
+from twinstream.planner.lattice import FamilyWithin, Lattice
 from twinstream.planner.plan import UnknownPolicyError, plan_chain, policies, recipe_of
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
@@ -118,7 +118,7 @@ def _first_that_fits(
 
 def _optimal(family_within: FamilyWithin, caps: Caps, choices: Choices) -> Schedule:
     if choices.effort == "thorough":
-        found = best_of_lattice(family_within, caps)
+        found = Lattice(family_within).best(caps)
         if found is not None:
             return found.finished()
     return family_within(caps).best()

@@ -19,7 +19,7 @@ from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.refusal import refused
+from twinstream.planner.refusal import _first, refused
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -145,6 +145,19 @@ def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_
         found = refused(chain, caps, streaming, resort, search=False).shortage
         assert (found.cap, found.cap_bytes, found.needed_bytes) == ("device", 4000, 5000)
         assert (found.smallest_device_bytes, found.smallest_host_bytes) == (5000, named)
+
+
+@pytest.mark.parametrize(
+    ("enough", "first"),
+    [
+        ({10}, 10),
+        (range(1, 11), 1),
+        (range(4, 11), 4),
+        ({5, 6, 7, 10}, 5),  # a little less than what is known is not enough, but less is
+    ],
+)
+def test_a_size_is_found_that_is_enough_where_one_less_is_not(enough, first):
+    assert _first(0, 10, lambda size: size in enough) == first
 
 
 def test_the_message_names_cap_bytes_task_and_flags():
