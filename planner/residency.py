@@ -81,12 +81,19 @@ class TaskClock:
 
 
 def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int, int]]:
-    """(begin, end, size_bytes) of every stay; of one that outlasts the pass, again from 0 on."""
-    return [
-        (begin, end, units.units[stay.unit].tensor.size_bytes)
-        for stay in stays
-        for begin, end in stay.ranges
-    ]
+    """(begin, end, size_bytes) of every stay; of one that outlasts the pass, again from 0 on.
+
+    If it leaves its content for the pass after, the stay that enters there has the same bytes.
+    """
+    intervals = []
+    entered = {stay.unit: stay.end for stay in stays if stay.enters}
+    for stay in stays:
+        size_bytes = units.units[stay.unit].tensor.size_bytes
+        intervals.append((stay.begin, stay.end, size_bytes))
+        begin = entered.get(stay.unit, 0) if stay.leaves else 0
+        if begin < stay.later:
+            intervals.append((begin, stay.later, size_bytes))
+    return intervals
 
 
 def resident_stays(uses: dict[str, list[Use]], units: UnitMap, num_tasks: int) -> list[Stay]:

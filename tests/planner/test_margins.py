@@ -99,7 +99,24 @@ def test_what_is_alive_counts_the_bytes_of_the_pass_before():
     ]
     assert more.tolist() == expected
     assert max(expected) > 0
-    assert len(stay_intervals(UNITS, slow)) == len(slow) + sum(stay.later > 0 for stay in slow)
+    there = {stay.unit: stay.end for stay in slow if stay.enters}
+    twice = [stay for stay in slow if stay.later > (stay.leaves and there.get(stay.unit, 0))]
+    assert len(stay_intervals(UNITS, slow)) == len(slow) + len(twice) > len(slow)
+
+
+@pytest.mark.parametrize(
+    ("entered_until", "later", "intervals"),
+    [(3, 2, []), (3, 3, []), (3, 5, [(3, 5)]), (None, 2, [(0, 2)])],
+)
+def test_what_stays_for_the_next_pass_and_is_copied_there_has_its_bytes_once(
+    entered_until, later, intervals
+):
+    name, unit = next(iter(UNITS.units.items()))
+    leaving = Stay(name, 7, 9, (), leaves=entered_until is not None, later=later)
+    entering = [] if entered_until is None else [Stay(name, 0, entered_until, (), enters=True)]
+    expected = [*((0, entered_until) for _ in entering), (7, 9), *intervals]
+    size_bytes = unit.tensor.size_bytes
+    assert stay_intervals(UNITS, [*entering, leaving]) == [(*span, size_bytes) for span in expected]
 
 
 def test_where_too_much_is_alive_bytes_of_the_pass_before_go_first():
