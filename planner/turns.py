@@ -30,6 +30,9 @@ _WIDER_PLANS, _WIDER_TASKS = 24, 4000  # judged in a wider search, the tasks of 
 _SHORT = 320
 _WORSE_IN_A_ROW = 2
 _WAITS_PER_ROOM = 0.5
+_HARDLY_WAITS_PER_ROOM = 0.05
+_NEAR = 1.008
+_MORE_TURNS = 2
 _AS_FAST = 1.0002
 
 
@@ -108,7 +111,7 @@ class Turns:
         """Turns with the room there is, or less; whether others may pay, too."""
         shares: Shares | None = self.shares
         room = self.rooms[0]
-        while shares is not None and len(self.found) < self.most:
+        while shares is not None and self._has_turns_left():
             before, turn = self._last, self._taken(room, shares)
             if turn is None:
                 break
@@ -269,11 +272,23 @@ class Turns:
         hopeless = turn.plan_ns > _WITHIN_REACH * self.beat_ns and not promising
         return not worse and not hopeless
 
+    def _has_turns_left(self) -> bool:
+        """More while the last was the best so far, and very far from the bound."""
+        last = self._last
+        gains = last is not None and last is self._best
+        far = last is not None and last.plan_ns > _VERY_FAR * self.bound_ns
+        most = _MORE_TURNS * self.most if gains and far and self.most > 1 else self.most
+        return len(self.found) < most
+
     def _wants_less_room(self, turn: _Turn) -> bool:
-        """Whether the room left for copies costs more than waiting for copies does."""
+        """Whether the room left for copies costs more than waiting for copies does.
+
+        Much more, if the plan is not far from the bound.
+        """
         waits_ns, room_ns = self._costs_ns(turn)
-        far = turn.plan_ns > _FAR * self.bound_ns
-        return turn.room > 0 and far and waits_ns < _WAITS_PER_ROOM * room_ns
+        most = _WAITS_PER_ROOM if turn.plan_ns > _FAR * self.bound_ns else _HARDLY_WAITS_PER_ROOM
+        near = turn.plan_ns <= _NEAR * self.bound_ns
+        return turn.room > 0 and not near and waits_ns < most * room_ns
 
     def _is_short_and_far(self, turn: _Turn) -> bool:
         """Whether a step of one round is far from its bound, and judged in no time."""

@@ -120,7 +120,7 @@ def test_where_the_room_for_copies_costs_more_than_waits_a_third_of_it_is_tried(
 def test_what_very_bad_decisions_were_made_with_is_nothing_to_begin_with(monkeypatch):
     landscape = {(3, 1): (1.2, 1.21), (1, 1): (1.1, 1.4), (3, 0.5): (1.19, 1.2)}
     turns, asked = taken(monkeypatch, landscape)
-    assert asked == [(3, 1), (1, 1), (3, 0.5)]
+    assert asked == [(3, 1), (1, 1), (3, 0.5), (1, 0.5)]
     assert (turns.rooms, turns.shares) == ([3 * GIB, GIB, 0], FULL)
 
 
@@ -242,6 +242,37 @@ def test_near_the_bound_no_less_room_is_tried(monkeypatch):
     landscape = {(3, 1): (1.019, 1.02), (3, 0.5): (1.0189, 1.03), (3, 0.25): (1.01, 1.04)}
     _, asked = taken(monkeypatch, landscape)
     assert {room for room, _ in asked} == {3}
+
+
+@pytest.mark.parametrize(
+    ("landscape", "rooms"),
+    [
+        ({(3, 1): (1.019, 1.0195), (1, 1): (1.005, 1.01)}, {3, 1}),
+        ({(3, 1): (1.007, 1.007), (1, 1): (1.005, 1.006)}, {3}),  # near
+        ({(3, 1): (1.019, 1.022), (1, 1): (1.005, 1.01)}, {3}),  # some waits
+    ],
+)
+def test_less_room_is_tried_not_far_from_the_bound_if_hardly_anything_waits(
+    monkeypatch, landscape, rooms
+):
+    _, asked = taken(monkeypatch, landscape)
+    assert {room for room, _ in asked} == rooms
+
+
+@pytest.mark.parametrize(
+    ("landscape", "most", "turns"),
+    [
+        ({(3, 1): (1.02, 1.3), (3, 0.5): (1.05, 1.2), (3, 0.25): (1.1, 1.15)}, 2, 3),
+        ({(3, 1): (1.02, 1.3), (3, 0.5): (1.05, 1.2), (3, 0.25): (1.1, 1.15)}, 1, 1),  # quick
+        ({(3, 1): (1.02, 1.3), (3, 0.5): (1.02, 1.03), (3, 0.25): (1.01, 1.02)}, 2, 2),  # not far
+        ({(3, 1): (1.02, 1.2), (3, 0.5): (1.05, 1.3), (3, 0.25): (1.1, 1.15)}, 2, 2),  # no gain
+    ],
+)
+def test_very_far_from_the_bound_there_are_more_turns_while_they_gain(
+    monkeypatch, landscape, most, turns
+):
+    _, asked = taken(monkeypatch, landscape, most=most)
+    assert [at for at in asked if at[0] == 3] == [(3, 1), (3, 0.5), (3, 0.25)][:turns]
 
 
 def test_the_first_room_with_which_anything_fits_is_kept(monkeypatch):
