@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 
 from twinstream.hardware_profiles.cost import cost_alone_ns
@@ -48,15 +49,11 @@ def tightest(plans: Sequence[Plan]) -> Plan:
         plans: of one chain, the fastest first.
     """
     most_ns = MENDED * plans[0].step_ns
-    first: Plan | None = None
-    for plan in plans:
-        tight = plan.tightened(plans)
-        first = first or tight
-        if tight.step_ns <= most_ns and not tight.wasteful():
-            return tight
-        if plan.theirs or plan.step_ns > most_ns:
-            break
-    return first or plans[0]
+    slowest_ns = min(most_ns, fastest_ns([plan for plan in plans if plan.theirs]))
+    near = (plan.tightened(plans) for plan in plans if plan.step_ns <= slowest_ns)
+    first = next(near)
+    tight = (plan for plan in chain([first], near) if plan.step_ns <= most_ns)
+    return next((plan for plan in tight if not plan.wasteful()), first)
 
 
 def fastest_ns(plans: Sequence[Plan]) -> float:

@@ -67,7 +67,7 @@ class Turns:
             further once a turn does not gain as much.
         bound_ns: no step is faster.
         beat_ns: the step time of the best plan known.
-        most: turns to take.
+        most: turns to take; twice as many while they gain and are very far from the bound.
         shares: how much of the links the program may use beside each task at first; after the
             turns, what the fastest of the plans was decided with, those with more room left out,
             unless even its decisions are far from the bound.
@@ -274,10 +274,10 @@ class Turns:
 
     def _has_turns_left(self) -> bool:
         """More while the last was the best so far, and very far from the bound."""
-        last = self._last
-        gains = last is not None and last is self._best
+        last, most = self._last, self.most
         far = last is not None and last.plan_ns > _VERY_FAR * self.bound_ns
-        most = _MORE_TURNS * self.most if gains and far and self.most > 1 else self.most
+        if far and last is self._best and most > 1:
+            most *= _MORE_TURNS
         return len(self.found) < most
 
     def _wants_less_room(self, turn: _Turn) -> bool:
