@@ -24,6 +24,17 @@ class MissingNumberError(TwinstreamError):
         )
 
 
+class NoTimeError(TwinstreamError):
+    """All that a step needs is unconstrained or free, so that there is no rate to state."""
+
+    def __init__(self, *, machine: str) -> None:
+        self.machine = machine
+        super().__init__(
+            f"the step takes 0 ns on machine '{machine}': all that it needs is unconstrained or "
+            "free there. State what limits it in the profile, for example peak_bf16_flop_per_s."
+        )
+
+
 class UnknownDtypeError(TwinstreamError):
     """No peak of a profile belongs to the dtype of a task's work."""
 

@@ -41,7 +41,9 @@ class Pressure:
         shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
         load, store = prices.get("h2d", 0.0) + shared, prices.get("d2h", 0.0) + shared
         total = load + store
-        copied_s_per_gib = max(_LEAST_S_PER_GIB, total / solved.step_s)
+        copied_s_per_gib = _LEAST_S_PER_GIB
+        if solved.step_s:
+            copied_s_per_gib = max(copied_s_per_gib, total / solved.step_s)
         home = solved.host_s_per_gib / copied_s_per_gib / num_rounds
         if total <= 0:
             return Pressure(1.0, 1.0, home)

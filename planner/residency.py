@@ -66,7 +66,8 @@ class TaskClock:
 
     def position_before(self, position: int, lead_ns: float) -> int:
         """The last position at least `lead_ns` before task `position` starts (0 at the least)."""
-        return max(0, bisect_right(self.start_ns, self.start_ns[position] - lead_ns) - 1)
+        begin_ns = self.start_ns[position] - lead_ns
+        return max(0, bisect_right(self.start_ns, begin_ns, hi=position + 1) - 1)
 
     def position_after(self, position: int, drain_ns: float) -> int:
         """The first position at least `drain_ns` after task `position` ends.

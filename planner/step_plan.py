@@ -12,7 +12,7 @@ from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
-from twinstream.planner.chunking import TrainingStep, chunkings, of_few_blocks
+from twinstream.planner.chunking import ChunkingError, TrainingStep, chunkings, of_few_blocks
 from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
@@ -50,6 +50,7 @@ def plan_step(  # noqa: PLR0913
         UnknownPolicyError: the message lists the policies there are.
         ChoiceError: something is fixed that the chain lacks, or that only `optimal` decides.
         InfeasiblePlan: the caps are too small for the policy; it says what would do.
+        NoTimeError: the step takes no time on the machine.
     """
     with gc_paused():
         if policy != "optimal" and choices != OPEN:
@@ -138,11 +139,19 @@ def proposed_tokens(spec: ModelSpec, step: TrainingStep, machine: Machine, caps:
     each as long as a further one would be; both by the lower bound within the caps, or without
     them where nothing fits. They are whole rounds of the preferred chunking; where that is not
     fixed, up to an eighth more, so that rounds can be merged into larger ones.
+
+    Raises:
+        ChunkingError: a round takes no time.
     """
     workload = chunkings(spec, step)[0]
     short = _shortened(workload)
     round_s, beyond_s = _round_and_beyond_s(spec, short, step, machine, caps)
     share = step.optimizer_overhead
+    if not round_s:
+        raise ChunkingError(
+            f"a round takes no time on machine '{machine.name}' by its lower bound, so no number "
+            f"of them makes the optimizer {share:.0%} of the step: give tokens per step"
+        )
     rounds = max(1, ceil(beyond_s * (1.0 - share) / (share * round_s)))
     rounds = ceil(rounds * short.chunks_per_round / workload.chunks_per_round)
     if step.chunk_tokens is None or step.chunks_per_round is None:

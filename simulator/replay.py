@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import simpy
 
+from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
@@ -33,11 +34,14 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
 
     Raises:
         MissingNumberError: the profile lacks a number that an op of the schedule needs.
+        NoTimeError: the step takes no time there.
     """
     provenance = Provenance(
         kind="simulated", where=machine.name, detail=f"profile {machine.content_hash}"
     )
-    return replay(schedule, MachineCosts(schedule, machine), provenance)
+    timeline = replay(schedule, MachineCosts(schedule, machine), provenance)
+    _require_time(timeline.step_ns, machine)
+    return timeline
 
 
 def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
@@ -45,8 +49,16 @@ def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
 
     Raises:
         MissingNumberError: as there.
+        NoTimeError: as there.
     """
-    return _replay_steady(schedule, MachineCosts(schedule, machine))
+    steady = _replay_steady(schedule, MachineCosts(schedule, machine))
+    _require_time(steady.step_ns, machine)
+    return steady
+
+
+def _require_time(step_ns: float, machine: Machine) -> None:
+    if not step_ns:
+        raise NoTimeError(machine=machine.name)
 
 
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:

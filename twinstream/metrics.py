@@ -61,7 +61,7 @@ def summarize(
         d2h_bytes=sum(size for queue, size in moved.items() if queue.startswith("d2h")),
         recompute_fraction=recomputed / executed,
         lower_bound_s=bound.step_s if bound else None,
-        gap=step_s / bound.step_s - 1.0 if bound else None,
+        gap=step_s / bound.step_s - 1.0 if bound and bound.step_s else None,
         gap_family=step_s / bound.family_step_s - 1.0 if bound and bound.family_step_s else None,
         plan_seconds=plan_seconds,
     )

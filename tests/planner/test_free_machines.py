@@ -1,0 +1,68 @@
+"""Hypothetical machines on which computing, or everything, takes no time."""
+
+from functools import partial
+
+import pytest
+
+from tests.hardware_profiles.machines import number
+from tests.helpers.flat_machine import flat_machine
+from twinstream.hardware_profiles.errors import NoTimeError
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import summarize
+from twinstream.models.presets import load_model
+from twinstream.planner.chunking import ChunkingError, TrainingStep
+from twinstream.planner.step_plan import plan_step, proposed_tokens
+from twinstream.schedule.document import Caps
+from twinstream.schedule.verify import verify
+from twinstream.simulator.replay import simulate, steady_state
+
+FREE = number(None)
+COMPUTE_IS_FREE = {
+    "peak_bf16_flop_per_s": FREE, "peak_fp32_flop_per_s": FREE, "hbm_bytes_per_s": FREE,
+    "launch_latency_ns": number(0), "event_wait_latency_ns": number(0),
+}  # fmt: skip
+COPIES_ARE_FREE = {
+    **{f"pcie_{way}_bytes_per_s": FREE for way in ("h2d", "d2h", "duplex")},
+    "host_dram_bytes_per_s": FREE, "copy_latency_ns": number(0),
+}  # fmt: skip
+TINY = load_model("tiny")
+STEP = TrainingStep(seq_len=64, tokens_per_step=256)
+TIGHT = Caps(device_bytes=9 * 2**20)
+
+
+def planned(machine: Machine, caps: Caps, policy: str = "optimal"):
+    return plan_step(TINY, STEP, machine, caps, policy, partial(steady_state, machine=machine))
+
+
+@pytest.mark.parametrize(
+    ("policy", "caps"),
+    [(p, Caps()) for p in ("optimal", "streaming", "resident", "full_recompute")]
+    + [(p, TIGHT) for p in ("optimal", "streaming")],
+)
+def test_plans_are_right_where_computing_takes_no_time(policy, caps):
+    machine = flat_machine(**COMPUTE_IS_FREE)
+    schedule = planned(machine, caps, policy)
+    verify(schedule)
+    assert simulate(schedule, machine).step_ns >= schedule.bound.step_s * 1e9
+
+
+def test_there_is_no_gap_to_a_bound_of_no_time():
+    machine = flat_machine(**COMPUTE_IS_FREE)
+    schedule = planned(machine, Caps())
+    summary = summarize(schedule, simulate(schedule, machine), machine)
+    assert summary.lower_bound_s == 0.0 < summary.step_time_s
+    assert summary.gap is None and summary.gap_family is None
+
+
+@pytest.mark.parametrize("policy", ["optimal", "streaming"])
+@pytest.mark.parametrize("caps", [Caps(), TIGHT])
+def test_a_step_that_takes_no_time_is_refused(policy, caps):
+    machine = flat_machine(**COMPUTE_IS_FREE, **COPIES_ARE_FREE)
+    with pytest.raises(NoTimeError, match=r"0 ns on machine 'flat'.*for example peak_bf16"):
+        simulate(planned(machine, caps, policy), machine)
+
+
+def test_no_tokens_per_step_are_proposed_where_a_round_takes_no_time():
+    machine = flat_machine(**COMPUTE_IS_FREE)
+    with pytest.raises(ChunkingError, match=r"a round takes no time on .*'flat'.*give tokens"):
+        proposed_tokens(TINY, TrainingStep(seq_len=64), machine, Caps())
