@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.packing import align_up
-from twinstream.planner.residency import Stay
+from twinstream.planner.residency import Stay, stay_intervals
 from twinstream.planner.rounds import Place
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.traffic import traffic_of
@@ -123,12 +123,9 @@ class QueueModel:
 def alive_bytes(sequence: TaskSequence, stays: Sequence[Stay]) -> Bytes:
     """Bytes on the device at every task."""
     change = np.zeros(len(sequence.tasks) + 1, dtype=np.int64)
-    units = sequence.units.units
-    for stay in stays:
-        size = align_up(units[stay.unit].tensor.size_bytes)
-        for begin, end in stay.ranges:
-            change[begin] += size
-            change[end] -= size
+    for begin, end, size_bytes in stay_intervals(sequence.units, stays):
+        change[begin] += align_up(size_bytes)
+        change[end] -= align_up(size_bytes)
     return np.cumsum(change[:-1])
 
 

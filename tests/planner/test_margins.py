@@ -116,7 +116,11 @@ def test_what_stays_for_the_next_pass_and_is_copied_there_has_its_bytes_once(
     entering = [] if entered_until is None else [Stay(name, 0, entered_until, (), enters=True)]
     expected = [*((0, entered_until) for _ in entering), (7, 9), *intervals]
     size_bytes = unit.tensor.size_bytes
-    assert stay_intervals(UNITS, [*entering, leaving]) == [(*span, size_bytes) for span in expected]
+    stays = [*entering, leaving]
+    assert stay_intervals(UNITS, stays) == [(*span, size_bytes) for span in expected]
+    there = {task for low, high in expected for task in range(low, high)}
+    alive = alive_bytes(SEQUENCE, stays).tolist()
+    assert alive == [align_up(size_bytes) * (task in there) for task in range(NUM_TASKS)]
 
 
 def test_where_too_much_is_alive_bytes_of_the_pass_before_go_first():
