@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from twinstream.models.chain_builder import ChainBuilder
 from twinstream.models.declarations import Shapes, declare_tensors
 from twinstream.models.flops import model_flops_per_step
+from twinstream.models.library_memory import library_bytes
 from twinstream.models.optimizer_tasks import OptimizerTasks, gradient_attribute
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
@@ -45,6 +46,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         model=model_ref(spec),
         recipe=lowering.recipe.model_dump(mode="json"),
         model_flops=model_flops_per_step(spec, workload),
+        library_bytes=max(map(library_bytes, builder.calls.values()), default=0),
     )
 
 

@@ -97,9 +97,13 @@ def lower_bound(
 
 
 def _persistent_bytes(chain: Chain) -> int:
-    """What is somewhere all the time."""
-    persistent = set(chain.persistent)
-    return sum(t.size_bytes for t in chain.tensors if t.tensor_id in persistent)
+    """What is somewhere all the time: of a tensor with parts these, without its padding."""
+    persistent, with_parts = set(chain.persistent), {t.parent for t in chain.tensors}
+    return sum(
+        t.size_bytes
+        for t in chain.tensors
+        if (t.parent or t.tensor_id) in persistent and t.tensor_id not in with_parts
+    )
 
 
 def _bytes_of_both(caps: Caps) -> float:

@@ -1,7 +1,7 @@
 """Replay a schedule in virtual time: one SimPy process per stream."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import simpy
 
@@ -86,6 +86,9 @@ def _replay_steady(schedule: Schedule, costs: CostModel) -> SteadyState:
         spans = run.next_pass()
         step = boundaries.add(spans.end_ns, _anchor_ns(schedule, spans))
         number += 1
+    if step.period_passes is None:  # a queue may still grow: no step is shorter than what it moves
+        busy_ns = [total / costs.capacity[name] for name, total in _used(schedule, costs).items()]
+        step = replace(step, step_ns=max(step.step_ns, *busy_ns, 0.0))
     last = range(max(0, number - _KEPT_PASSES), number)
     return SteadyState(step, tuple(run.spans(i) for i in last))
 
@@ -206,12 +209,17 @@ def _anchor_ns(schedule: Schedule, spans: PassSpans) -> int:
 
 
 def _utilization(schedule: Schedule, costs: CostModel, step_ns: float) -> dict[str, float]:
+    return {
+        resource: total / (costs.capacity[resource] * step_ns) if step_ns else 0.0
+        for resource, total in _used(schedule, costs).items()
+    }
+
+
+def _used(schedule: Schedule, costs: CostModel) -> dict[str, float]:
+    """What one pass takes of each resource."""
     used = dict.fromkeys(costs.capacity, 0.0)
     for op in schedule.ops:
         flow = costs.cost(op).flow
         for resource, amount in flow.amounts if flow else ():
             used[resource] += amount
-    return {
-        resource: total / (costs.capacity[resource] * step_ns) if step_ns else 0.0
-        for resource, total in used.items()
-    }
+    return used

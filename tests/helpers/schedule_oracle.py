@@ -17,7 +17,7 @@ from twinstream.schedule.tensors import Slot, Tensor
 RACE = "race"
 LAYOUT = {
     "BadPart", "SlotMisaligned", "ArenaExceedsCap", "TensorOutsideSlot", "BadWait",
-    "OperandInWrongMemory",
+    "OperandInWrongMemory", "UnknownTier", "StreamMixed",
 }  # fmt: skip
 
 Byte = tuple[str, int]
@@ -154,6 +154,8 @@ def layout_problems(schedule: Schedule) -> set[str]:
     for slot in schedule.slots:
         if slot.offset_bytes % (4096 if slot.tier.kind == "disk" else 256):
             found.add("SlotMisaligned")
+        if (slot.tier.kind, slot.tier.index) not in (("device", 0), ("host", 0)):
+            found.add("UnknownTier")
         caps = {"device": schedule.caps.device_bytes, "host": schedule.caps.host_bytes}
         cap = caps.get(slot.tier.kind)
         if cap is not None and slot.offset_bytes + slot.size_bytes > cap:
@@ -164,6 +166,7 @@ def layout_problems(schedule: Schedule) -> set[str]:
         | _carried_problems(schedule, tensors)
         | _wait_problems(schedule)
         | _memory_problems(schedule)
+        | _stream_problems(schedule)
     )
 
 
@@ -201,6 +204,12 @@ def _memory_problems(schedule: Schedule) -> set[str]:
             if any(tiers[operand.slot] != processor for operand in op.operands):
                 return {"OperandInWrongMemory"}
     return set()
+
+
+def _stream_problems(schedule: Schedule) -> set[str]:
+    by_host = {str(op.stream) for op in schedule.ops if op.kind in ("feed", "fetch")}
+    others = {str(op.stream) for op in schedule.ops if op.kind in ("compute", "copy")}
+    return {"StreamMixed"} if by_host & others else set()
 
 
 def _wait_problems(schedule: Schedule) -> set[str]:

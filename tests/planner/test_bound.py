@@ -86,3 +86,21 @@ def test_the_folded_program_bounds_what_the_rounds_spelled_out_need():
 def test_no_bound_exists_where_the_largest_task_does_not_fit():
     chain = lower(load_preset("tiny"), WORKLOADS["sliced"])
     assert lower_bound(chain, load_machine("h100"), Caps(device_bytes=MIB // 2)) is None
+
+
+def test_padding_between_the_parts_of_what_persists_need_not_be_anywhere():
+    workload = Workload(seq_len=256, chunk_tokens=256, chunks_per_round=1, rounds_per_step=1)
+    chain = lower(load_preset("1b"), workload)
+    machine, cap = load_machine("h100"), Caps(device_bytes=16 * 2**30, host_bytes=0)
+    held = lower_bound(chain, machine, cap)
+    with_parts = {t.parent for t in chain.tensors if t.parent is not None}
+    padded = tuple(
+        t.model_copy(update={"size_bytes": t.size_bytes + 16 * 2**30})
+        if t.tensor_id in with_parts and t.tensor_id in chain.persistent
+        else t
+        for t in chain.tensors
+    )
+    assert padded != chain.tensors
+    bound = lower_bound(chain.model_copy(update={"tensors": padded}), machine, cap)
+    assert held is not None and bound is not None
+    assert bound.step_s == pytest.approx(held.step_s)

@@ -6,7 +6,6 @@ from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.library_memory import library_bytes
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.planner import library_memory
 from twinstream.planner.bound import lower_bound
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -56,11 +55,11 @@ def least_bounded_bytes(chain: Chain) -> int:
     return enough
 
 
-def test_the_bound_is_of_an_arena_smaller_by_it(monkeypatch):
+def test_the_bound_is_of_an_arena_smaller_by_it():
     chain = chain_with("sdpa_cpu")
-    least = least_bounded_bytes(chain)
-    monkeypatch.setattr(library_memory, "library_bytes", lambda call: 0)
-    assert least == least_bounded_bytes(chain) + largest_library_bytes(chain)
+    assert chain.library_bytes == largest_library_bytes(chain)
+    without = chain.model_copy(update={"library_bytes": 0})
+    assert least_bounded_bytes(chain) == least_bounded_bytes(without) + chain.library_bytes
 
 
 def test_eager_attention_leaves_the_arena_all_of_the_cap():

@@ -5,6 +5,7 @@ from statistics import median
 
 import pytest
 
+from tests.hardware_profiles.machines import number
 from tests.helpers.flat_machine import (
     COPY_NS,
     D2H_PER_NS,
@@ -308,3 +309,15 @@ def test_only_chains_with_tasks_on_the_host_need_the_hosts_numbers(policy, missi
 def test_a_chain_for_another_policy_is_refused(policy, other):
     with pytest.raises(WrongChainError, match=f"policy '{policy}' plans chains"):
         plan_chain(tiny_chain_of(other, "one chunk"), MACHINE, Caps(), policy)
+
+
+def test_the_bound_has_launches_in_whole_ns_as_the_simulator_does():
+    """A circle of 10 + 256 + 10 + 256 ns, and a launch of 0.4 ns, which is none."""
+    free = {"copy_latency_ns": number(0), "event_wait_latency_ns": number(0)}
+    rates = {f"pcie_{way}_bytes_per_s": number(10e9) for way in ("h2d", "d2h")}
+    machine = flat_machine(launch_latency_ns=number(0.4), **free, **rates)
+    chain = two_task_chain("optimizer_offload", 10, 10, 2560)
+    schedule = plan_chain(chain, machine, Caps(), "optimizer_offload")
+    assert simulate(schedule, machine).step_ns == 532
+    assert schedule.bound.step_s * 1e9 == pytest.approx(532, rel=1e-6)
+    assert schedule.bound.step_s * 1e9 <= 532

@@ -21,6 +21,17 @@ def conformity_problems(schedule: Schedule, chain: Chain) -> set[str]:
         found.add("CallDiffers")
     if not _same_tasks(schedule, chain):
         found.add(TASKS)
+    streams = {
+        (schedule.calls[o.call].processor, str(o.stream))
+        for o in schedule.ops
+        if isinstance(o, Compute) and o.call in schedule.calls
+    }
+    if len(streams) > len({processor for processor, _ in streams}):
+        found.add("StreamsDiffer")
+    if schedule.model_flops != chain.model_flops:
+        found.add("WorkDiffers")
+    if schedule.caps.library_bytes < chain.library_bytes:
+        found.add("WorkDiffers")
     feeds = [o for o in schedule.ops if isinstance(o, Feed)]
     fetches = [o for o in schedule.ops if isinstance(o, Fetch)]
     if Counter((o.tensor, o.version, o.source, o.index) for o in feeds) != Counter(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand
-from twinstream.schedule.tensors import Carried
+from twinstream.schedule.tensors import Carried, Tier
 
 Damage = Callable[[Schedule, Random], Schedule | None]
 Item = TypeVar("Item")
@@ -283,6 +283,18 @@ def lower_cap(schedule: Schedule, rng: Random) -> Schedule | None:
     return schedule.model_copy(update={"caps": schedule.caps.model_copy(update=lower)})
 
 
+def move_slot(schedule: Schedule, rng: Random) -> Schedule:
+    """A slot in memory that nothing has."""
+    tier = Tier(kind=rng.choice(["device", "host", "disk"]), index=1)
+    slot = rng.choice(schedule.slots)
+    slots = (s.model_copy(update={"tier": tier}) if s is slot else s for s in schedule.slots)
+    return schedule.model_copy(update={"slots": tuple(slots)})
+
+
+def change_flops(schedule: Schedule, rng: Random) -> Schedule:
+    return schedule.model_copy(update={"model_flops": schedule.model_flops + rng.randint(1, 9)})
+
+
 def drop_carried(schedule: Schedule, rng: Random) -> Schedule | None:
     item = _pick(rng, list(schedule.carried))
     carried = tuple(c for c in schedule.carried if c != item)
@@ -303,6 +315,6 @@ DAMAGES: dict[str, Damage] = {
         drop_host_op, double_host_op, move_op, move_stream, move_operand, change_operand_version,
         change_operand_mode, change_num_parts, drop_operand, change_call, change_kernel,
         change_copy, shift_offset, shift_origin, shrink_slot, change_tensor, lower_cap,
-        drop_carried, add_carried,
+        drop_carried, add_carried, move_slot, change_flops,
     )
 }  # fmt: skip

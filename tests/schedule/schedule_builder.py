@@ -169,8 +169,9 @@ class Builder:
     # --- ops
 
     def stream(self, queue: str) -> Stream:
-        odd = self.rng.choice(["compute", "compute2", "h2d", "d2h", "host"])
-        return Stream(queue=odd if self.chance(0.1) else queue)
+        """Most often this one: any of the host, or any of the device, will do."""
+        others = ["host", "host2"] if queue == "host" else ["compute", "h2d", "d2h", "more"]
+        return Stream(queue=self.rng.choice(others) if self.chance(0.1) else queue)
 
     def copy(self, name: str, num_parts: int | None, version: int, to: str | Tier) -> str:
         """Copy from any holder to a slot, or to some place in a tier; returns the slot."""
@@ -184,7 +185,7 @@ class Builder:
             raise DeadEndError
         self.pins.pop()
         from_to = self.slots[source].tier.kind[0] + self.slots[slot].tier.kind[0]
-        queue = {"hd": "h2d", "dh": "d2h", "dd": "compute", "hh": "host"}[from_to]
+        queue = {"hd": "h2d", "dh": "d2h", "dd": "compute", "hh": "more"}[from_to]
         self.ops.append(
             Copy(
                 op_id=f"copy{len(self.ops)}",
@@ -231,7 +232,7 @@ class Builder:
         self.ops.append(
             Compute(
                 op_id=f"op-{task.task_id}",
-                stream=self.stream(self.rng.choice(["compute", "compute", "compute2"])),
+                stream=Stream(queue="compute"),
                 task=task.task_id,
                 call=task.call,
                 operands=tuple(operands),

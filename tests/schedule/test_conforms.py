@@ -21,17 +21,19 @@ from tests.schedule.test_verify import CASES as VERIFY_CASES
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms, require_conforming
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Op
+from twinstream.schedule.ops import Op, Stream
 from twinstream.schedule.violations import (
     CallDiffers,
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
+    StreamsDiffer,
     TaskMissing,
     TaskUnexpected,
     TensorDiffers,
     UnsafeSchedule,
     Violation,
+    WorkDiffers,
 )
 
 
@@ -69,6 +71,17 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "another call": (
         with_op("op-step", call="other"),
         CallDiffers("op 'op-step' calls 'other', task 'step' calls 'call'", ("op-step",)),
+    ),
+    "a task on another stream": (
+        with_op("op-head", stream=Stream(queue="compute2")),
+        StreamsDiffer(
+            "op 'op-head' computes on stream 0:compute2 of the device, op 'op-step' on 0:compute",
+            ("op-head", "op-step"),
+        ),
+    ),
+    "more FLOPs than the model's": (
+        SCHEDULE.model_copy(update={"model_flops": 2000}),
+        WorkDiffers("model_flops is 2,000, the chain's is 2"),
     ),
     "a dropped task": (
         without("op-step"),
@@ -222,6 +235,15 @@ def test_an_input_that_the_chain_wants_twice_must_be_fed_twice() -> None:
     twice = CHAIN.model_copy(update={"inputs": CHAIN.inputs * 2})
     missing = InputsDiffer("version 1 of 'tokens' is never fed item 0 of 'text'", tensor="tokens")
     assert conforms(SCHEDULE, twice) == [missing]
+
+
+def test_kernels_may_not_take_more_beside_the_arena_than_the_caps_say() -> None:
+    chain: Chain = CHAIN.model_copy(update={"library_bytes": 1000})
+    for declared in (1000, 1001):
+        caps = SCHEDULE.caps.model_copy(update={"library_bytes": declared})
+        assert conforms(SCHEDULE.model_copy(update={"caps": caps}), chain) == []
+    missing = WorkDiffers("caps.library_bytes is 0, kernels take up to 1,000 beside the arena")
+    assert conforms(SCHEDULE, chain) == [missing]
 
 
 def test_every_part_of_a_persistent_tensor_must_be_carried() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.schedule.small import (
     CALL,
+    COMPUTE,
     SCHEDULE,
     TENSORS,
     tensor,
@@ -15,7 +16,7 @@ from tests.schedule.small import (
 )
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Stream
-from twinstream.schedule.tensors import Carried
+from twinstream.schedule.tensors import Carried, Tier
 from twinstream.schedule.verify import require_safe, verify
 from twinstream.schedule.violations import (
     ArenaExceedsCap,
@@ -27,7 +28,9 @@ from twinstream.schedule.violations import (
     OverwriteTooEarly,
     ReadTooEarly,
     SlotMisaligned,
+    StreamMixed,
     TensorOutsideSlot,
+    UnknownTier,
     UnsafeSchedule,
     VersionOutOfOrder,
     Violation,
@@ -111,6 +114,17 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
         SlotMisaligned(
         "slot 'host.other' starts at byte 192 of host:0, not a multiple of 256",
         slot="host.other",
+        ),
+    ),
+    "a slot on a second device": (
+        with_slot("device.loss", tier=Tier(kind="device", index=1)),
+        UnknownTier("device:1 holds slots, which only device:0 and host:0 can yet"),
+    ),
+    "a feed on a stream of the device": (
+        with_op("feed", stream=COMPUTE),
+        StreamMixed(
+            "op 'op-step' (compute) is on stream 0:compute, as is op 'feed' (feed)",
+            ("op-step", "feed"),
         ),
     ),
     "an arena over its cap": (

@@ -2,9 +2,13 @@
 
 import pytest
 
+from tests.hardware_profiles.machines import number
+from tests.helpers.flat_machine import D2H_PER_NS, FLOP_PER_NS, flat_machine
 from tests.helpers.plans import MACHINE, tiny_plans
-from tests.helpers.sketches import op, sketch
+from tests.helpers.sketches import CALL, feed, op, sketch
+from twinstream.schedule.cost import Work
 from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
+from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 from twinstream.schedule.timeline import Provenance, Timeline
 from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay, replay_passes, simulate, steady_state
@@ -129,6 +133,28 @@ def test_only_the_last_passes_count_when_nothing_repeats():
     assert (ends[11] - ends[0], ends[31] - ends[15]) == (11 * 10, 16 * 12)
     found = timeline(ops, durations)
     assert (found.step_ns, found.spread_ns, found.period_passes) == (12, 0, None)
+
+
+def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_has_to_move():
+    size = 1010 * D2H_PER_NS
+    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
+    slots = tuple(
+        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
+        for tier in (DEVICE, HOST)
+    )
+    ops = [op("a", "compute"), op("late", "d2h"), feed("odd")]
+    work = Work(
+        unit="matmul", shape=(1,), flops=1000 * FLOP_PER_NS, hbm_bytes=0, launches=1,
+        dtype="bfloat16",
+    )  # fmt: skip
+    calls = {"call": CALL.model_copy(update={"cost": (work,)})}
+    machine = flat_machine(launch_latency_ns=number(0), copy_latency_ns=number(0))
+    schedule = sketch(ops, tensors=(x,), slots=slots, calls=calls)
+    found = simulate(schedule, machine)
+    assert found.period_passes is None, "it never repeats: the copies are ever later"
+    assert found.passes[-1].end_ns[0] == 32 * 1000
+    assert found.step_ns == steady_state(schedule, machine).step_ns == 1010
+    assert max(found.utilization.values()) == pytest.approx(1.0)
 
 
 def test_the_steady_state_is_that_of_the_timeline():

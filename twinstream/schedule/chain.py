@@ -51,8 +51,9 @@ class Chain(Node):
 
     `persistent` root tensors are carried from step to step (their version at the start of a step
     is 0); all other content is made within the step. `model_flops` is the count of design
-    section 8 for the whole step (MFU); `round_starts` has the index of each round's first task;
-    `tensors` lists parents before their parts. Model, workload and recipe are all it takes to
+    section 8 for the whole step (MFU); `library_bytes` are the most that any call's library
+    allocates on the device beside the arena; `round_starts` has the index of each round's first
+    task; `tensors` lists parents before their parts. Model, workload and recipe are all it takes to
     lower the chain again.
     """
 
@@ -68,3 +69,4 @@ class Chain(Node):
     model: ModelRef
     recipe: dict[str, JsonValue]
     model_flops: PositiveInt
+    library_bytes: NonNegativeInt = 0

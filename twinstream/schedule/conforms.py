@@ -10,11 +10,13 @@ from twinstream.schedule.violations import (
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
+    StreamsDiffer,
     TaskMissing,
     TaskUnexpected,
     TensorDiffers,
     UnsafeSchedule,
     Violation,
+    WorkDiffers,
 )
 
 
@@ -23,6 +25,8 @@ def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
     return [
         *_tensor_violations(schedule, chain),
         *_task_violations(schedule, chain),
+        *_stream_violations(schedule),
+        *_work_violations(schedule, chain),
         *_host_violations(schedule, chain),
         *_carried_violations(schedule, chain),
     ]
@@ -84,6 +88,43 @@ def _task_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
         else:
             found.append(_unexpected(op, f"'{op.task}', which is no task of the chain"))
     return found + [_missing(task, None) for task in chain.tasks[upcoming:]]
+
+
+def _stream_violations(schedule: Schedule) -> list[Violation]:
+    """The order of issue is the order of tasks only on one stream."""
+    found: list[Violation] = []
+    first: dict[str, Compute] = {}
+    for op in (op for op in schedule.ops if op.kind == "compute"):
+        if (call := schedule.calls.get(op.call)) is None:
+            continue
+        before = first.setdefault(call.processor, op)
+        if op.stream != before.stream:
+            found.append(
+                StreamsDiffer(
+                    f"op '{op.op_id}' computes on stream {op.stream} of the {call.processor}, op "
+                    f"'{before.op_id}' on {before.stream}",
+                    (op.op_id, before.op_id),
+                )
+            )
+    return found
+
+
+def _work_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+    found: list[Violation] = []
+    if schedule.model_flops != chain.model_flops:
+        found.append(
+            WorkDiffers(
+                f"model_flops is {schedule.model_flops:,}, the chain's is {chain.model_flops:,}"
+            )
+        )
+    if schedule.caps.library_bytes < chain.library_bytes:
+        found.append(
+            WorkDiffers(
+                f"caps.library_bytes is {schedule.caps.library_bytes:,}, kernels take up to "
+                f"{chain.library_bytes:,} beside the arena"
+            )
+        )
+    return found
 
 
 def _unexpected(op: Compute, what: str) -> Violation:

@@ -4,14 +4,17 @@ from itertools import pairwise
 
 from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.tensors import Tier
+from twinstream.schedule.ops import Feed, Fetch, Op, Stream
+from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.violations import (
     ArenaExceedsCap,
     BadPart,
     CarriedNotValid,
     OperandInWrongMemory,
     SlotMisaligned,
+    StreamMixed,
     TensorOutsideSlot,
+    UnknownTier,
     Violation,
 )
 
@@ -26,6 +29,8 @@ def layout_violations(schedule: Schedule, access_map: AccessMap) -> list[Violati
     return [
         *_part_violations(access_map),
         *_slot_violations(schedule, access_map),
+        *_tier_violations(access_map),
+        *_stream_violations(schedule),
         *_fit_violations(schedule, access_map),
         *_memory_violations(schedule, access_map),
         *_carried_violations(schedule, access_map),
@@ -86,6 +91,32 @@ def _slot_violations(schedule: Schedule, access_map: AccessMap) -> list[Violatio
                 ArenaExceedsCap(
                     f"the arena of {tier} takes {extent} bytes, {extent - limit} more than its "
                     f"cap of {limit}"
+                )
+            )
+    return found
+
+
+def _tier_violations(access_map: AccessMap) -> list[Violation]:
+    """Caps are those of one device and the host, and so is all that runs a schedule."""
+    return [
+        UnknownTier(f"{tier} holds slots, which only {DEVICE} and {HOST} can yet")
+        for tier in access_map.tiers
+        if tier not in (DEVICE, HOST)
+    ]
+
+
+def _stream_violations(schedule: Schedule) -> list[Violation]:
+    """The host carries out its ops in a thread, which keeps no order with a device's stream."""
+    found: list[Violation] = []
+    first: dict[Stream, Op] = {}
+    for op in schedule.ops:
+        before = first.setdefault(op.stream, op)
+        if isinstance(op, Feed | Fetch) != isinstance(before, Feed | Fetch):
+            found.append(
+                StreamMixed(
+                    f"op '{op.op_id}' ({op.kind}) is on stream {op.stream}, as is op "
+                    f"'{before.op_id}' ({before.kind})",
+                    (op.op_id, before.op_id),
                 )
             )
     return found

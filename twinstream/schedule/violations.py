@@ -37,6 +37,14 @@ class ArenaExceedsCap(Violation):
     rule = "every arena stays within its cap"
 
 
+class UnknownTier(Violation):
+    rule = "slots are in the memory of device 0 or of the host: nothing runs on other tiers yet"
+
+
+class StreamMixed(Violation):
+    rule = "what the host carries out (feed, fetch) is on streams of its own"
+
+
 class TensorOutsideSlot(Violation):
     rule = "a tensor lies inside the slot it is used in"
 
@@ -91,6 +99,14 @@ class OperandsDiffer(Violation):
 
 class InputsDiffer(Violation):
     rule = "the host feeds exactly the chain's inputs and fetches exactly its outputs"
+
+
+class StreamsDiffer(Violation):
+    rule = "tasks of the device run one after the other on one stream, and those of the host"
+
+
+class WorkDiffers(Violation):
+    rule = "the model's FLOPs and the kernels' own memory are the chain's"
 
 
 class PersistentNotCarried(Violation):
