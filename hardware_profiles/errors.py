@@ -20,7 +20,8 @@ class MissingNumberError(TwinstreamError):
         super().__init__(
             f"the profile of machine '{machine}' has no {field}, and a missing number is not zero. "
             f"Shipped profiles that state it: {shipped}. "
-            f"Add it at the top of the profile, before the first [table]: {toml_line}"
+            f"Add it at the top of the profile, before the first [table]: {toml_line}; or measure "
+            "there: `twinstream probe` (on a CPU with --dtype bfloat16 for models in bf16)"
         )
 
 

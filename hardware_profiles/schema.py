@@ -42,6 +42,9 @@ COST_FIELDS = (
 )
 NUMBER_FIELDS = RATE_FIELDS + CAPACITY_FIELDS + COST_FIELDS
 
+_LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
+_LEAST_CAPACITY = 2**16
+
 _CURVE_KEY = re.compile(r"[a-z][a-z0-9_]*(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?")
 
 
@@ -152,6 +155,34 @@ class Machine(Node):
             raise PydanticCustomError("value_zero", "0 is not positive; drop an unknown number")
         return number
 
+    @field_validator(*RATE_FIELDS)
+    @classmethod
+    def _rates_are_in_units_a_second(cls, number: Number | None) -> Number | None:
+        if number is None or number.value is None:
+            return number
+        if number.value < _LEAST_RATE:
+            raise PydanticCustomError(
+                "value_in_giga",
+                "{value} is so many a second; for {value} GB/s or GFLOP/s write {value}e9",
+                {"value": f"{number.value:g}"},
+            )
+        if number.value > _MOST_RATE:
+            raise PydanticCustomError(
+                "value_beyond", "{value} a second is no limit; write inf", {"value": number.value}
+            )
+        return number
+
+    @field_validator(*CAPACITY_FIELDS)
+    @classmethod
+    def _capacities_are_in_bytes(cls, number: Number | None) -> Number | None:
+        if number is not None and number.value is not None and number.value < _LEAST_CAPACITY:
+            raise PydanticCustomError(
+                "value_in_gib",
+                "{value} is so many bytes; {value} GiB are {bytes}",
+                {"value": f"{number.value:g}", "bytes": f"{number.value * 2**30:.0f}"},
+            )
+        return number
+
     @field_validator(*COST_FIELDS)
     @classmethod
     def _costs_are_constrained(cls, number: Number | None) -> Number | None:
@@ -203,6 +234,12 @@ class Machine(Node):
         if number is None:
             raise self._missing(field, 'value = ..., kind = "measured", source = "..."')
         return math.inf if number.value is None else number.value
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether what kernels reach of any peak was measured here, or fitted to measured runs."""
+        kinds = {curve.kind for curve in self.efficiency.values()}
+        return not kinds.isdisjoint(("measured", "fitted"))
 
     def curve(self, *keys: str) -> Efficiency:
         """The first of these efficiency curves that the profile states.

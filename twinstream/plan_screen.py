@@ -1,22 +1,27 @@
 """What `plan` prints: one plan on one screen of 80 columns and 40 lines, or all policies."""
 
 from collections.abc import Sequence
+from textwrap import fill
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from twinstream.explain import Explanation, Recomputed
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary
 from twinstream.policies_compared import PolicyOutcome
 from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.sizes import brief, gib
+from twinstream.schedule.tensors import HOST
+from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import QUEUE_NAMES, seconds, sequences_text, workload_line
 
 _GIB = 2**30
 _MIB = 2**20
 _WIDTH = 78
+_MOST_OF_HOST = 0.9
 
 
 def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) -> Group:
@@ -31,6 +36,23 @@ def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) 
     if any(price.saves_s_per_step for price in explanation.prices):
         parts.append(_prices_table(explanation))
     return Group(*parts)
+
+
+def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
+    """What to know before a plan is relied on."""
+    found: list[str] = []
+    if not machine.is_fitted:
+        found.append(
+            f"What kernels reach of {machine.name}'s peaks is assumed or borrowed, not measured: "
+            "`twinstream probe` there tells."
+        )
+    host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
+    if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
+        found.append(
+            f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
+            "for anything else: set --host-mem."
+        )
+    return [fill(note, _WIDTH) for note in found]
 
 
 def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -> Table:

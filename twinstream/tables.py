@@ -65,8 +65,7 @@ def _kinds_told(machines: Sequence[Machine]) -> list[str]:
     """Of which machines runs were measured, and of which speeds are assumed."""
     by_run: dict[bool, list[str]] = {True: [], False: []}
     for machine in machines:
-        kinds = {curve.kind for curve in machine.efficiency.values()}
-        by_run[not kinds.isdisjoint(("measured", "fitted"))].append(machine.name)
+        by_run[machine.is_fitted].append(machine.name)
     told = {
         True: "Fitted to measured runs",
         False: "What kernels reach of the peaks is assumed, or borrowed from one that is fitted",

@@ -1,8 +1,10 @@
 """Ctrl-C in the middle of a run: a real SIGINT to a real process, on the CPU backend."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from twinstream.commands.sweeping import sweep
 from twinstream.sweep import sweep as runner
 
+REPOSITORY = Path(__file__).parents[2]
 # Says `step` once two steps are done, so that the signal comes in the middle of training.
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
 HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -85,13 +88,52 @@ def test_ctrl_c_ends_a_run_with_130_and_leaves_no_file_and_no_traceback(tmp_path
     code, printed, complained = interrupted(COMMAND_LINE, *arguments, cwd=tmp_path)
     assert code == 130
     assert printed == ""
-    assert complained == ""
+    told, losses = complained.splitlines()
+    assert told.startswith("stopped after ") and "of 100,000 steps; no timeline is" in told
+    assert losses.startswith("loss of ")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c_in_the_library_returns_when_nothing_runs_any_more(tmp_path):
     code, printed, complained = interrupted(LIBRARY, cwd=tmp_path)
     assert (code, printed, complained) == (0, "interrupted with 1 thread\n", "")
+
+
+WORKERS = (
+    f"{HEEDED}\n"
+    + """
+import sys
+from tests.front_door.test_interrupt import busy
+from twinstream.sweep.workers import in_processes
+
+if __name__ == "__main__":
+    try:
+        list(in_processes(busy, [1, 2, 3], 2))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+)
+
+
+def busy(_: int) -> None:
+    """Work of many minutes; says that it has begun."""
+    print("step", flush=True)
+    time.sleep(600)
+
+
+def test_ctrl_c_of_work_in_processes_ends_them_at_once_and_quietly(tmp_path):
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    with subprocess.Popen(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "step\n"
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        printed, complained = process.communicate(timeout=60)
+    assert printed.replace("step\n", "") == "interrupted\n"
+    assert (process.returncode, complained) == (0, "")
 
 
 def test_a_sweep_that_is_stopped_says_where_its_rows_are(tmp_path, monkeypatch, capsys):

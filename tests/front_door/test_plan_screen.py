@@ -6,10 +6,14 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream.hardware_profiles.loader import load_machine, override
+from twinstream.plan_screen import plan_notes
 from twinstream.planner.plan import policies
 from twinstream.planner.step_plan import proposed_tokens
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
+from twinstream.schedule.tensors import HOST
+from twinstream.schedule.verify_layout import arena_bytes
 
 PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
 TIGHT = ("--device-mem", "6MiB")
@@ -20,6 +24,24 @@ OPEN = ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--polic
 def compared():
     """`plan --policy all --json` where some policies do not fit."""
     return call(*PLAN, *TIGHT, "--policy", "all", "--json").json()
+
+
+def test_what_is_assumed_and_a_host_taken_whole_are_said():
+    plan = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 8192)
+    fitted = call(*plan, "--machine", "h100", "--json").json()
+    assert fitted["notes"] == []
+    tight = ("--device-mem", "8GiB", "--host-mem", "20GiB", "--policy", "streaming")
+    roomy = call(*plan, "--machine", "rtx4090", *tight, "--json").json()
+    [assumed] = roomy["notes"]
+    assert "rtx4090's peaks is assumed or borrowed" in assumed
+    schedule = ts.plan(
+        "1b", "rtx4090", step=ts.TrainingStep(seq_len=2048, tokens_per_step=8192),
+        policy="streaming", device_mem="8GiB",
+    )  # fmt: skip
+    pinned = arena_bytes(schedule, HOST)
+    for more, told in ((1.2, False), (1.05, True)):
+        machine = override(load_machine("rtx4090"), {"host_memory_bytes": more * pinned})
+        assert any("are pinned" in note for note in plan_notes(schedule, machine)) == told
 
 
 @pytest.mark.parametrize("policy", ["optimal", "streaming", "layer_offload"])

@@ -299,6 +299,26 @@ def test_a_bare_number_that_can_be_no_size_is_asked_about():
     assert "24B" in message
 
 
+def test_a_bare_number_of_a_sweep_is_asked_about_too(tmp_path):
+    file = tmp_path / "bare.toml"
+    file.write_text(
+        '[fixed]\nmodel = "tiny"\nmachine = "cpu"\nseq_len = 64\n[axes]\ndevice_mem = [6, 8]\n'
+    )
+    assert "'6' is so many bytes; write 6GiB" in error_of("sweep", file, "-o", tmp_path / "rows")
+
+
+def test_a_change_without_a_percent_sign_is_not_taken_for_a_thousand_percent():
+    step = ("--model", "tiny", "--machine", "h100", "--seq-len", 64, "--tokens-per-step", 256)
+    message = error_of("whatif", *step, "--changes", "10")
+    assert "cannot read the change '10'; write a list as -50%" in message
+
+
+def test_more_steps_cannot_be_timed_than_are_run():
+    step = ("--model", "tiny", "--seq-len", 64, "--tokens-per-step", 256, "--backend", "cpu")
+    message = error_of("run", *step, "--steps", 4, "--timed-steps", 100)
+    assert "--timed-steps 100 of --steps 4" in message
+
+
 @pytest.mark.parametrize(
     "asked", [("--tokens-per-step", 10**17), ("--optimizer-overhead", "0.0000001")]
 )

@@ -62,6 +62,9 @@ def test_a_number_that_no_shipped_profile_states_says_so():
     [
         ("hbm_bytes_per_s", {"value": -1.0}, "value_negative"),
         ("hbm_bytes_per_s", {"value": 0.0}, "value_zero"),
+        ("pcie_h2d_bytes_per_s", {"value": 128.0}, "value_in_giga"),
+        ("hbm_bytes_per_s", {"value": 1e30}, "value_beyond"),
+        ("device_memory_bytes", {"value": 48.0}, "value_in_gib"),
         ("hbm_bytes_per_s", {"value": math.inf}, "finite_number"),
         ("hbm_bytes_per_s", {"value": True}, "float_type"),
         ("hbm_bytes_per_s", {"value": "1e12"}, "float_type"),

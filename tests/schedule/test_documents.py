@@ -239,6 +239,28 @@ def test_errors_in_a_file_are_named_with_their_places(tmp_path: Path) -> None:
     assert message.endswith("(and 2 more)")
 
 
+def test_a_file_of_a_newer_format_says_so_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "newer.json"
+    path.write_text(json.dumps(edited("schema_version", to=2) | {"streams": []}))
+    with pytest.raises(DocumentError) as caught:
+        read_document(Schedule, path)
+    assert str(caught.value) == (
+        f"{path} is a schedule of format 2, and this twinstream reads format 1: update it"
+    )
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_finite_number_is_refused(tmp_path: Path, number: str) -> None:
+    bound = {
+        "step_s": float(number), "device_s_per_gib": 0.0, "host_s_per_gib": 0.0,
+        "link_s_per_gb_per_s": {}, "limits": [],
+    }  # fmt: skip
+    path = tmp_path / "nan.json"
+    path.write_text(json.dumps(edited("bound", to=bound)))
+    with pytest.raises(DocumentError, match=r"bound\.step_s: Input should be a finite number"):
+        read_document(Schedule, path)
+
+
 def test_an_unknown_id_in_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "unknown.json"
     path.write_text(json.dumps(edited("ops", 2, "call", to="nothing")))

@@ -92,6 +92,7 @@ def changes_of(text: str) -> tuple[float, ...]:
     for part in text.split(","):
         try:
             change = float(part.strip().removesuffix("%")) / 100 if "%" in part else float(part)
+            change = -1.0 if "%" not in part and abs(change) >= 1 else change
         except ValueError:
             change = -1.0
         if not -1.0 < change <= _MOST_CHANGE or change == 0:

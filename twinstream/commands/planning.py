@@ -16,7 +16,7 @@ from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.plan_screen import plan_screen, policies_screen
+from twinstream.plan_screen import plan_notes, plan_screen, policies_screen
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import optimizer_place, policies
@@ -77,11 +77,12 @@ def plan(  # noqa: PLR0913
     summary = summarize(schedule, timeline, profile, plan_seconds)
     explanation = explain(schedule, timeline, profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
+    notes = plan_notes(schedule, profile)
     if as_json:
-        more = {"explanation": explanation, "known_plan": taken}
+        more = {"explanation": explanation, "known_plan": taken, "notes": notes}
         print_json(summary.model_dump() | describe(schedule) | more)
     else:
-        print_report(plan_screen(schedule, summary, explanation))
+        print_report(plan_screen(schedule, summary, explanation), *notes)
         if taken is not None:
             print_report(f"Nothing faster than {taken} was found: this is that plan.")
         if output is not None:

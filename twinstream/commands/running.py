@@ -4,7 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from twinstream import api
 from twinstream.commands import options
@@ -69,11 +71,11 @@ def run(  # noqa: PLR0913
         backend_named(backend), steps, learning_rate, seed, poison,
         graphs=graphs, timed_steps=timed_steps, nvtx=nvtx,
     )  # fmt: skip
+    if timed_steps is not None and timed_steps > steps:
+        raise RunOptionsError(f"--timed-steps {timed_steps} of --steps {steps}: time fewer")
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
-    with run_progress(f"training {document.model.name}", steps, quiet=as_json) as bars:
-        settings = replace(settings, on_loss=lambda loss: bars.advance(), on_pinned=bars.pinned)
-        result = api.execute(document, settings, tokens=tokens)
+    result = _trained(document, settings, tokens, quiet=as_json)
     if output is not None:
         write_document(result.timeline, output)
     peak = peak_machine(document, wanted.machine, settings.backend)
@@ -107,6 +109,27 @@ def _schedule(
             wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
         )
     return planned(replace(wanted, machine=machine), quiet=quiet)
+
+
+def _trained(
+    schedule: Schedule, settings: api.RunSettings, tokens: NDArray[np.int32], *, quiet: bool
+) -> api.Run:
+    """The run; where it is stopped, stderr gets the losses so far."""
+    losses: list[float] = []
+    num_steps = settings.num_steps
+    try:
+        with run_progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as bars:
+
+            def on_loss(loss: float) -> None:
+                losses.append(loss)
+                bars.advance()
+
+            settings = replace(settings, on_loss=on_loss, on_pinned=bars.pinned)
+            return api.execute(schedule, settings, tokens=tokens)
+    except KeyboardInterrupt:
+        told = f"stopped after {len(losses)} of {num_steps:,} steps; no timeline is written"
+        typer.echo("\n".join([told, *([losses_line(losses)] if losses else [])]), err=True)
+        raise
 
 
 def _report(outcome: _Outcome, *, as_json: bool) -> None:

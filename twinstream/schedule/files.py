@@ -1,5 +1,6 @@
 """Documents in and out of files."""
 
+import json
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,12 +29,30 @@ def read_document(kind: type[Document], path: Path) -> Document:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
+        _require_version(kind, text, path)
         found = error.errors(include_url=False, include_input=False)
         shown = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in found[:3])
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise DocumentError(
             f"{path} is not a valid {kind.__name__.lower()} document: {shown}{more}"
         ) from None
+
+
+def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
+    """A document of another format is not looked at any further."""
+    field = kind.model_fields.get("schema_version")
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return
+    if field is None or not isinstance(document, dict):
+        return
+    found = document.get("schema_version", field.default)
+    if isinstance(found, int) and found > field.default:
+        raise DocumentError(
+            f"{path} is a {kind.__name__.lower()} of format {found}, and this twinstream reads "
+            f"format {field.default}: update it"
+        )
 
 
 def write_document(document: Node, path: Path) -> None:

@@ -245,7 +245,7 @@ class _Loader:
         return str(beside) if beside.is_file() else name
 
 
-def _size(values: Mapping[str, Value], name: str) -> str | int | None:
+def _size(values: Mapping[str, Value], name: str) -> str | None:
     value = values.get(name)
     assert not isinstance(value, float)
-    return value
+    return None if value is None else str(value)

@@ -3,11 +3,14 @@
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from twinstream.sweep.cell import Row, bug_row, run_cell
@@ -40,9 +43,11 @@ def in_processes(
         SweepError: a process died, probably for want of memory.
     """
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(num_jobs, context, initializer=end_with_parent) as pool:
-        futures = {pool.submit(work, item): item for item in items}
         try:
+            with _interrupts_held():
+                futures = {pool.submit(work, item): item for item in items}
             for future in as_completed(futures):
                 error = future.exception()
                 if isinstance(error, BrokenProcessPool):
@@ -51,8 +56,26 @@ def in_processes(
                         "run it again with fewer --jobs to continue"
                     )
                 yield futures[future], error if error is not None else future.result()
+        except KeyboardInterrupt:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which this one sees afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # where it is started it lets interrupts through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:
