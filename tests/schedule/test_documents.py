@@ -18,6 +18,7 @@ from twinstream.schedule.files import DocumentError, read_document, write_docume
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Attribute, KernelCall
 from twinstream.schedule.tensors import DEVICE, Tier
+from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.schedule.workload import Workload
 
 ATTRIBUTES = (
@@ -259,6 +260,16 @@ def test_what_is_no_finite_number_is_refused(tmp_path: Path, number: str) -> Non
     path.write_text(json.dumps(edited("bound", to=bound)))
     with pytest.raises(DocumentError, match=r"bound\.step_s: Input should be a finite number"):
         read_document(Schedule, path)
+
+
+@pytest.mark.parametrize("field", ["step_ns", "spread_ns"])
+def test_no_timeline_has_a_time_that_is_no_number(field: str) -> None:
+    none = PassSpans(start_ns=(), end_ns=())
+    where = Provenance(kind="simulated", where="here")
+    data = Timeline(op_ids=(), passes=(none,), cold=none, step_ns=1.0, provenance=where)
+    text = json.dumps(json.loads(data.model_dump_json()) | {field: float("nan")})
+    with pytest.raises(ValidationError, match="Input should be a finite number"):
+        Timeline.model_validate_json(text)
 
 
 def test_an_unknown_id_in_a_file_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import JsonValue, NonNegativeInt, PositiveInt, model_validator
+from pydantic import FiniteFloat, JsonValue, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
@@ -50,12 +50,12 @@ class StepBound(Node):
     `fixed` is what was not left to the planner: schedules that have it otherwise may be faster.
     """
 
-    step_s: float
-    device_s_per_gib: float
-    host_s_per_gib: float
-    link_s_per_gb_per_s: dict[str, float]
+    step_s: FiniteFloat
+    device_s_per_gib: FiniteFloat
+    host_s_per_gib: FiniteFloat
+    link_s_per_gb_per_s: dict[str, FiniteFloat]
     limits: tuple[str, ...]
-    family_step_s: float | None = None
+    family_step_s: FiniteFloat | None = None
     fixed: tuple[str, ...] = ()
 
 

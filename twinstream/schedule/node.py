@@ -4,6 +4,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Node(BaseModel):
-    """Immutable, no unknown fields, no silent coercion, no numbers that are none."""
+    """Immutable, no unknown fields, no silent coercion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, FiniteFloat, NonNegativeInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
@@ -99,10 +99,10 @@ class Timeline(Node):
     op_ids: tuple[str, ...]
     passes: tuple[PassSpans, ...]
     cold: PassSpans
-    step_ns: float
-    spread_ns: float = 0.0
+    step_ns: FiniteFloat
+    spread_ns: FiniteFloat = 0.0
     period_passes: int | None = None
-    utilization: dict[str, float] = Field(default_factory=dict)
+    utilization: dict[str, FiniteFloat] = Field(default_factory=dict)
     provenance: Provenance
 
     @model_validator(mode="after")
