@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.hardware_profiles.errors import MissingNumberError
@@ -157,15 +157,22 @@ class Machine(Node):
 
     @field_validator(*RATE_FIELDS)
     @classmethod
-    def _rates_are_in_units_a_second(cls, number: Number | None) -> Number | None:
+    def _rates_are_in_units_a_second(
+        cls, number: Number | None, info: ValidationInfo
+    ) -> Number | None:
         if number is None or number.value is None:
             return number
         if number.value < _LEAST_RATE:
+            flops = str(info.field_name).endswith("flop_per_s")
+            unit, many, power = ("FLOPs", "TFLOP/s", 12) if flops else ("bytes", "GB/s", 9)
             raise PydanticCustomError(
-                "value_in_giga",
-                "{value} is so many a second; for {value} GB/s or GFLOP/s write {value}e9",
-                {"value": f"{number.value:g}"},
-            )
+                "value_too_small",
+                "{value} is so many {unit} a second; {value} {many} are {meant}",
+                {
+                    "value": f"{number.value:g}", "unit": unit, "many": many,
+                    "meant": f"{number.value * 10**power:g}",
+                },
+            )  # fmt: skip
         if number.value > _MOST_RATE:
             raise PydanticCustomError(
                 "value_beyond", "{value} a second is no limit; write inf", {"value": number.value}

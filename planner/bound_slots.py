@@ -61,7 +61,9 @@ class SlotProgram:
     ) -> None:
         self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
         self.segments = segments
-        self.calls = {name: call_alone(call.cost, machine) for name, call in chain.calls.items()}
+        self.calls = {
+            name: alone_ms_and_gib(call.cost, machine) for name, call in chain.calls.items()
+        }
         total_gib = 1.0 + 4.0 * sum(t.size_bytes for t in chain.tensors) / GIB
         self._total_gib = total_gib
         longest_ms = self._longest_ms(total_gib)
@@ -239,7 +241,7 @@ class SlotProgram:
         return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
 
 
-def call_alone(cost: Sequence[Work], machine: Machine) -> tuple[float, float]:
+def alone_ms_and_gib(cost: Sequence[Work], machine: Machine) -> tuple[float, float]:
     """(ms alone, GiB of HBM traffic) of a call; launches in whole ns, as the simulator has them."""
     times = [work_time(work, machine) for work in cost]
     launch_ns = round(sum(time.launch_ns for time in times))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound_slots import call_alone
+from twinstream.planner.bound_slots import alone_ms_and_gib
 from twinstream.planner.host_tasks import HostContent, host_tasks
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
@@ -90,7 +90,7 @@ class _Floors:
             alone_s = (
                 call_alone_ns(call, machine) / 1e9
                 if on_host
-                else call_alone(call.cost, machine)[0] / 1e3
+                else alone_ms_and_gib(call.cost, machine)[0] / 1e3
             )
             self._device_s.append(self._device_s[-1] + (0.0 if on_host else alone_s))
             self._host_s.append(self._host_s[-1] + (alone_s if on_host else 0.0))

@@ -86,9 +86,8 @@ def _replay_steady(schedule: Schedule, costs: CostModel) -> SteadyState:
         spans = run.next_pass()
         step = boundaries.add(spans.end_ns, _anchor_ns(schedule, spans))
         number += 1
-    if step.period_passes is None:  # a queue may still grow: no step is shorter than what it moves
-        busy_ns = [total / costs.capacity[name] for name, total in _used(schedule, costs).items()]
-        step = replace(step, step_ns=max(step.step_ns, *busy_ns, 0.0))
+    if step.period_passes is None:  # a queue may still grow: no step is shorter than what it takes
+        step = replace(step, step_ns=max(step.step_ns, _least_ns(schedule, costs)))
     last = range(max(0, number - _KEPT_PASSES), number)
     return SteadyState(step, tuple(run.spans(i) for i in last))
 
@@ -213,6 +212,17 @@ def _utilization(schedule: Schedule, costs: CostModel, step_ns: float) -> dict[s
         resource: total / (costs.capacity[resource] * step_ns) if step_ns else 0.0
         for resource, total in _used(schedule, costs).items()
     }
+
+
+def _least_ns(schedule: Schedule, costs: CostModel) -> float:
+    """What one pass takes any stream at least, each op alone, and any resource."""
+    streams: dict[str, float] = {}
+    for op in schedule.ops:
+        cost, waits_ns = costs.cost(op), costs.wait_ns if op.waits or op.waits_previous else 0
+        alone_ns = cost.fixed_ns + waits_ns + (cost.flow.alone_ns if cost.flow else 0.0)
+        streams[str(op.stream)] = streams.get(str(op.stream), 0.0) + alone_ns
+    busy_ns = (total / costs.capacity[name] for name, total in _used(schedule, costs).items())
+    return max(*streams.values(), *busy_ns, 0.0)
 
 
 def _used(schedule: Schedule, costs: CostModel) -> dict[str, float]:

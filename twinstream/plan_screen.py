@@ -50,7 +50,7 @@ def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
-            "for anything else: set --host-mem."
+            "for anything else: give a lower --host-mem."
         )
     return [fill(note, _WIDTH) for note in found]
 

@@ -102,13 +102,15 @@ def test_ctrl_c_in_the_library_returns_when_nothing_runs_any_more(tmp_path):
 WORKERS = (
     f"{HEEDED}\n"
     + """
-import sys
-from tests.front_door.test_interrupt import busy
+import sys, time
+from tests.front_door.test_interrupt import busy, done_or_busy
 from twinstream.sweep.workers import in_processes
 
 if __name__ == "__main__":
     try:
-        list(in_processes(busy, [1, 2, 3], 2))
+        for item in in_processes(*{work}):
+            print("step", flush=True)
+            time.sleep(600)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """
@@ -121,9 +123,16 @@ def busy(_: int) -> None:
     time.sleep(600)
 
 
-def test_ctrl_c_of_work_in_processes_ends_them_at_once_and_quietly(tmp_path):
+def done_or_busy(item: int) -> None:
+    """The first is done at once, so that its row is at work when the signal comes."""
+    if item > 1:
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("work", ["(busy, [1, 2, 3], 2)", "(done_or_busy, [1, 2, 3], 2)"])
+def test_ctrl_c_of_work_in_processes_ends_them_at_once_and_quietly(tmp_path, work):
     script = tmp_path / "workers.py"
-    script.write_text(WORKERS)
+    script.write_text(WORKERS.replace("{work}", work))
     with subprocess.Popen(
         [sys.executable, script], env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

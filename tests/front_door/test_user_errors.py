@@ -310,7 +310,7 @@ def test_a_bare_number_of_a_sweep_is_asked_about_too(tmp_path):
 def test_a_change_without_a_percent_sign_is_not_taken_for_a_thousand_percent():
     step = ("--model", "tiny", "--machine", "h100", "--seq-len", 64, "--tokens-per-step", 256)
     message = error_of("whatif", *step, "--changes", "10")
-    assert "cannot read the change '10'; write a list as -50%" in message
+    assert "the change '10' has no %: write 10% or 1000%" in message
 
 
 def test_more_steps_cannot_be_timed_than_are_run():

@@ -62,7 +62,7 @@ def test_a_number_that_no_shipped_profile_states_says_so():
     [
         ("hbm_bytes_per_s", {"value": -1.0}, "value_negative"),
         ("hbm_bytes_per_s", {"value": 0.0}, "value_zero"),
-        ("pcie_h2d_bytes_per_s", {"value": 128.0}, "value_in_giga"),
+        ("pcie_h2d_bytes_per_s", {"value": 128.0}, "value_too_small"),
         ("hbm_bytes_per_s", {"value": 1e30}, "value_beyond"),
         ("device_memory_bytes", {"value": 48.0}, "value_in_gib"),
         ("hbm_bytes_per_s", {"value": math.inf}, "finite_number"),
@@ -139,3 +139,20 @@ def test_the_hash_does_not_depend_on_how_a_number_is_written():
     curves = dict(reversed(one.efficiency.items()))
     turned = one.model_copy(update={"efficiency": curves})
     assert one.content_hash == other.content_hash == turned.content_hash
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("peak_bf16_flop_per_s", 989.0, "989 is so many FLOPs a second; 989 TFLOP/s are 9.89e+14"),
+        ("pcie_h2d_bytes_per_s", 64.0, "64 is so many bytes a second; 64 GB/s are 6.4e+10"),
+        ("device_memory_bytes", 48.0, "48 is so many bytes; 48 GiB are 51539607552"),
+        ("hbm_bytes_per_s", 1e30, "1e+30 a second is no limit; write inf"),
+    ],
+)
+def test_a_slip_in_the_unit_is_told_what_was_meant(field, value, told):
+    with pytest.raises(ValidationError) as caught:
+        toy_machine().model_validate(
+            toy_machine().model_dump() | {field: number(value).model_dump()}
+        )
+    assert told in str(caught.value)

@@ -1,5 +1,6 @@
 """Hypothetical machines on which computing, or everything, takes no time."""
 
+import pickle
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from twinstream.planner.step_plan import plan_step, proposed_tokens
 from twinstream.schedule.document import Caps
 from twinstream.schedule.verify import verify
 from twinstream.simulator.replay import simulate, steady_state
+from twinstream.whatif.target import TargetError, compute_limit
 
 FREE = number(None)
 COMPUTE_IS_FREE = {
@@ -66,3 +68,15 @@ def test_no_tokens_per_step_are_proposed_where_a_round_takes_no_time():
     machine = flat_machine(**COMPUTE_IS_FREE)
     with pytest.raises(ChunkingError, match=r"a round takes no time on .*'flat'.*give tokens"):
         proposed_tokens(TINY, TrainingStep(seq_len=64), machine, Caps())
+
+
+def test_nothing_is_a_share_of_what_takes_no_time():
+    machine = flat_machine(**COMPUTE_IS_FREE)
+    with pytest.raises(TargetError, match=r"computing takes no time on machine 'flat'"):
+        compute_limit(planned(machine, TIGHT), machine)
+
+
+def test_errors_go_from_process_to_process_as_they_are():
+    error = NoTimeError(machine="flat")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.machine) == (NoTimeError, str(error), "flat")

@@ -222,6 +222,13 @@ def test_a_file_that_is_not_json_is_named_with_the_line(tmp_path: Path) -> None:
     assert "line 2 column 15" in message
 
 
+def test_a_file_of_nothing_but_brackets_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(DocumentError, match="is not a valid schedule document"):
+        read_document(Schedule, path)
+
+
 def test_errors_in_a_file_are_named_with_their_places(tmp_path: Path) -> None:
     path = tmp_path / "wrong.json"
     data = edited("ops", 2, "operands", 1, "version", to=-1)
@@ -246,7 +253,7 @@ def test_a_file_of_a_newer_format_says_so_and_nothing_else(tmp_path: Path) -> No
     with pytest.raises(DocumentError) as caught:
         read_document(Schedule, path)
     assert str(caught.value) == (
-        f"{path} is a schedule of format 2, and this twinstream reads format 1: update it"
+        f"{path} is a schedule of format 2, and this twinstream reads format 1: update twinstream"
     )
 
 

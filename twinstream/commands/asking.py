@@ -92,9 +92,12 @@ def changes_of(text: str) -> tuple[float, ...]:
     for part in text.split(","):
         try:
             change = float(part.strip().removesuffix("%")) / 100 if "%" in part else float(part)
-            change = -1.0 if "%" not in part and abs(change) >= 1 else change
         except ValueError:
             change = -1.0
+        if change >= 1 and "%" not in part:
+            raise ChangesError(
+                f"the change '{part.strip()}' has no %: write {change:g}% or {100 * change:g}%"
+            )
         if not -1.0 < change <= _MOST_CHANGE or change == 0:
             raise ChangesError(
                 f"cannot read the change '{part.strip()}'; write a list as -50%,-10%,+10%,+100% "

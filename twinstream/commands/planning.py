@@ -105,11 +105,12 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     best = compared.best
     if output is not None:
         write_document(best, output)
+    notes = plan_notes(best, load_machine(wanted.machine))
     if as_json:
-        found = {"policies": compared.outcomes, "best": best.policy}
+        found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
         print_json(found | {"best_schedule": describe(best)})
         return
-    print_report(policies_screen(compared.outcomes, best))
+    print_report(policies_screen(compared.outcomes, best), *notes)
     if output is not None:
         print_report(f"Wrote the schedule of {best.policy} to {output}.")
 

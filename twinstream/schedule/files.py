@@ -43,7 +43,7 @@ def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
     field = kind.model_fields.get("schema_version")
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     if field is None or not isinstance(document, dict):
         return
@@ -51,7 +51,7 @@ def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
     if isinstance(found, int) and found > field.default:
         raise DocumentError(
             f"{path} is a {kind.__name__.lower()} of format {found}, and this twinstream reads "
-            f"format {field.default}: update it"
+            f"format {field.default}: update twinstream"
         )
 
 

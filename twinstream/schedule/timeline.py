@@ -92,8 +92,8 @@ class Timeline(Node):
     empty streams, drained at its end. `step_ns` is the mean over one period of
     `period_passes` passes once the state at the pass boundary repeats; when it did not,
     `period_passes` is None and `step_ns`, `spread_ns` are mean and standard deviation over the
-    last passes. `utilization` is the share of each resource's capacity used over `passes`
-    (simulated only).
+    last passes; simulated, the step is no shorter than any stream or resource takes alone.
+    `utilization` is the share of each resource's capacity used over `passes` (simulated only).
     """
 
     op_ids: tuple[str, ...]

@@ -102,7 +102,7 @@ class InputsDiffer(Violation):
 
 
 class StreamsDiffer(Violation):
-    rule = "tasks of the device run one after the other on one stream, and those of the host"
+    rule = "tasks of the device run one after the other, on one stream; likewise the host's"
 
 
 class WorkDiffers(Violation):

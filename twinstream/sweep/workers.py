@@ -56,7 +56,7 @@ def in_processes(
                         "run it again with fewer --jobs to continue"
                     )
                 yield futures[future], error if error is not None else future.result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit):  # here, or where the rows are used
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
             raise

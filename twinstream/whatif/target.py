@@ -53,7 +53,11 @@ class TargetFound(Node):
 
 
 def compute_limit(schedule: Schedule, machine: Machine) -> float:
-    """Tokens/s if compute never waited and nothing were recomputed: all tasks, each alone."""
+    """Tokens/s if compute never waited and nothing were recomputed: all tasks, each alone.
+
+    Raises:
+        TargetError: computing takes no time.
+    """
     alone_ns = {name: call_alone_ns(call, machine) for name, call in schedule.calls.items()}
     total_ns = sum(
         alone_ns[op.call]
@@ -62,6 +66,11 @@ def compute_limit(schedule: Schedule, machine: Machine) -> float:
         and op.label.kind != "block_recompute"
         and schedule.calls[op.call].processor == "device"
     )
+    if not total_ns:
+        raise TargetError(
+            f"computing takes no time on machine '{machine.name}', so that it limits nothing: "
+            "state its peak_bf16_flop_per_s"
+        )
     return schedule.workload.tokens_per_step / total_ns * 1e9
 
 
