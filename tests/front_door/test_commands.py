@@ -223,6 +223,7 @@ def test_a_run_has_no_mfu_where_nobody_gave_the_peak(files, tmp_path):
     assert "give the profile" in table_of(*run)
     assert call(*run, "--json").json()["mfu"] is None
     assert call(*run, "--machine", mine, "--json").json()["mfu"] > 0
+    assert call(*run, "--machine", "h100", "--json").json()["mfu"] is None, "this ran on a CPU"
 
 
 def test_the_seed_and_the_learning_rate_matter(files):

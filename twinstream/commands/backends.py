@@ -51,7 +51,8 @@ def peak_machine(schedule: Schedule, given: str | None, backend: str) -> Machine
     backend's kind; else nobody knows.
     """
     if given is not None:
-        return load_machine(given)
+        machine = load_machine(given)
+        return machine if machine.device == backend else None
     if schedule.machine.name not in machine_names():
         return None
     machine = load_machine(schedule.machine.name)

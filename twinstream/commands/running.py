@@ -151,4 +151,7 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
         *provenance_lines(timeline.provenance),
     )
     if peak is None:
-        print_report("For MFU give the profile of the machine this ran on: --machine NAME|FILE.")
+        print_report(
+            f"It was planned for {schedule.machine.name}. For MFU give the profile of the machine "
+            "this ran on: --machine NAME|FILE."
+        )
