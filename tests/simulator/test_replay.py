@@ -159,6 +159,11 @@ def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_takes(latency_ns
     assert found.utilization["d2h"] == pytest.approx(moving_ns / step_ns)
 
 
+def test_waiting_for_events_makes_a_queue_fall_behind_too():
+    found = timeline([op("a", "compute"), op("late", "d2h", ("a",))], {"a": 10, "late": 8}, 5)
+    assert (found.step_ns, found.period_passes) == (8 + 5, None)
+
+
 def test_the_steady_state_is_that_of_the_timeline():
     ((_, schedule), *_) = tiny_plans("packed", "tiny", "streaming")
     whole, steady = simulate(schedule, MACHINE), steady_state(schedule, MACHINE)
