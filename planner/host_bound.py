@@ -87,13 +87,10 @@ class _Floors:
         self._device_s, self._host_s = [0.0], [0.0]
         for task in chain.tasks:
             on_host, call = task.task_id in self._hosts, chain.calls[task.call]
-            alone_s = (
-                call_alone_ns(call, machine) / 1e9
-                if on_host
-                else alone_ms_and_gib(call.cost, machine)[0] / 1e3
-            )
-            self._device_s.append(self._device_s[-1] + (0.0 if on_host else alone_s))
-            self._host_s.append(self._host_s[-1] + (alone_s if on_host else 0.0))
+            device_s = 0.0 if on_host else alone_ms_and_gib(call.cost, machine)[0] / 1e3
+            host_s = call_alone_ns(call, machine) / 1e9 if on_host else 0.0
+            self._device_s.append(self._device_s[-1] + device_s)
+            self._host_s.append(self._host_s[-1] + host_s)
 
     def all(self) -> Iterator[_Floor]:
         down, up = (_total_bytes(found) for found in (self._down, self._up))

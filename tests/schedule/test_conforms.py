@@ -75,8 +75,9 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "a task on another stream": (
         with_op("op-head", stream=Stream(queue="compute2")),
         StreamsDiffer(
-            "op 'op-head' computes on stream 0:compute2 of the device, op 'op-step' on 0:compute",
-            ("op-head", "op-step"),
+            "the device computes on 2 streams: op 'op-step' on 0:compute, op 'op-head' on "
+            "0:compute2",
+            ("op-step", "op-head"),
         ),
     ),
     "more FLOPs than the model's": (

@@ -123,8 +123,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "a feed on a stream of the device": (
         with_op("feed", stream=COMPUTE),
         StreamMixed(
-            "op 'op-step' (compute) is on stream 0:compute, as is op 'feed' (feed)",
-            ("op-step", "feed"),
+            "stream 0:compute has op 'feed' of the host and op 'op-head' of a device",
+            ("feed", "op-head"),
         ),
     ),
     "an arena over its cap": (

@@ -4,7 +4,7 @@ from collections import Counter
 
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, TaskOperand
+from twinstream.schedule.ops import Compute, Stream, TaskOperand
 from twinstream.schedule.violations import (
     CallDiffers,
     InputsDiffer,
@@ -92,21 +92,19 @@ def _task_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
 
 def _stream_violations(schedule: Schedule) -> list[Violation]:
     """The order of issue is the order of tasks only on one stream."""
-    found: list[Violation] = []
-    first: dict[str, Compute] = {}
-    for op in (op for op in schedule.ops if op.kind == "compute"):
-        if (call := schedule.calls.get(op.call)) is None:
-            continue
-        before = first.setdefault(call.processor, op)
-        if op.stream != before.stream:
-            found.append(
-                StreamsDiffer(
-                    f"op '{op.op_id}' computes on stream {op.stream} of the {call.processor}, op "
-                    f"'{before.op_id}' on {before.stream}",
-                    (op.op_id, before.op_id),
-                )
-            )
-    return found
+    first: dict[str, dict[Stream, str]] = {}
+    for op in schedule.ops:
+        if op.kind == "compute" and (call := schedule.calls.get(op.call)) is not None:
+            first.setdefault(call.processor, {}).setdefault(op.stream, op.op_id)
+    return [
+        StreamsDiffer(
+            f"the {processor} computes on {len(ops)} streams: "
+            + ", ".join(f"op '{op_id}' on {stream}" for stream, op_id in ops.items()),
+            tuple(ops.values()),
+        )
+        for processor, ops in first.items()
+        if len(ops) > 1
+    ]
 
 
 def _work_violations(schedule: Schedule, chain: Chain) -> list[Violation]:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Feed, Fetch, Op, Stream
+from twinstream.schedule.ops import Feed, Fetch
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.violations import (
     ArenaExceedsCap,
@@ -107,19 +107,18 @@ def _tier_violations(access_map: AccessMap) -> list[Violation]:
 
 def _stream_violations(schedule: Schedule) -> list[Violation]:
     """The host carries out its ops in a thread, which keeps no order with a device's stream."""
-    found: list[Violation] = []
-    first: dict[Stream, Op] = {}
-    for op in schedule.ops:
-        before = first.setdefault(op.stream, op)
-        if isinstance(op, Feed | Fetch) != isinstance(before, Feed | Fetch):
-            found.append(
-                StreamMixed(
-                    f"op '{op.op_id}' ({op.kind}) is on stream {op.stream}, as is op "
-                    f"'{before.op_id}' ({before.kind})",
-                    (op.op_id, before.op_id),
-                )
-            )
-    return found
+    of_host, others = (
+        {op.stream: op.op_id for op in schedule.ops if isinstance(op, Feed | Fetch) == by_host}
+        for by_host in (True, False)
+    )
+    return [
+        StreamMixed(
+            f"stream {stream} has op '{op_id}' of the host and op '{others[stream]}' of a device",
+            (op_id, others[stream]),
+        )
+        for stream, op_id in of_host.items()
+        if stream in others
+    ]
 
 
 def _fit_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
