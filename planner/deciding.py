@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -22,11 +23,10 @@ from twinstream.planner.margins import Allowances, QueueModel, alive_bytes
 from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import Stay, stay_intervals
 from twinstream.planner.rounding import Decisions
-from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.sequence import with_recomputes
+from twinstream.planner.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.task_sequence import TaskSequence
 from twinstream.planner.timed import judged_clock, timed_allowances, timed_stays
-from twinstream.planner.unrolling import unrolled
+from twinstream.planner.unrolling import of_all_rounds
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -35,7 +35,6 @@ from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.verify_layout import arena_bytes
 
-JUDGED_ROUNDS = 4
 _LONGEST_IN_BLOCKS = 4.0
 _IN_FLIGHT_BLOCKS = 0.5
 _IN_FLIGHT_SHARE = 0.25
@@ -110,16 +109,7 @@ class Decider:
             judged: the schedule of the judged rounds that they came to.
             chain: the judged one, or with more rounds.
         """
-        if chain.workload == self.judged.workload:
-            return judged.schedule
-        tasks = with_recomputes(chain, candidate.decisions.recomputes(chain))
-        if (schedule := unrolled(judged, chain, tasks)) is not None:
-            return schedule
-        few = self._emitted(candidate, with_rounds(chain, JUDGED_ROUNDS + 1))
-        if few.schedule.workload == chain.workload:
-            return few.schedule
-        schedule = unrolled(few, chain, tasks)
-        return self._emitted(candidate, chain).schedule if schedule is None else schedule
+        return of_all_rounds(judged, partial(self._emitted, candidate), chain)
 
     def _emitted(self, candidate: Candidate, chain: Chain) -> Emitted:
         """The decisions as a schedule of a chain, all its rounds made one by one."""

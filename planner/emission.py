@@ -66,13 +66,8 @@ class Emitted:
     positions: Sequence[int]
 
 
-def emit(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Schedule:
-    """The schedule of a placement, with every wait its choices imply."""
-    return emitted(placement, machine, caps, policy).schedule
-
-
 def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
-    """The schedule of a placement, and what of the placement each op is for."""
+    """The schedule of a placement, with every wait its choices imply, and what each op is for."""
     emission = _Emission(placement)
     ops = tuple(emission.run())
     slots = tuple(emission.slots.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
@@ -11,16 +11,17 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.cuts import Cut, Cuts, least_first
-from twinstream.planner.deciding import JUDGED_ROUNDS, DoesNotFit
+from twinstream.planner.deciding import DoesNotFit
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.judged_plan import Plan, tightest
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import as_step_bound, finished, step_bound
 from twinstream.planner.policies.optimal import optimal_plans, streamed
-from twinstream.planner.policies.streaming import plan_streaming
+from twinstream.planner.policies.streaming import streaming_plan
 from twinstream.planner.refusal import refused, refused_as_fixed
-from twinstream.planner.rounds import PROGRAM_ROUNDS
+from twinstream.planner.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
+from twinstream.planner.unrolling import of_all_rounds
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule, StepBound
 from twinstream.schedule.workload import Workload
@@ -214,10 +215,10 @@ class Family:
         return LastResort(few, self.machine, self.choices, workload.rounds_per_step)
 
     def _streaming_plan(self, few: Chain, workload: Workload) -> Schedule:
-        plan_streaming(few, self.machine, self.caps)  # says soon that nothing fits
+        make = partial(streaming_plan, machine=self.machine, caps=self.caps)
+        made = make(few)  # says soon that nothing fits
         chain = lower(self.spec, workload, self.cuts.recipe)
-        schedule = plan_streaming(chain, self.machine, self.caps)
-        schedule = schedule.model_copy(update={"policy": "optimal"})
+        schedule = of_all_rounds(made, make, chain).model_copy(update={"policy": "optimal"})
         return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
 
     def _bare_plan(self, resort: LastResort, workload: Workload) -> Schedule | None:

@@ -158,7 +158,8 @@ def streaming_stays(
     """A unit leaves the device when its content is dead, or `keep` says no to the gap ahead.
 
     Stays of the same content whose margins would touch are one: the unit would be there all the
-    time anyway. No stay crosses the boundary between passes.
+    time anyway. Other content is loaded when that before is no longer used: they may share bytes.
+    No stay crosses the boundary between passes.
     """
     stays: list[Stay] = []
     for name, used in uses.items():
@@ -175,7 +176,7 @@ def streaming_stays(
                 merged[-1] = Stay(name, last.begin, end, (*last.uses, *group))
                 continue
             if merged:
-                begin = min(group[0].position, max(begin, merged[-1].begin))
+                begin = max(begin, merged[-1].uses[-1].position + 1)
             merged.append(Stay(name, begin, end, tuple(group)))
         stays += merged
     return stays

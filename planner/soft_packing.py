@@ -38,17 +38,6 @@ class Packed:
     extent_bytes: int
 
 
-def pack(intervals: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets for intervals (begin, end, size_bytes), in their order, and the extent, in bytes.
-
-    As `pack_soft`, tight and with no cap: aligned to 256 bytes, always the same, mostly within 3 %
-    of the most bytes alive at once.
-    """
-    items = [SoftItem((((begin, end),),), size) for begin, end, size in intervals]
-    packed = pack_soft(items, None, tight=True)
-    return packed.offsets.tolist(), packed.extent_bytes
-
-
 def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None, *, tight: bool = False) -> Packed:
     """Offsets under a cap where that is possible.
 
@@ -56,7 +45,8 @@ def pack_soft(items: Sequence[SoftItem], cap_bytes: int | None, *, tight: bool =
     alive at the same time; where that is beyond the cap, a shorter level is tried. What still
     sticks out goes where least is in its way, and that elsewhere (`Board.rearrange`). Then items
     get longer levels where there is room for them. If it is to be `tight`, the extent is brought
-    near the most bytes alive at once in the same way, but little by little.
+    near the most bytes alive at once in the same way, but little by little: mostly within 3 %.
+    Offsets are aligned to 256 bytes, and always the same.
     """
     if not items:
         empty = np.zeros(0, dtype=np.int64)

@@ -8,12 +8,13 @@ waits suffice is proven of the whole, as of any schedule (`verify`).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from twinstream.planner.emission import Emitted
-from twinstream.planner.rounds import Folding
+from twinstream.planner.emission import Emitted, Placement
+from twinstream.planner.rounds import JUDGED_ROUNDS, Folding, Place, with_rounds
+from twinstream.planner.sequence import with_recomputes
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
@@ -22,20 +23,48 @@ from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand
 _REPEATED = 2  # the round that further ones are like; the one before it is, too
 
 
-def unrolled(few: Emitted, chain: Chain, tasks: Sequence[Task]) -> Schedule | None:
+def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
+    """A plan of all rounds from one of a few.
+
+    Args:
+        make: a plan of the same step with any number of rounds.
+        chain: with all.
+    """
+    return of_all_rounds(make(with_rounds(chain, JUDGED_ROUNDS)), make, chain)
+
+
+def of_all_rounds(few: Emitted, make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
+    """A plan of few rounds with all of them; made one by one where the few do not repeat.
+
+    Args:
+        few: the plan of the judged rounds.
+        make: the same plan with any number of rounds.
+        chain: with all.
+    """
+    if few.schedule.workload == chain.workload:
+        return few.schedule
+    schedule = unrolled(few, chain)
+    if schedule is None:
+        more = make(with_rounds(chain, JUDGED_ROUNDS + 1))
+        all_there = more.schedule.workload == chain.workload
+        schedule = more.schedule if all_there else unrolled(more, chain)
+    return make(chain).schedule if schedule is None else schedule
+
+
+def unrolled(few: Emitted, chain: Chain) -> Schedule | None:
     """The schedule of a chain of more rounds; None where the few do not repeat.
 
     Args:
         few: at least four rounds, of the same decisions; with five, what is loaded for the last
             round may differ from what is loaded for the others.
         chain: the same step with more rounds.
-        tasks: its tasks with the chosen recomputes.
     """
     placement = few.placement
     shape = _Shape(few, Folding.of(placement.chain, placement.tasks).starts)
     if not shape.repeats():
         return None
     made_a_round = _versions_a_round(placement.units, placement.tasks, shape.starts)
+    tasks = _with_like_recomputes(placement, chain)
     rounds = _Rounds(shape, placement.units, made_a_round, chain, tasks)
     return few.schedule.model_copy(
         update={
@@ -45,6 +74,27 @@ def unrolled(few: Emitted, chain: Chain, tasks: Sequence[Task]) -> Schedule | No
             "model_flops": chain.model_flops,
         }
     )
+
+
+def _with_like_recomputes(few: Placement, chain: Chain) -> list[Task]:
+    """The tasks of all rounds, with recomputes as the few have them in rounds like theirs."""
+    chosen = {task.task_id for task in few.tasks}
+    place, place_among_all = _places(few.chain), _places(chain)
+    levels = {
+        place[made.before]: level
+        for made in few.chain.recomputes
+        if made.task.task_id in chosen and (level := made.task.label.level) is not None
+    }
+    by_group = {made.group: levels.get(place_among_all[made.before]) for made in chain.recomputes}
+    return with_recomputes(
+        chain, {group: level for group, level in by_group.items() if level is not None}
+    )
+
+
+def _places(chain: Chain) -> dict[str, Place]:
+    """Where every task is, by its id."""
+    folding = Folding.of(chain, chain.tasks)
+    return {task.task_id: folding.place(i) for i, task in enumerate(chain.tasks)}
 
 
 @dataclass(frozen=True)

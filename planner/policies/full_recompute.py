@@ -1,11 +1,14 @@
 """`full_recompute`: everything on the device, every block recomputed from its input."""
 
+from functools import partial
+
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import emit
+from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.fitting import first_fitting
 from twinstream.planner.judge import Judge
 from twinstream.planner.policies.resident import resident_placement
 from twinstream.planner.sequence import declared_levels
+from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -27,7 +30,12 @@ def plan_full_recompute(
     Raises:
         InfeasiblePlan: a cap is too small; it says what would do, in bytes.
     """
+    return repeated(partial(full_recompute_plan, machine=machine, caps=caps), chain)
+
+
+def full_recompute_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
+    """What `plan_full_recompute` makes of few rounds; it raises the same."""
     units = UnitMap(chain)
     level = next(reversed(declared_levels(chain)), None)
     placement = first_fitting("full_recompute", caps, [resident_placement(chain, units, level)])
-    return emit(placement, machine, caps, "full_recompute")
+    return emitted(placement, machine, caps, "full_recompute")

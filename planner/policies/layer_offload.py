@@ -3,9 +3,10 @@
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Placement, emit
+from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.fitting import Packed, first_fitting
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.host_tasks import HostContent, device_uses
@@ -13,6 +14,7 @@ from twinstream.planner.judge import Judge
 from twinstream.planner.residency import Stay, chosen_stays
 from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
+from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import Unit, UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -45,8 +47,12 @@ def plan_layer_offload(
         InfeasiblePlan: a cap is too small; it says what would do, in bytes.
         MissingNumberError: the profile lacks a number of the host CPU.
     """
+    return _synchronous(repeated(partial(_plan, machine=machine, caps=caps), chain))
+
+
+def _plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
     placement = first_fitting("layer_offload", caps, _placements(chain))
-    return _synchronous(emit(placement, machine, caps, "layer_offload"))
+    return emitted(placement, machine, caps, "layer_offload")
 
 
 def _placements(chain: Chain) -> Iterator[Packed]:

@@ -9,18 +9,23 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, Choices, Home
 from twinstream.planner.congestion import Shares, full_shares
-from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit, wastes
-from twinstream.planner.emission import Placement, emitted
+from twinstream.planner.deciding import Decider, DoesNotFit, wastes
+from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.judged_plan import Plan, alone_ns, fastest_ns, step_ns, tightest
 from twinstream.planner.last_resort import LastResort
-from twinstream.planner.policies.full_recompute import plan_full_recompute
-from twinstream.planner.policies.resident import holds_all_state, plan_resident
-from twinstream.planner.policies.streaming import plan_streaming, streaming_placement
+from twinstream.planner.policies.full_recompute import full_recompute_plan
+from twinstream.planner.policies.resident import holds_all_state, resident_plan
+from twinstream.planner.policies.streaming import (
+    plan_streaming,
+    streaming_placement,
+    streaming_plan,
+)
 from twinstream.planner.refusal import refused
-from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.turns import Turns
+from twinstream.planner.unrolling import of_all_rounds
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -38,7 +43,7 @@ _STATE_AT_HOME: Mapping[str, Home] = {
     "parameter": "host", "gradient": "host", "optimizer_state": "host",
 }  # fmt: skip
 
-Policy = Callable[[Chain, Machine, Caps], Schedule]
+Policy = Callable[[Chain, Machine, Caps], Emitted]
 
 
 def plan_optimal(
@@ -139,12 +144,12 @@ class _Search:
         """All plans that fit, the fastest first."""
         found: list[Plan] = []
         if self.choices.open and holds_all_state(self.small, self.caps):
-            found += [*self._of(plan_resident), *self._of(plan_full_recompute)]
+            found += [*self._of(resident_plan), *self._of(full_recompute_plan)]
         if decide and fastest_ns(found) > bound_ns * _NEAR_ENOUGH:
             found += self._turns(beat_ns, bound_ns)
         last = thorough and not found and beat_ns == inf
         if last and self.choices.open and len(self.small.tasks) <= _MOST_STREAMED:
-            found += self._of(plan_streaming)
+            found += self._of(streaming_plan)
         return sorted(found, key=lambda plan: plan.step_ns)
 
     def streamed(self, best_ns: float, bound_ns: float) -> list[Plan]:
@@ -164,26 +169,24 @@ class _Search:
         if not fast(placement):
             return []
         made = emitted(placement, self.machine, self.caps, "streaming")
-        plan = self._plan_of(plan_streaming, made.schedule)
+        plan = self._plan_of(partial(streaming_plan, fast=fast), made)
         return [replace(plan, wasteful=partial(wastes, made))]
 
     def _of(self, policy: Policy) -> list[Plan]:
         """The plan of another policy, if it has one."""
-        schedule = self._made(policy)
-        return [] if schedule is None else [self._plan_of(policy, schedule)]
-
-    def _plan_of(self, policy: Policy, schedule: Schedule) -> Plan:
-        """The plan of another policy, of which this is the schedule of the judged rounds."""
-        make = partial(_plain, policy, self.machine, self.caps)
-        plan_ns = step_ns(schedule, self.judge(schedule), self.num_rounds)
-        return Plan(plan_ns, make, theirs=True)
-
-    def _made(self, policy: Policy) -> Schedule | None:
-        """The judged rounds by another policy, if they fit."""
         try:
-            return policy(self.judged, self.machine, self.caps)
+            return [self._plan_of(policy, policy(self.judged, self.machine, self.caps))]
         except InfeasiblePlan:
-            return None
+            return []
+
+    def _plan_of(self, policy: Policy, made: Emitted) -> Plan:
+        """The plan of another policy, by what it made of the judged rounds."""
+
+        def make(chain: Chain) -> Emitted:
+            return policy(chain, self.machine, self.caps)
+
+        plan_ns = step_ns(made.schedule, self.judge(made.schedule), self.num_rounds)
+        return Plan(plan_ns, partial(of_all_rounds, made, make), theirs=True)
 
     def _turns(self, beat_ns: float, bound_ns: float) -> list[Plan]:
         """Plans by the program; of one that is far from the bound, with state elsewhere, too.
@@ -275,7 +278,3 @@ def streamed(  # noqa: PLR0913
     """
     search = _Search(chain, machine, caps, required(judge), choices, num_rounds)
     return search.streamed(best_ns, bound_s * 1e9)
-
-
-def _plain(policy: Policy, machine: Machine, caps: Caps, chain: Chain) -> Schedule:
-    return policy(chain, machine, caps)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from twinstream.hardware_profiles.cost import call_alone_ns, copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Placement, emit
+from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.fitting import Packed, first_fitting
 from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.host_tasks import HostContent, device_uses
@@ -13,6 +14,7 @@ from twinstream.planner.judge import Judge
 from twinstream.planner.residency import Stay, TaskClock, resident_stays
 from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
+from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -42,8 +44,12 @@ def plan_optimizer_offload(
         InfeasiblePlan: a cap is too small; it says what would do, in bytes.
         MissingNumberError: the profile lacks a number of the host CPU.
     """
+    return repeated(partial(_plan, machine=machine, caps=caps), chain)
+
+
+def _plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
     placement = first_fitting("optimizer_offload", caps, _placements(chain, machine))
-    return emit(placement, machine, caps, "optimizer_offload")
+    return emitted(placement, machine, caps, "optimizer_offload")
 
 
 def _placements(chain: Chain, machine: Machine) -> Iterator[Packed]:

@@ -1,13 +1,17 @@
 """`resident`: everything on the device, as little recompute as fits."""
 
+from functools import partial
+
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Placement, emit
+from twinstream.planner.emission import Emitted, Placement, emitted
 from twinstream.planner.fitting import Packed, first_fitting
+from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
-from twinstream.planner.residency import resident_stays, stay_intervals
+from twinstream.planner.residency import resident_stays
+from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
-from twinstream.planner.soft_packing import pack
+from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import UnitMap, uses_by_unit
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -24,12 +28,17 @@ def plan_resident(
     Raises:
         InfeasiblePlan: even at the last level the device cap is too small, or the host cap is.
     """
+    return repeated(partial(resident_plan, machine=machine, caps=caps), chain)
+
+
+def resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
+    """What `plan_resident` makes of few rounds; it raises the same."""
     units = UnitMap(chain)
     levels = (None, *declared_levels(chain))
     placement = first_fitting(
         "resident", caps, (resident_placement(chain, units, level) for level in levels)
     )
-    return emit(placement, machine, caps, "resident")
+    return emitted(placement, machine, caps, "resident")
 
 
 def resides(chain: Chain, machine: Machine, caps: Caps) -> bool:
@@ -54,5 +63,5 @@ def resident_placement(chain: Chain, units: UnitMap, level: str | None) -> Packe
     """Everything on the device, all blocks recomputed from one level (None: not at all)."""
     tasks = at_level(chain, level)
     stays = resident_stays(uses_by_unit(tasks, units), units, len(tasks))
-    offsets, extent = pack(stay_intervals(units, stays))
-    return Packed(Placement(chain, tasks, units, stays, offsets), extent)
+    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None, tight=True)
+    return Packed(Placement(chain, tasks, units, stays, packed.offsets), packed.extent_bytes)

@@ -3,10 +3,18 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Placement, emit, host_bytes, host_overflow_task
+from twinstream.planner.emission import (
+    Emitted,
+    Placement,
+    emitted,
+    host_bytes,
+    host_overflow_task,
+)
+from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judge import Judge
 from twinstream.planner.kept import kept_units
@@ -14,8 +22,9 @@ from twinstream.planner.levels import LevelChoice, saved_blocks
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import Margins, TaskClock, stay_intervals, streaming_stays
+from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import with_recomputes
-from twinstream.planner.soft_packing import pack
+from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import Unit, uses_by_unit
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -60,7 +69,17 @@ def plan_streaming(
     Raises:
         InfeasiblePlan: no window sizes satisfy both caps.
     """
-    return emit(streaming_placement(chain, machine, caps), machine, caps, "streaming")
+    return repeated(partial(streaming_plan, machine=machine, caps=caps), chain)
+
+
+def streaming_plan(
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    fast: Callable[[Placement], bool] = lambda placement: True,
+) -> Emitted:
+    """What `plan_streaming` makes of few rounds; arguments and errors as `streaming_placement`."""
+    return emitted(streaming_placement(chain, machine, caps, fast), machine, caps, "streaming")
 
 
 def streaming_placement(
@@ -96,7 +115,10 @@ class _StreamingPlanner:
         self.chain, self.machine = chain, machine
         self.caps = with_library_memory(caps, chain)
         self.units = kept_units(chain)
-        self.call_ns = {name: cost_alone_ns(c.cost, machine) for name, c in chain.calls.items()}
+        # In whole ns the same span of every round is equally long, to the last bit.
+        self.call_ns = {
+            name: round(cost_alone_ns(call.cost, machine)) for name, call in chain.calls.items()
+        }
         self.blocks = saved_blocks(chain, self.units, self.call_ns)
         self.gaps_ns = sorted({-1.0, *(block.gap_ns for block in self.blocks)})
         self.block_ns = max((block.forward_ns for block in self.blocks), default=0.0)
@@ -232,10 +254,11 @@ class _StreamingPlanner:
         return _Candidate(placement, live_bytes, host_bytes(placement))
 
     def _packed(self, candidate: _Candidate) -> _Candidate:
-        intervals = stay_intervals(self.units, candidate.placement.stays)
-        offsets, extent_bytes = pack(intervals)
-        placement = replace(candidate.placement, offsets=offsets)
-        return _Candidate(placement, extent_bytes, candidate.host_bytes)
+        placement = candidate.placement
+        folding = Folding.of(self.chain, placement.tasks)
+        packed = pack_folded(placement.stays, self.units, folding, cap_bytes=None, tight=True)
+        placement = replace(placement, offsets=packed.offsets)
+        return _Candidate(placement, packed.extent_bytes, candidate.host_bytes)
 
     def _peak(self, candidate: _Candidate) -> int:
         """Position of the task at which most device bytes are alive."""

@@ -34,7 +34,8 @@ def need_of(chain: Chain, schedule: Schedule, position: int) -> int:
 
 
 # `optimal` issues a load when its bytes become free, which may be after one that is due later:
-# in strict order of need its plans were 3 to 6 % slower (8B, h100, 8 to 24 GiB).
+# in strict order of need its plans were 3 to 6 % slower (8B, h100, 8 to 24 GiB). Tokens, on a
+# queue of their own, follow those of the round before into the same bytes, of the last chunk first.
 @pytest.mark.parametrize("policy", ["resident", "streaming"])
 @pytest.mark.parametrize(("workload", "preset"), CASES)
 def test_loads_are_issued_in_order_of_need(workload, preset, policy):
@@ -43,7 +44,7 @@ def test_loads_are_issued_in_order_of_need(workload, preset, policy):
         for i, op in enumerate(schedule.ops):
             if op.stream.queue in queues:
                 queues[op.stream.queue].append(need_of(chain, schedule, i))
-        assert all(needs == sorted(needs) for needs in queues.values())
+        assert queues["h2d"] == sorted(queues["h2d"])
         assert queues["h2d_inputs"]
 
 

@@ -8,10 +8,10 @@ from twinstream.models.lowering import lower
 from twinstream.planner import deciding
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import JUDGED_ROUNDS, Decider, DoesNotFit
+from twinstream.planner.deciding import Decider, DoesNotFit
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.packing import ALIGNMENT_BYTES
-from twinstream.planner.rounds import with_rounds
+from twinstream.planner.rounds import JUDGED_ROUNDS, with_rounds
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps

@@ -11,11 +11,11 @@ from twinstream.models.presets import load_model
 from twinstream.planner import step_plan
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
-from twinstream.planner.deciding import JUDGED_ROUNDS, Decider
+from twinstream.planner.deciding import Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
 from twinstream.planner.roomy import LONG, VERY_LONG, RoomyPlans, _first
-from twinstream.planner.rounds import with_rounds
+from twinstream.planner.rounds import JUDGED_ROUNDS, with_rounds
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms

@@ -9,13 +9,12 @@ from tests.hardware_profiles.machines import number
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
-from twinstream.planner import deciding
+from twinstream.planner import unrolling
 from twinstream.planner.choices import OPEN
 from twinstream.planner.congestion import full_shares
 from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.rounds import Folding
-from twinstream.planner.sequence import with_recomputes
 from twinstream.planner.unrolling import unrolled
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
@@ -56,13 +55,13 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From how many rounds schedules are unrolled from now on, those that are."""
     found: list[int] = []
 
-    def recorded(few: Emitted, *others: object) -> Schedule | None:
-        schedule = unrolled(few, *others)  # type: ignore[arg-type]
+    def recorded(few: Emitted, chain: Chain) -> Schedule | None:
+        schedule = unrolled(few, chain)
         if schedule is not None:
             found.append(few.schedule.workload.rounds_per_step)
         return schedule
 
-    monkeypatch.setattr(deciding, "unrolled", recorded)
+    monkeypatch.setattr(unrolling, "unrolled", recorded)
     return found
 
 
@@ -79,7 +78,7 @@ def test_it_is_the_schedule_that_all_rounds_come_to_one_by_one(
         chain = with_rounds_of(mine, num_rounds)
         schedule = mine.schedule(candidate, judged, chain)
         with monkeypatch.context() as patched:
-            patched.setattr(deciding, "unrolled", lambda *_: None)
+            patched.setattr(unrolling, "unrolled", lambda *_: None)
             assert schedule == mine.schedule(candidate, judged, chain)
         assert not verify(schedule)
         assert not conforms(schedule, chain)
@@ -108,16 +107,14 @@ def five() -> Emitted:
     mine, candidate, judged = case_with(CASE)
     made: list[Emitted] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(deciding, "unrolled", lambda few, *_: made.append(few))
+        patched.setattr(unrolling, "unrolled", lambda few, _: made.append(few))
         mine.schedule(candidate, judged, with_rounds_of(mine, 9))
     return made[-1]
 
 
 def nine(few: Emitted) -> Schedule | None:
     """Nine rounds of the five."""
-    mine, candidate, _ = case_with(CASE)
-    chain = with_rounds_of(mine, 9)
-    return unrolled(few, chain, with_recomputes(chain, candidate.decisions.recomputes(chain)))
+    return unrolled(few, with_rounds_of(case_with(CASE)[0], 9))
 
 
 def issued_in(few: Emitted, round_: int, kind: type[Op]) -> list[int]:
