@@ -17,8 +17,8 @@ copies: what packing wastes.
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import twinstream as ts
@@ -30,16 +30,17 @@ from twinstream.metrics import summarize
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.planner import emission
+from twinstream.planner import deciding, family
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.deciding import Candidate, Decider
 from twinstream.planner.emission import Emitted, Placement
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.packing import live_peak
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
+from twinstream.planner.policies import optimal
 from twinstream.planner.residency import stay_intervals
+from twinstream.planner.unrolling import of_all_rounds
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.occupancy import memory_over_time
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
@@ -142,17 +143,19 @@ def _parts(cell: Cell) -> Iterator[Row]:
 def _last_placed() -> Iterator[list[Placement]]:
     """The placement of the last schedule that is made inside, or of its judged rounds."""
     last: list[Placement] = []
-    emitted, schedule = emission.emitted, Decider.schedule
 
-    def recorded(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
-        last[:] = [placement]
-        return emitted(placement, machine, caps, policy)
+    def recorded(few: Emitted, make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
+        def made(rounds: Chain) -> Emitted:
+            found = make(rounds)
+            last[:] = [found.placement]
+            return found
 
-    def decided(decider: Decider, candidate: Candidate, judged: Emitted, chain: Chain) -> Schedule:
-        last[:] = [judged.placement]
-        return schedule(decider, candidate, judged, chain)
+        last[:] = [few.placement]
+        return of_all_rounds(few, made, chain)
 
-    with patch.object(emission, "emitted", recorded), patch.object(Decider, "schedule", decided):
+    with ExitStack() as patches:
+        for module in (deciding, optimal, family):
+            patches.enter_context(patch.object(module, "of_all_rounds", recorded))
         yield last
 
 
