@@ -39,9 +39,7 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     provenance = Provenance(
         kind="simulated", where=machine.name, detail=f"profile {machine.content_hash}"
     )
-    timeline = replay(schedule, MachineCosts(schedule, machine), provenance)
-    _require_time(timeline.step_ns, machine)
-    return timeline
+    return replay(schedule, MachineCosts(schedule, machine), provenance)
 
 
 def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
@@ -52,18 +50,23 @@ def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
         NoTimeError: as there.
     """
     steady = _replay_steady(schedule, MachineCosts(schedule, machine))
-    _require_time(steady.step_ns, machine)
+    _require_time(steady.step_ns, machine.name)
     return steady
 
 
-def _require_time(step_ns: float, machine: Machine) -> None:
+def _require_time(step_ns: float, machine: str) -> None:
     if not step_ns:
-        raise NoTimeError(machine=machine.name)
+        raise NoTimeError(machine=machine)
 
 
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:
-    """Run passes until the step time is known; see `twinstream.schedule.periodic`."""
+    """Run passes until the step time is known; see `twinstream.schedule.periodic`.
+
+    Raises:
+        NoTimeError: the step takes no time.
+    """
     steady = _replay_steady(schedule, costs)
+    _require_time(steady.step_ns, provenance.where)
     (cold,) = replay_passes(schedule, costs, 1)
     return Timeline(
         op_ids=tuple(op.op_id for op in schedule.ops),
@@ -209,7 +212,7 @@ def _anchor_ns(schedule: Schedule, spans: PassSpans) -> int:
 
 def _utilization(schedule: Schedule, costs: CostModel, step_ns: float) -> dict[str, float]:
     return {
-        resource: total / (costs.capacity[resource] * step_ns) if step_ns else 0.0
+        resource: total / (costs.capacity[resource] * step_ns)
         for resource, total in _used(schedule, costs).items()
     }
 

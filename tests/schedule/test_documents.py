@@ -269,13 +269,23 @@ def test_what_is_no_finite_number_is_refused(tmp_path: Path, number: str) -> Non
         read_document(Schedule, path)
 
 
-@pytest.mark.parametrize("field", ["step_ns", "spread_ns"])
-def test_no_timeline_has_a_time_that_is_no_number(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("step_ns", float("nan"), "Input should be a finite number"),
+        ("spread_ns", float("nan"), "Input should be a finite number"),
+        ("step_ns", 0.0, "Input should be greater than 0"),
+        ("spread_ns", -1.0, "Input should be greater than or equal to 0"),
+        ("period_passes", 0, "Input should be greater than 0"),
+        ("passes", [], "at least 1 item"),
+    ],
+)
+def test_times_that_no_run_has_are_refused(field: str, value: object, told: str) -> None:
     none = PassSpans(start_ns=(), end_ns=())
     where = Provenance(kind="simulated", where="here")
     data = Timeline(op_ids=(), passes=(none,), cold=none, step_ns=1.0, provenance=where)
-    text = json.dumps(json.loads(data.model_dump_json()) | {field: float("nan")})
-    with pytest.raises(ValidationError, match="Input should be a finite number"):
+    text = json.dumps(json.loads(data.model_dump_json()) | {field: value})
+    with pytest.raises(ValidationError, match=told):
         Timeline.model_validate_json(text)
 
 

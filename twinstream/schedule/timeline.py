@@ -2,7 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, FiniteFloat, NonNegativeInt, model_validator
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
@@ -97,11 +97,11 @@ class Timeline(Node):
     """
 
     op_ids: tuple[str, ...]
-    passes: tuple[PassSpans, ...]
+    passes: tuple[PassSpans, ...] = Field(min_length=1)
     cold: PassSpans
-    step_ns: FiniteFloat
-    spread_ns: FiniteFloat = 0.0
-    period_passes: int | None = None
+    step_ns: FiniteFloat = Field(gt=0)
+    spread_ns: FiniteFloat = Field(default=0.0, ge=0)
+    period_passes: PositiveInt | None = None
     utilization: dict[str, FiniteFloat] = Field(default_factory=dict)
     provenance: Provenance
 
