@@ -1,13 +1,17 @@
 """The first of a policy's placements that fits the caps, or the smallest caps that would do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from twinstream.planner.emission import Placement, host_bytes, host_overflow_task
+from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak
-from twinstream.planner.residency import stay_intervals
+from twinstream.planner.residency import Stay, stay_intervals
+from twinstream.planner.rounds import Folding
+from twinstream.planner.uses import UnitMap
+from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Caps
 
 
@@ -17,6 +21,13 @@ class Packed:
 
     placement: Placement
     device_bytes: int
+
+    @staticmethod
+    def of(chain: Chain, tasks: Sequence[Task], units: UnitMap, stays: Sequence[Stay]) -> "Packed":
+        """With no cap; steady rounds use equal slots."""
+        folding = Folding.of(chain, tasks)
+        packed = pack_folded(stays, units, folding, cap_bytes=None, tight=True)
+        return Packed(Placement(chain, tasks, units, stays, packed.offsets), packed.extent_bytes)
 
     @property
     def host_bytes(self) -> int:

@@ -51,6 +51,10 @@ class InfeasiblePlan(TwinstreamError):
             f"policy '{shortage.policy}' {told}. {_advice(shortage)}{_aside(shortage)}"
         )
 
+    def at(self, task: str) -> "InfeasiblePlan":
+        """The same, at another task."""
+        return InfeasiblePlan(replace(self.shortage, task=task))
+
     def on(self, machine_bytes: float | None) -> "InfeasiblePlan":
         """The same, of a machine with so much device memory."""
         return InfeasiblePlan(replace(self.shortage, machine_bytes=machine_bytes))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from twinstream.planner.emission import Emitted, Placement
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.rounds import JUDGED_ROUNDS, Folding, Place, with_rounds
 from twinstream.planner.sequence import with_recomputes
 from twinstream.planner.uses import UnitMap
@@ -29,8 +30,27 @@ def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
     Args:
         make: a plan of the same step with any number of rounds.
         chain: with all.
+
+    Raises:
+        InfeasiblePlan: as `make`, with the task of the chain that the one of few rounds stands for.
     """
-    return of_all_rounds(make(with_rounds(chain, JUDGED_ROUNDS)), make, chain)
+    few = with_rounds(chain, JUDGED_ROUNDS)
+    try:
+        made = make(few)
+    except InfeasiblePlan as error:
+        raise error.at(_stands_for(error.shortage.task, few, chain)) from None
+    return of_all_rounds(made, make, chain)
+
+
+def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
+    """The first task of all rounds, or recompute, that one of few rounds is like."""
+    place, first = _places(few), {p: name for name, p in reversed(_places(chain).items())}
+    if task_id in place:
+        return first[place[task_id]]
+    one = next(made for made in few.recomputes if made.task.task_id == task_id)
+    before, level = first[place[one.before]], one.task.label.level
+    likes = (made.task for made in chain.recomputes if made.before == before)
+    return next(task.task_id for task in likes if task.label.level == level)
 
 
 def of_all_rounds(few: Emitted, make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:

@@ -6,13 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.fitting import Packed, first_fitting
-from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.host_tasks import HostContent, device_uses
 from twinstream.planner.judge import Judge
 from twinstream.planner.residency import Stay, chosen_stays
-from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
 from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import Unit, UnitMap
@@ -89,9 +87,7 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
         return replace(stay, end=loads[following] if following < len(loads) else len(tasks))
 
     stays = [with_copies(stay) for stay in stays]
-    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None, tight=True)
-    placement = Placement(chain, tasks, units, packed.stays, packed.offsets)
-    return Packed(placement, packed.extent_bytes)
+    return Packed.of(chain, tasks, units, stays)
 
 
 def _synchronous(schedule: Schedule) -> Schedule:

@@ -6,13 +6,11 @@ from functools import partial
 
 from twinstream.hardware_profiles.cost import call_alone_ns, copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.fitting import Packed, first_fitting
-from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.host_tasks import HostContent, device_uses
 from twinstream.planner.judge import Judge
 from twinstream.planner.residency import Stay, TaskClock, resident_stays
-from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
 from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import UnitMap
@@ -78,6 +76,4 @@ def _placed(
     stays = resident_stays(device_uses(chain, tasks, units), units, len(tasks))
     if copies_ahead:
         stays = [drained(stay) for stay in stays]
-    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None, tight=True)
-    placement = Placement(chain, tasks, units, packed.stays, packed.offsets)
-    return Packed(placement, packed.extent_bytes)
+    return Packed.of(chain, tasks, units, stays)

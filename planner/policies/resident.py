@@ -3,13 +3,11 @@
 from functools import partial
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.emission import Emitted, emitted
 from twinstream.planner.fitting import Packed, first_fitting
-from twinstream.planner.folded_packing import pack_folded
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.residency import resident_stays
-from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import at_level, declared_levels
 from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import UnitMap, uses_by_unit
@@ -63,5 +61,4 @@ def resident_placement(chain: Chain, units: UnitMap, level: str | None) -> Packe
     """Everything on the device, all blocks recomputed from one level (None: not at all)."""
     tasks = at_level(chain, level)
     stays = resident_stays(uses_by_unit(tasks, units), units, len(tasks))
-    packed = pack_folded(stays, units, Folding.of(chain, tasks), cap_bytes=None, tight=True)
-    return Packed(Placement(chain, tasks, units, stays, packed.offsets), packed.extent_bytes)
+    return Packed.of(chain, tasks, units, stays)

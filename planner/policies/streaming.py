@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
@@ -14,7 +14,7 @@ from twinstream.planner.emission import (
     host_bytes,
     host_overflow_task,
 )
-from twinstream.planner.folded_packing import pack_folded
+from twinstream.planner.fitting import Packed
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judge import Judge
 from twinstream.planner.kept import kept_units
@@ -22,7 +22,6 @@ from twinstream.planner.levels import LevelChoice, saved_blocks
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.packing import live_peak
 from twinstream.planner.residency import Margins, TaskClock, stay_intervals, streaming_stays
-from twinstream.planner.rounds import Folding
 from twinstream.planner.sequence import with_recomputes
 from twinstream.planner.unrolling import repeated
 from twinstream.planner.uses import Unit, uses_by_unit
@@ -48,7 +47,7 @@ class _Windows:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """`device_bytes` is the packed extent; before packing, the live peak, which is no more."""
+    """`device_bytes` is the packed extent; before packing, the live peak, hardly ever more."""
 
     placement: Placement
     device_bytes: int
@@ -254,11 +253,9 @@ class _StreamingPlanner:
         return _Candidate(placement, live_bytes, host_bytes(placement))
 
     def _packed(self, candidate: _Candidate) -> _Candidate:
-        placement = candidate.placement
-        folding = Folding.of(self.chain, placement.tasks)
-        packed = pack_folded(placement.stays, self.units, folding, cap_bytes=None, tight=True)
-        placement = replace(placement, offsets=packed.offsets)
-        return _Candidate(placement, packed.extent_bytes, candidate.host_bytes)
+        bare = candidate.placement
+        packed = Packed.of(self.chain, bare.tasks, self.units, bare.stays)
+        return _Candidate(packed.placement, packed.device_bytes, candidate.host_bytes)
 
     def _peak(self, candidate: _Candidate) -> int:
         """Position of the task at which most device bytes are alive."""

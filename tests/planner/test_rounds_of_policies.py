@@ -12,6 +12,7 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner import unrolling
 from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.plan import plan_chain, recipe_of
 from twinstream.planner.rounds import JUDGED_ROUNDS
 from twinstream.schedule.chain import Chain
@@ -62,6 +63,46 @@ def test_all_rounds_are_planned_as_a_few(monkeypatch, policy, cut):
     monkeypatch.setattr(unrolling, "unrolled", lambda *_: None)
     assert plan_chain(chain, MACHINE, caps, policy) == schedule
     assert made[-1] == 9
+
+
+@pytest.mark.parametrize(
+    "caps", [Caps(device_bytes=100 * KIB), Caps(host_bytes=0), Caps(host_bytes=550 * KIB)]
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_refusal_says_where_all_rounds_do_not_fit(monkeypatch, policy, caps):
+    """At the first middle round where the few say a middle one, at the last where the last."""
+    chain = chain_of(policy, "slices", 9)
+
+    def shortage() -> Shortage | None:
+        try:
+            plan_chain(chain, MACHINE, caps, policy)
+        except InfeasiblePlan as error:
+            return error.shortage
+        return None
+
+    of_few = shortage()
+    monkeypatch.setattr(unrolling, "JUDGED_ROUNDS", 9)
+    assert of_few == shortage()
+
+
+@pytest.mark.parametrize(
+    ("of_few", "of_all"),
+    [
+        ("r0.embed_forward.0", "r0.embed_forward.0"),
+        ("r2.block_forward.1.0", "r1.block_forward.1.0"),
+        ("r3.block.1.0.recompute.INPUT", "r8.block.1.0.recompute.INPUT"),
+        ("optimizer.0", "optimizer.0"),
+    ],
+)
+def test_a_task_of_few_rounds_stands_for_one_of_all(of_few, of_all):
+    def refused(chain: Chain) -> Emitted:
+        names = [task.task_id for task in (*chain.tasks, *(r.task for r in chain.recomputes))]
+        assert of_few in names
+        raise InfeasiblePlan(Shortage("any", "device", 1, 2, of_few, 3, None))
+
+    with pytest.raises(InfeasiblePlan) as error:
+        unrolling.repeated(refused, chain_of("resident", "one chunk", 9))
+    assert error.value.shortage == Shortage("any", "device", 1, 2, of_all, 3, None)
 
 
 def test_margins_of_whole_blocks_are_as_long_in_every_round(monkeypatch):
