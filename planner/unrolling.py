@@ -35,6 +35,8 @@ def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
         InfeasiblePlan: as `make`, with the task of the chain that the one of few rounds stands for.
     """
     few = with_rounds(chain, JUDGED_ROUNDS)
+    if few is chain:
+        return make(chain).schedule
     try:
         made = make(few)
     except InfeasiblePlan as error:
