@@ -38,7 +38,8 @@ class Choices:
             given so long after the last, in times of the longest task; None is left open.
         effort: `quick` plans one way to cut the step and judges it once or twice, and refuses with
             caps that would do rather than the smallest; `thorough` also looks at every smaller cap
-            of a lattice, so that more memory is never slower.
+            of a lattice, so that more memory is never slower, and where nothing fits finds the
+            smallest caps that would do by searches within others.
 
     Raises:
         ChoiceError: a kind, a home or a number is not one of those.

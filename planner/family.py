@@ -1,9 +1,10 @@
 """The search for the best plan of `optimal` over all admissible ways to cut a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
+from typing import NoReturn
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering import lower
@@ -49,6 +50,14 @@ class Found:
         return finished(self.schedule, self.chain, self.bound)
 
 
+class _Made(Exception):
+    """A schedule is there to be judged."""
+
+
+def _accept_the_first(_: Schedule) -> NoReturn:
+    raise _Made
+
+
 class Family:
     """The search over all admissible ways to cut a step."""
 
@@ -70,10 +79,25 @@ class Family:
         """The fastest schedule found; its bound has the least of all admissible workloads.
 
         Raises:
-            InfeasiblePlan: none fits.
+            InfeasiblePlan: none fits; it says what would do.
         """
-        found = self.search()
-        return found.finished() if found is not None else self._last_resort()
+        if (found := self.search()) is not None:
+            return found.finished()
+        resorted = self._last_resort()
+        if isinstance(resorted, Schedule):
+            return resorted
+        raise resorted()
+
+    def fits(self) -> bool:
+        """Whether there is a schedule; the first that is made will do."""
+        family = Family(
+            self.spec, self.step, self.machine, _accept_the_first, self.choices, self.caps
+        )  # fmt: skip
+        try:
+            family.search()
+        except _Made:
+            return True
+        return isinstance(family._last_resort(), Schedule)
 
     def search(self) -> "Found | None":
         """The fastest schedule found among those of the program; None if there is none."""
@@ -180,11 +204,10 @@ class Family:
         far = best_s > _FAR * self.cuts.least_refined_s(cuts)
         return tried < (_PLANNED_IF_FAR if far else _PLANNED)
 
-    def _last_resort(self) -> Schedule:
+    def _last_resort(self) -> Schedule | Callable[[], InfeasiblePlan]:
         """The plan of `streaming` for the smallest workload, or one with little on the host.
 
-        Raises:
-            InfeasiblePlan: neither fits; it says what would do.
+        Where neither fits, how to find out what would do, which takes longer.
         """
         workloads = self.cuts.all_workloads(JUDGED_ROUNDS, _MOST_BLOCKS_AT_LAST)
         workloads.sort(key=_size)
@@ -206,9 +229,9 @@ class Family:
         resort = resort_of(workloads[0])
         few = self.cuts.lowered(workloads[0], JUDGED_ROUNDS)
         if streaming is None:
-            raise refused_as_fixed(few, self.caps, resort)
+            return partial(refused_as_fixed, few, self.caps, resort)
         search = self.choices.effort != "quick"
-        raise refused(few, self.caps, streaming, resort, search=search)
+        return partial(refused, few, self.caps, streaming, resort, search=search)
 
     def _resort(self, workload: Workload) -> LastResort:
         few = self.cuts.lowered(workload, JUDGED_ROUNDS)

@@ -13,6 +13,7 @@ _MUCH = 0.1  # of what is needed
 class Shortage:
     """Which cap is short, by how much, and where; and the smallest caps that would do.
 
+    Where they are not known to be the `smallest`, they would do, and a little less may, too.
     `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned;
     `machine_bytes` is the device memory that the machine has, where that is known.
     """
@@ -26,13 +27,15 @@ class Shortage:
     smallest_host_bytes: int | None
     library_bytes: int = 0
     machine_bytes: float | None = None
+    smallest: bool = True
 
 
 class InfeasiblePlan(TwinstreamError):
     """No schedule of the policy fits the caps.
 
     `shortage.smallest_device_bytes` is the smallest device cap that would do at the given host
-    cap, `smallest_host_bytes` the reverse; None where no such cap exists.
+    cap, `smallest_host_bytes` the reverse; None where no such cap exists. Of long chains they are
+    exact with effort `thorough` only (`shortage.smallest`).
     """
 
     def __init__(self, shortage: Shortage) -> None:
@@ -69,7 +72,8 @@ def _advice(shortage: Shortage) -> str:
     if shortage.smallest_host_bytes is not None:
         options.append(f"--host-mem {_rounded_up(shortage.smallest_host_bytes)}")
     if options:
-        return f"What would do: {' or '.join(options)}; or smaller chunks (--chunk-tokens)."
+        less = "" if shortage.smallest else " (less may, too: --effort thorough tells)"
+        return f"What would do: {' or '.join(options)}{less}; or smaller chunks (--chunk-tokens)."
     return "No larger cap on one side alone would do: raise both, or use smaller chunks."
 
 

@@ -37,6 +37,7 @@ class Lattice:
         self._family_within = family_within
         self._searched: dict[Caps, _Searched] = {}
         self._family: tuple[Caps, Family] | None = None
+        self._least_ns: dict[Caps, float] = {}
 
     def best(self, caps: Caps) -> Found | None:
         """The fastest plan of all points within the caps; None if none has any.
@@ -54,7 +55,11 @@ class Lattice:
         bound = self._within(caps).step_bound_of(schedule.workload)
         return replace(best, schedule=schedule, bound=bound)
 
-    def _fastest(self, caps: Caps) -> Found | None:
+    def fits(self, caps: Caps) -> bool:
+        """Whether any point within the caps has a plan."""
+        return self._fastest(caps, any_will_do=True) is not None
+
+    def _fastest(self, caps: Caps, *, any_will_do: bool = False) -> Found | None:
         best: Found | None = None
         column_stands: float = inf
         for device in lattice(caps.device_bytes, _DEVICE_POINTS):
@@ -66,7 +71,7 @@ class Lattice:
                     continue
                 point = caps.model_copy(update={"device_bytes": device, "host_bytes": host})
                 best_ns = inf if best is None else best.step_ns
-                if self._within(point).least_s() * 1e9 >= best_ns:
+                if self._bound_ns(point) >= best_ns:
                     if not number:
                         return best  # nor with less of the device
                     break
@@ -75,6 +80,8 @@ class Lattice:
                 stands = of_point.stands_from_host
                 if of_point.found is not None and of_point.found.step_ns < best_ns:
                     best = of_point.found
+                    if any_will_do:
+                        return best
         return best
 
     def _of_point(self, point: Caps) -> "_OfPoint":
@@ -98,6 +105,11 @@ class Lattice:
         if caps not in self._searched:
             self._searched[caps] = _searched(self._within(caps).search())
         return self._searched[caps]
+
+    def _bound_ns(self, point: Caps) -> float:
+        if point not in self._least_ns:
+            self._least_ns[point] = self._within(point).least_s() * 1e9
+        return self._least_ns[point]
 
     def _within(self, caps: Caps) -> Family:
         if self._family is None or self._family[0] != caps:

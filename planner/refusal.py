@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.last_resort import LastResort
@@ -36,9 +37,10 @@ def refused(
         return _refused_roomily(chain, caps, resort, resort.roomy, named)
     device, host = named.smallest_device_bytes, _less(caps, named.smallest_host_bytes, resort)
     if search:
-        device = _smallest(caps, "device_bytes", device or _doubled(caps, resort), resort)
-        host = _smallest(caps, "host_bytes", host, resort)
-    return _error(chain, caps, device, host, named)
+        enough = resort.fits, resort.takes_no_more
+        device = _smallest(caps, "device_bytes", device or _doubled(caps, resort), *enough)
+        host = _smallest(caps, "host_bytes", host, *enough)
+    return _error(chain, caps, device, host, named, smallest=search)
 
 
 def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
@@ -50,9 +52,34 @@ def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> Infeasible
     nothing = Shortage("optimal", "device", have, have, _largest_task(chain), None, None)
     if resort.roomy is not None:
         return _refused_roomily(chain, caps, resort, resort.roomy, nothing)
-    device = _smallest(caps, "device_bytes", _doubled(caps, resort), resort)
-    host = _smallest(caps, "host_bytes", _less(caps, None, resort), resort)
+    enough = resort.fits, resort.takes_no_more
+    device = _smallest(caps, "device_bytes", _doubled(caps, resort), *enough)
+    host = _smallest(caps, "host_bytes", _less(caps, None, resort), *enough)
     return _error(chain, caps, device, host, nothing)
+
+
+def with_smallest(
+    error: InfeasiblePlan, caps: Caps, fits: Callable[[Caps], bool]
+) -> InfeasiblePlan:
+    """The refusal with the smallest caps that would do, where it names some that do.
+
+    One unit less does not; the unit is that of `_smallest`.
+
+    Args:
+        error: of the caps.
+        caps: that do not fit.
+        fits: whether there is a plan within caps; it is asked for about twenty.
+    """
+    short = error.shortage
+    device = _smallest(caps, "device_bytes", short.smallest_device_bytes, fits)
+    host = _smallest(caps, "host_bytes", short.smallest_host_bytes, fits)
+    needed = device if short.cap == "device" else host
+    return InfeasiblePlan(
+        replace(
+            short, needed_bytes=needed or short.needed_bytes, smallest_device_bytes=device,
+            smallest_host_bytes=host, smallest=True,
+        )
+    )  # fmt: skip
 
 
 def _refused_roomily(
@@ -61,21 +88,31 @@ def _refused_roomily(
     """Of a long chain: caps that would do with some of them to spare."""
     device = plans.smallest(caps, "device_bytes", known.smallest_device_bytes)
     little = _less(caps, known.smallest_host_bytes, resort)
-    return _error(chain, caps, device, plans.smallest(caps, "host_bytes", little), known)
+    host = plans.smallest(caps, "host_bytes", little)
+    return _error(chain, caps, device, host, known, smallest=False)
 
 
 def _error(
-    chain: Chain, caps: Caps, device: int | None, host: int | None, otherwise: Shortage
+    chain: Chain,
+    caps: Caps,
+    device: int | None,
+    host: int | None,
+    otherwise: Shortage,
+    *,
+    smallest: bool = True,
 ) -> InfeasiblePlan:
     """The device is short where more of it would do, else the host; `otherwise` if neither."""
     task, names = _largest_task(chain), (device, host)
     if device is not None:
         library, have = with_library_memory(caps, chain).library_bytes, caps.device_bytes or 0
         return InfeasiblePlan(
-            Shortage("optimal", "device", have, device, task, *names, library_bytes=library)
+            Shortage("optimal", "device", have, device, task, *names, library, smallest=smallest)
         )
     if host is not None:
-        return InfeasiblePlan(Shortage("optimal", "host", caps.host_bytes or 0, host, task, *names))
+        have = caps.host_bytes or 0
+        return InfeasiblePlan(
+            Shortage("optimal", "host", have, host, task, *names, smallest=smallest)
+        )
     return InfeasiblePlan(replace(otherwise, policy="optimal", task=task))
 
 
@@ -98,19 +135,24 @@ def _doubled(caps: Caps, resort: LastResort) -> int | None:
     return None
 
 
-def _smallest(caps: Caps, field: str, would_do: int | None, resort: LastResort) -> int | None:
-    """The smallest cap that would do, the other as given; None if none is known."""
+def _smallest(
+    caps: Caps, field: str, would_do: int | None, *enough: Callable[[Caps], bool]
+) -> int | None:
+    """The smallest cap that would do, the other as given; None if none is known.
+
+    Of what says whether caps are enough, each only looks below what those before it found.
+    """
     given = getattr(caps, field)
     if given is None or would_do is None:
         return None
     unit = _UNIT if would_do >= 64 * _UNIT else _SMALL_UNIT
 
-    def within(size: int) -> Caps:
-        return caps.model_copy(update={field: size * unit})
+    def enough_of(size: int, fits: Callable[[Caps], bool]) -> bool:
+        return fits(caps.model_copy(update={field: size * unit}))
 
     low, top = given // unit, -(-would_do // unit)
-    top = _first(low, top, lambda size: resort.fits(within(size)))
-    top = _first(low, top, lambda size: resort.takes_no_more(within(size)))
+    for fits in enough:
+        top = _first(low, top, partial(enough_of, fits=fits))
     return min(would_do, top * unit)
 
 

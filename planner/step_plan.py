@@ -20,6 +20,7 @@ from twinstream.planner.lattice import FamilyWithin, Lattice
 from twinstream.planner.plan import UnknownPolicyError, plan_chain, policies, recipe_of
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
+from twinstream.planner.refusal import with_smallest
 from twinstream.planner.rounds import PROGRAM_ROUNDS
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
@@ -118,11 +119,19 @@ def _first_that_fits(
 
 
 def _optimal(family_within: FamilyWithin, caps: Caps, choices: Choices) -> Schedule:
-    if choices.effort == "thorough":
-        found = Lattice(family_within).best(caps)
-        if found is not None:
-            return found.finished()
-    return family_within(caps).best()
+    if choices.effort != "thorough":
+        return family_within(caps).best()
+    lattice = Lattice(family_within)
+    if (found := lattice.best(caps)) is not None:
+        return found.finished()
+    try:
+        return family_within(caps).best()
+    except InfeasiblePlan as error:
+
+        def fits(within: Caps) -> bool:
+            return lattice.fits(within) or family_within(within).fits()
+
+        raise with_smallest(error, caps, fits) from None
 
 
 def with_tokens(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: Caps) -> TrainingStep:

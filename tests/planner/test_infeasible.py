@@ -19,7 +19,7 @@ from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering import lower
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.refusal import _first, refused
+from twinstream.planner.refusal import _first, refused, with_smallest
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -145,6 +145,37 @@ def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_
         found = refused(chain, caps, streaming, resort, search=False).shortage
         assert (found.cap, found.cap_bytes, found.needed_bytes) == ("device", 4000, 5000)
         assert (found.smallest_device_bytes, found.smallest_host_bytes) == (5000, named)
+
+
+@pytest.mark.parametrize(("cap", "needed"), [("device", 70_144), ("host", 5_120)])
+def test_of_caps_that_do_the_smallest_are_found_by_trying(cap, needed):
+    """To 256 bytes; also where a little more does not do, as with real plans."""
+    caps, asked = Caps(device_bytes=40_000, host_bytes=3_000), []
+    known = InfeasiblePlan(
+        Shortage("optimal", cap, 40_000, 90_000, "a task", 90_000, 8_000, smallest=False)
+    )
+
+    def fits(within: Caps) -> bool:
+        asked.append(within)
+        device, host = within.device_bytes or 0, within.host_bytes or 0
+        if host == 3_000:
+            return device >= 70_000 and not 80_000 <= device < 80_200
+        assert device == 40_000
+        return host >= 5_000
+
+    found = with_smallest(known, caps, fits).shortage
+    assert (found.smallest_device_bytes, found.smallest_host_bytes) == (70_144, 5_120)
+    assert found.needed_bytes == needed
+    assert found.smallest and found.task == "a task"
+    assert len(asked) < 16
+    assert "--effort thorough" in str(known)
+    assert "--effort" not in str(with_smallest(known, caps, fits))
+
+
+def test_where_no_cap_is_known_to_do_none_is_looked_for():
+    known = InfeasiblePlan(Shortage("optimal", "device", 10, 20, "a task", None, None))
+    found = with_smallest(known, Caps(device_bytes=10, host_bytes=10), lambda _: 1 / 0).shortage
+    assert found == known.shortage
 
 
 @pytest.mark.parametrize(

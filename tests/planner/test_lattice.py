@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from math import inf
 from random import Random
 
@@ -16,8 +16,9 @@ from tests.helpers.tiny_chains import small
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.family import Family, Found
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lattice import Lattice, lattice
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.step_plan import _optimal, plan_step
 from twinstream.schedule.document import Caps, Schedule, StepBound
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tier
 from twinstream.schedule.timeline import Timeline
@@ -171,6 +172,43 @@ def test_where_all_memory_is_of_no_use_only_points_with_little_to_spare_are_sear
     landscape.least_taken = 1.0
     assert of(landscape).best(caps) is not None
     assert 1 < landscape.planned < 30
+
+
+def test_whether_anything_fits_is_found_with_no_more_searches():
+    """Where half of the searches find nothing, too."""
+    outcomes = set()
+    memories = [(300, 80), (60, 60), (44, 55), (40, 52), (39, 400)]
+    for seed, (device_kib, host_kib) in product(range(10), memories):
+        caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
+        for_best, for_any = Landscape(seed, missed=0.5), Landscape(seed, missed=0.5)
+        best = of(for_best).best(caps)
+        assert of(for_any).fits(caps) == (best is not None)
+        assert for_any.planned <= for_best.planned
+        outcomes.add((best is not None, for_any.planned < for_best.planned))
+    assert outcomes >= {(True, True), (False, False)}
+
+
+@dataclass
+class Cliff(Hill):
+    """A search within no less than 400 KiB finds a plan, `best` never one."""
+
+    def search(self) -> Found | None:
+        enough = no_less(self.caps.device_bytes, 400 * KIB)
+        return Found(2e9, plan_that_takes(395 * KIB, 1), None, None) if enough else None  # type: ignore[arg-type]
+
+    def best(self) -> Schedule:
+        raise InfeasiblePlan(Shortage("optimal", "device", 1, 2, "a task", 500 * KIB, None))
+
+    def fits(self) -> bool:
+        return self.caps.device_bytes == 450 * KIB
+
+
+def test_a_refusal_names_a_smaller_cap_at_which_only_a_point_below_has_a_plan():
+    """395 KiB are taken; 384 and 400 KiB are points."""
+    within = partial(Cliff, Landscape(1))
+    with pytest.raises(InfeasiblePlan) as error:
+        _optimal(within, Caps(device_bytes=300 * KIB), Choices(effort="thorough"))  # type: ignore[arg-type]
+    assert error.value.shortage.smallest_device_bytes == 400 * KIB
 
 
 def test_nothing_fits_is_told_without_a_plan():

@@ -8,8 +8,8 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_model
-from twinstream.planner import step_plan
-from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner import last_resort, step_plan
+from twinstream.planner.choices import OPEN, Choices, Effort
 from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
 from twinstream.planner.deciding import Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
@@ -135,6 +135,38 @@ def test_a_refusal_of_a_long_chain_names_caps_that_do(effort, device_kib, host_k
         assert arena_bytes(planned(found.smallest_device_bytes, host), HOST) <= host
     if found.smallest_host_bytes is not None:
         assert arena_bytes(planned(device, found.smallest_host_bytes), DEVICE) <= device
+
+
+@pytest.mark.parametrize(("device_kib", "host_kib"), [(130, 100), (200, 60)])
+def test_a_thorough_refusal_of_a_long_chain_names_the_smallest_cap(
+    device_kib, host_kib, monkeypatch
+):
+    """Less than the same chain is told otherwise, and 256 bytes less are refused."""
+    monkeypatch.setattr(last_resort, "LONG", 10)
+    step = TrainingStep(32, 64, chunk_tokens=32, chunks_per_round=1)
+    given = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
+
+    def refused(caps: Caps, effort: Effort) -> Shortage | None:
+        try:
+            plan_step(
+                small("tiny", num_layers=1), step, MACHINE, caps, "optimal",
+                partial(simulate, machine=MACHINE), Choices(effort=effort),
+            )  # fmt: skip
+        except InfeasiblePlan as error:
+            return error.shortage
+        return None
+
+    roughly, exactly = refused(given, "normal"), refused(given, "thorough")
+    assert roughly is not None and exactly is not None
+    assert exactly.smallest and not roughly.smallest
+    field = f"{exactly.cap}_bytes"
+    assert exactly.needed_bytes < roughly.needed_bytes
+
+    def within(size: int) -> Caps:
+        return given.model_copy(update={field: size})
+
+    assert refused(within(exactly.needed_bytes), "thorough") is None
+    assert refused(within(exactly.needed_bytes - 256), "thorough") is not None
 
 
 def test_long_sequences_in_very_small_chunks_are_left_out():

@@ -400,8 +400,8 @@ EffortOfPlan = Annotated[
     typer.Option(
         "--effort",
         metavar="NAME",
-        help="quick, normal (the default), or thorough: then more memory is never slower; it "
-        "takes minutes.",
+        help="quick, normal (the default), or thorough: then more memory is never slower, and a "
+        "refusal names the smallest caps that would do; it takes minutes.",
         rich_help_panel=_FIXED,
     ),
 ]
