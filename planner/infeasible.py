@@ -13,7 +13,7 @@ _MUCH = 0.1  # of what is needed
 class Shortage:
     """Which cap is short, by how much, and where; and the smallest caps that would do.
 
-    Where they are not known to be the `smallest`, they would do, and a little less may, too.
+    Where they are not known to be the `smallest`, they would do, and less may, too.
     `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned;
     `machine_bytes` is the device memory that the machine has, where that is known.
     """
@@ -34,8 +34,8 @@ class InfeasiblePlan(TwinstreamError):
     """No schedule of the policy fits the caps.
 
     `shortage.smallest_device_bytes` is the smallest device cap that would do at the given host
-    cap, `smallest_host_bytes` the reverse; None where no such cap exists. Of long chains they are
-    exact with effort `thorough` only (`shortage.smallest`).
+    cap, `smallest_host_bytes` the reverse; None where no such cap exists. Of `optimal` they are
+    known to be the smallest with effort `thorough` only (`shortage.smallest`).
     """
 
     def __init__(self, shortage: Shortage) -> None:
@@ -72,9 +72,10 @@ def _advice(shortage: Shortage) -> str:
     if shortage.smallest_host_bytes is not None:
         options.append(f"--host-mem {_rounded_up(shortage.smallest_host_bytes)}")
     if options:
-        less = "" if shortage.smallest else " (less may, too: --effort thorough tells)"
+        less = "" if shortage.smallest else " (less may, too: effort thorough tells)"
         return f"What would do: {' or '.join(options)}{less}; or smaller chunks (--chunk-tokens)."
-    return "No larger cap on one side alone would do: raise both, or use smaller chunks."
+    none = "would do" if shortage.smallest else "is known to do"
+    return f"No larger cap on one side alone {none}: raise both, or use smaller chunks."
 
 
 def _aside(shortage: Shortage) -> str:

@@ -40,7 +40,7 @@ def refused(
         enough = resort.fits, resort.takes_no_more
         device = _smallest(caps, "device_bytes", device or _doubled(caps, resort), *enough)
         host = _smallest(caps, "host_bytes", host, *enough)
-    return _error(chain, caps, device, host, named, smallest=search)
+    return _error(chain, caps, device, host, named)
 
 
 def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
@@ -68,9 +68,11 @@ def with_smallest(
     Args:
         error: of the caps.
         caps: that do not fit.
-        fits: whether there is a plan within caps; it is asked for about twenty.
+        fits: whether there is a plan within caps; it is asked about ten to twenty times for each.
     """
     short = error.shortage
+    if short.smallest_device_bytes is short.smallest_host_bytes is None:
+        return error
     device = _smallest(caps, "device_bytes", short.smallest_device_bytes, fits)
     host = _smallest(caps, "host_bytes", short.smallest_host_bytes, fits)
     needed = device if short.cap == "device" else host
@@ -89,31 +91,26 @@ def _refused_roomily(
     device = plans.smallest(caps, "device_bytes", known.smallest_device_bytes)
     little = _less(caps, known.smallest_host_bytes, resort)
     host = plans.smallest(caps, "host_bytes", little)
-    return _error(chain, caps, device, host, known, smallest=False)
+    return _error(chain, caps, device, host, known)
 
 
 def _error(
-    chain: Chain,
-    caps: Caps,
-    device: int | None,
-    host: int | None,
-    otherwise: Shortage,
-    *,
-    smallest: bool = True,
+    chain: Chain, caps: Caps, device: int | None, host: int | None, otherwise: Shortage
 ) -> InfeasiblePlan:
-    """The device is short where more of it would do, else the host; `otherwise` if neither."""
+    """The device is short where more of it would do, else the host; `otherwise` if neither.
+
+    A whole search may fit less.
+    """
     task, names = _largest_task(chain), (device, host)
     if device is not None:
         library, have = with_library_memory(caps, chain).library_bytes, caps.device_bytes or 0
         return InfeasiblePlan(
-            Shortage("optimal", "device", have, device, task, *names, library, smallest=smallest)
+            Shortage("optimal", "device", have, device, task, *names, library, smallest=False)
         )
     if host is not None:
         have = caps.host_bytes or 0
-        return InfeasiblePlan(
-            Shortage("optimal", "host", have, host, task, *names, smallest=smallest)
-        )
-    return InfeasiblePlan(replace(otherwise, policy="optimal", task=task))
+        return InfeasiblePlan(Shortage("optimal", "host", have, host, task, *names, smallest=False))
+    return InfeasiblePlan(replace(otherwise, policy="optimal", task=task, smallest=False))
 
 
 def _less(caps: Caps, host: int | None, resort: LastResort) -> int | None:

@@ -82,7 +82,7 @@ def plan(  # noqa: PLR0913
 
     Raises:
         TwinstreamError: a name, number or file is wrong, a known plan is of another step, or
-            nothing fits (`InfeasiblePlan`, with the smallest caps that would do).
+            nothing fits (`InfeasiblePlan`, with caps that would do).
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)

@@ -32,8 +32,8 @@ class PolicyOutcome(Node):
     """What one policy yields; of one that cannot be planned only the reason is known.
 
     `reason` says what is short by how much, `at_task` where.
-    `smallest_device_bytes` is the smallest device cap that would do at the given host cap,
-    `smallest_host_bytes` the reverse.
+    `smallest_device_bytes` is a device cap that would do at the given host cap, the smallest
+    but with `optimal` (see `Shortage`), `smallest_host_bytes` the reverse.
     """
 
     policy: str

@@ -219,7 +219,7 @@ def _bracket(
 
 
 def _would_do(search: _Search, error: TwinstreamError) -> float:
-    """The smallest factor of a memory with which there is a plan; 0 where that is not known."""
+    """The factor of a memory that a refusal says would do; 0 where it names none."""
     if search.one.fields or not isinstance(error, InfeasiblePlan):
         return 0.0
     found = error.shortage
