@@ -72,8 +72,8 @@ def _advice(shortage: Shortage) -> str:
     if shortage.smallest_host_bytes is not None:
         options.append(f"--host-mem {_rounded_up(shortage.smallest_host_bytes)}")
     if options:
-        less = "" if shortage.smallest else " (less may, too: effort thorough tells)"
-        return f"What would do: {' or '.join(options)}{less}; or smaller chunks (--chunk-tokens)."
+        less = "" if shortage.smallest else " Less may do, too: effort thorough tells."
+        return f"What would do: {' or '.join(options)}; or smaller chunks (--chunk-tokens).{less}"
     none = "would do" if shortage.smallest else "is known to do"
     return f"No larger cap on one side alone {none}: raise both, or use smaller chunks."
 

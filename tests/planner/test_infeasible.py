@@ -168,7 +168,7 @@ def test_of_caps_that_do_the_smallest_are_found_by_trying(cap, needed):
     assert found.needed_bytes == needed
     assert found.smallest and found.task == "a task"
     assert len(asked) < 16
-    assert "less may, too: effort thorough tells" in str(known)
+    assert "Less may do, too: effort thorough tells." in str(known)
     assert "effort" not in str(with_smallest(known, caps, fits))
 
 
