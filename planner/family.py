@@ -20,7 +20,7 @@ from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import as_step_bound, finished, step_bound
 from twinstream.planner.policies.optimal import optimal_plans, streamed
 from twinstream.planner.policies.streaming import streaming_plan
-from twinstream.planner.refusal import refused, refused_as_fixed
+from twinstream.planner.refusal import refused, refused_as_fixed, refused_unnamed
 from twinstream.planner.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
 from twinstream.planner.unrolling import of_all_rounds
 from twinstream.schedule.chain import Chain
@@ -75,18 +75,18 @@ class Family:
         self.cuts = Cuts(spec, step, machine, choices, caps)
         self._undecided: set[Workload] = set()  # tried, and the program's decisions do not fit
 
-    def best(self) -> Schedule:
+    def best(self, *, name_caps: bool = True) -> Schedule:
         """The fastest schedule found; its bound has the least of all admissible workloads.
 
         Raises:
-            InfeasiblePlan: none fits; it says what would do.
+            InfeasiblePlan: none fits; it says what would do, unless `name_caps` is false.
         """
         if (found := self.search()) is not None:
             return found.finished()
         resorted = self._last_resort()
         if isinstance(resorted, Schedule):
             return resorted
-        raise resorted()
+        raise resorted() if name_caps else self._unnamed_refusal()
 
     def fits(self) -> bool:
         """Whether there is a schedule; the first that is made will do."""
@@ -232,6 +232,10 @@ class Family:
             return partial(refused_as_fixed, few, self.caps, resort)
         search = self.choices.effort != "quick"
         return partial(refused, few, self.caps, streaming, resort, search=search)
+
+    def _unnamed_refusal(self) -> InfeasiblePlan:
+        least = min(self.cuts.all_workloads(JUDGED_ROUNDS, _MOST_BLOCKS_AT_LAST), key=_size)
+        return refused_unnamed(self.cuts.lowered(least, JUDGED_ROUNDS), self.caps)
 
     def _resort(self, workload: Workload) -> LastResort:
         few = self.cuts.lowered(workload, JUDGED_ROUNDS)

@@ -43,14 +43,15 @@ class Asked:
     judge: Judge
     choices: Choices = OPEN
 
-    def planned(self) -> Schedule:
+    def planned(self, *, name_caps: bool = True) -> Schedule:
         """As `plan_step`."""
         return plan_step(
-            self.spec, self.step, self.machine, self.caps, self.policy, self.judge, self.choices
-        )
+            self.spec, self.step, self.machine, self.caps, self.policy, self.judge, self.choices,
+            name_caps=name_caps,
+        )  # fmt: skip
 
 
-def plan_knowing(asked: Asked, known: Sequence[Schedule]) -> Schedule:
+def plan_knowing(asked: Asked, known: Sequence[Schedule], *, name_caps: bool = True) -> Schedule:
     """Plan, and take a known plan instead if it fits the caps and is faster, or nothing else fits.
 
     Tokens per step that are open are those of the known plans.
@@ -58,6 +59,7 @@ def plan_knowing(asked: Asked, known: Sequence[Schedule]) -> Schedule:
     Args:
         asked: what to plan.
         known: for other machines or within other caps, of the same step.
+        name_caps: whether a refusal names caps that would do.
 
     Raises:
         KnownPlanError: a known plan is of another model, recipe, step or policy.
@@ -65,16 +67,16 @@ def plan_knowing(asked: Asked, known: Sequence[Schedule]) -> Schedule:
         TwinstreamError: as `plan_step`.
     """
     if not known or asked.policy not in policy_names():
-        return asked.planned()
+        return asked.planned(name_caps=name_caps)
     if asked.step.tokens_per_step is None:
         tokens = known[0].workload.tokens_per_step
         asked = replace(asked, step=replace(asked.step, tokens_per_step=tokens))
     for number, plan in enumerate(known, start=1):
         _require_same_step(plan, asked, f"known plan {number}" if known[1:] else "the known plan")
+    fitting = [plan for plan in known if fits(plan, asked.caps)]
     try:
-        planned = asked.planned()
+        planned = asked.planned(name_caps=name_caps and not fitting)
     except InfeasiblePlan:
-        fitting = [plan for plan in known if fits(plan, asked.caps)]
         if not fitting:
             raise
         return _fastest(fitting, asked)

@@ -48,14 +48,21 @@ def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> Infeasible
 
     A device cap is doubled until it does; of the host, what a plan takes that has little there.
     """
-    have = caps.device_bytes or 0
-    nothing = Shortage("optimal", "device", have, have, _largest_task(chain), None, None)
+    nothing = refused_unnamed(chain, caps).shortage
     if resort.roomy is not None:
         return _refused_roomily(chain, caps, resort, resort.roomy, nothing)
     enough = resort.fits, resort.takes_no_more
     device = _smallest(caps, "device_bytes", _doubled(caps, resort), *enough)
     host = _smallest(caps, "host_bytes", _less(caps, None, resort), *enough)
     return _error(chain, caps, device, host, nothing)
+
+
+def refused_unnamed(chain: Chain, caps: Caps) -> InfeasiblePlan:
+    """The error where nobody asks what would do."""
+    have = caps.device_bytes or 0
+    return InfeasiblePlan(
+        Shortage("optimal", "device", have, have, _largest_task(chain), None, None, smallest=False)
+    )
 
 
 def with_smallest(

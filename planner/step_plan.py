@@ -39,12 +39,15 @@ def plan_step(  # noqa: PLR0913
     policy: str,
     judge: Judge | None = None,
     choices: Choices = OPEN,
+    *,
+    name_caps: bool = True,
 ) -> Schedule:
     """A verified, conforming schedule of a training step, with its lower bounds.
 
     `optimal` chooses the chunking with the least step time; every other policy takes the preferred
     one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many, for
-    every policy alike. `ml_dataflow` cuts the step by rules of its own (`plan_seed_step`).
+    every policy alike. `ml_dataflow` cuts the step by rules of its own (`plan_seed_step`). Where
+    `optimal` finds nothing, to name caps that would do takes longest; it need not.
 
     Raises:
         ChunkingError: what is fixed of the step contradicts itself.
@@ -69,7 +72,7 @@ def plan_step(  # noqa: PLR0913
         try:
             if policy == "optimal":
                 family_within = partial(Family, spec, whole, machine, judge, choices)
-                return _optimal(family_within, caps, choices)
+                return _optimal(family_within, caps, choices, name_caps=name_caps)
             return _first_that_fits(spec, whole, machine, caps, policy, judge)
         except InfeasiblePlan as error:
             has = machine.device_memory_bytes
@@ -118,14 +121,16 @@ def _first_that_fits(
     raise failed
 
 
-def _optimal(family_within: FamilyWithin, caps: Caps, choices: Choices) -> Schedule:
+def _optimal(
+    family_within: FamilyWithin, caps: Caps, choices: Choices, *, name_caps: bool
+) -> Schedule:
     if choices.effort != "thorough":
-        return family_within(caps).best()
+        return family_within(caps).best(name_caps=name_caps)
     lattice = Lattice(family_within)
     if (found := lattice.best(caps)) is not None:
         return found.finished()
     try:
-        return family_within(caps).best()
+        return family_within(caps).best(name_caps=name_caps)
     except InfeasiblePlan as error:
 
         def fits(within: Caps) -> bool:

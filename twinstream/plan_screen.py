@@ -225,6 +225,8 @@ def _reason(outcome: PolicyOutcome) -> str:
         if size is not None
     ]
     fits = f"; fits with {' or '.join(options)}" if options else ""
+    if options and outcome.less_may_do:
+        fits += ", maybe with less"
     return f"{outcome.policy}: {outcome.reason}{fits}"
 
 

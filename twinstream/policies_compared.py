@@ -32,8 +32,8 @@ class PolicyOutcome(Node):
     """What one policy yields; of one that cannot be planned only the reason is known.
 
     `reason` says what is short by how much, `at_task` where.
-    `smallest_device_bytes` is a device cap that would do at the given host cap, the smallest
-    but with `optimal` (see `Shortage`), `smallest_host_bytes` the reverse.
+    `smallest_device_bytes` is a device cap that would do at the given host cap,
+    `smallest_host_bytes` the reverse; they are the smallest unless `less_may_do`.
     """
 
     policy: str
@@ -43,6 +43,7 @@ class PolicyOutcome(Node):
     at_task: str | None = None
     smallest_device_bytes: NonNegativeInt | None = None
     smallest_host_bytes: NonNegativeInt | None = None
+    less_may_do: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,4 +116,5 @@ def _refused(policy: str, error: TwinstreamError) -> PolicyOutcome:
         at_task=short.task,
         smallest_device_bytes=short.smallest_device_bytes,
         smallest_host_bytes=short.smallest_host_bytes,
+        less_may_do=not short.smallest,
     )

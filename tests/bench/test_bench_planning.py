@@ -2,6 +2,7 @@
 
 import gc
 import time
+from functools import cache
 
 import pytest
 
@@ -97,34 +98,49 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("model", "seq_len", "tokens", "device", "host"), REFUSED)
-def test_seconds_to_refuse(model, seq_len, tokens, device, host):
-    """With the kernels of the command line; what it names is planned with."""
-    recipe = Recipe(kernels=KernelChoice(vector="triton", attention="sdpa_flash"))
-    step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
-
-    def planned(device_mem: str, host_mem: str) -> Schedule:
-        roomy = override(
-            H100, {"device_memory_bytes": 2**40}
-        )  # what would do may be more than it has
-        return plan_step(
-            load_model(model), step, H100, caps_of(roomy, device_mem, host_mem), "optimal",
-            lambda schedule: steady_state(schedule, H100),
-        )  # fmt: skip
-
+@pytest.mark.parametrize("case", REFUSED)
+def test_seconds_to_refuse(case):
+    """With the kernels of the command line."""
     gc.collect()
     start_s = time.perf_counter()
-    with pytest.raises(InfeasiblePlan) as refused:
-        planned(f"{device}GiB", f"{host}GiB")
+    would_do = named(*case)
     seconds = time.perf_counter() - start_s
-    named = refused.value.shortage
-    caps = [mib and f"{-(-mib // MIB)}MiB" for mib in
-            (named.smallest_device_bytes, named.smallest_host_bytes)]  # fmt: skip
+    model, seq_len, tokens, device, host = case
     print(
-        f"\n| {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | {caps[0] or '-'} | "
-        f"{caps[1] or '-'} | {seconds:.1f} s |"
+        f"\n| {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | "
+        f"{would_do[0] or '-'} | {would_do[1] or '-'} | {seconds:.1f} s |"
     )
-    if caps[0]:
-        assert verify(planned(caps[0], f"{host}GiB")) == []
-    if caps[1]:
-        assert verify(planned(f"{device}GiB", caps[1])) == []
+
+
+@pytest.mark.parametrize("side", ["device", "host"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_caps_that_a_refusal_names_would_do(case, side):
+    on_device, on_host = named(*case)
+    *step, device, host = case
+    if side == "device" and on_device:
+        assert verify(planned(*step, on_device, f"{host}GiB")) == []
+    if side == "host" and on_host:
+        assert verify(planned(*step, f"{device}GiB", on_host)) == []
+
+
+@cache
+def named(
+    model: str, seq_len: int, tokens: int, device: int, host: int
+) -> tuple[str | None, str | None]:
+    """The device and the host cap that would do, in MiB."""
+    with pytest.raises(InfeasiblePlan) as refused:
+        planned(model, seq_len, tokens, f"{device}GiB", f"{host}GiB")
+    short = refused.value.shortage
+    sizes = short.smallest_device_bytes, short.smallest_host_bytes
+    on_device, on_host = (size and f"{-(-size // MIB)}MiB" for size in sizes)
+    return on_device, on_host
+
+
+def planned(model: str, seq_len: int, tokens: int, device_mem: str, host_mem: str) -> Schedule:
+    recipe = Recipe(kernels=KernelChoice(vector="triton", attention="sdpa_flash"))
+    step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
+    roomy = override(H100, {"device_memory_bytes": 2**40})  # what would do may be more than it has
+    return plan_step(
+        load_model(model), step, H100, caps_of(roomy, device_mem, host_mem), "optimal",
+        lambda schedule: steady_state(schedule, H100),
+    )  # fmt: skip

@@ -8,6 +8,7 @@ import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.plan_screen import plan_notes
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.plan import policies
 from twinstream.planner.step_plan import proposed_tokens
 from twinstream.schedule.document import Schedule
@@ -118,6 +119,24 @@ def test_the_smallest_caps_in_the_comparison_do(compared):
     plan = (*PLAN, "--policy", "resident", "--device-mem")
     assert call(*plan, least).code == 0
     assert error_of(*plan, least - 2**20)
+
+
+@pytest.mark.parametrize("smallest", [True, False])
+def test_of_caps_that_need_not_be_the_smallest_the_comparison_says_so(monkeypatch, smallest):
+    plan = ts.api.plan
+
+    def refusing(*model_and_machine: object, policy: str, **more: object) -> Schedule:
+        if policy == "streaming":
+            short = Shortage(policy, "device", 1, 2, "task", 2**20, None, smallest=smallest)
+            raise InfeasiblePlan(short)
+        return plan(*model_and_machine, policy=policy, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ts.api, "plan", refusing)
+    command = (*PLAN, "--policy", "all")
+    outcomes = {one["policy"]: one for one in call(*command, "--json").json()["policies"]}
+    assert outcomes["streaming"]["less_may_do"] == (not smallest)
+    told = next(line for line in call(*command).out.splitlines() if line.startswith("streaming:"))
+    assert told.endswith("fits with --device-mem 1MiB" + ("" if smallest else ", maybe with less"))
 
 
 def test_the_table_of_all_policies_marks_the_best(compared):

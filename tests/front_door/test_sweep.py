@@ -111,6 +111,7 @@ def test_a_cell_that_does_not_fit_says_what_would(swept):
     assert row["status"] == "infeasible"
     assert "--device-mem" in row["reason"]
     assert int(row["smallest_device_bytes"]) > 2**20
+    assert row["less_may_do"] == str("Less may do" in row["reason"])
     assert row["tokens_per_s"] == ""
 
 

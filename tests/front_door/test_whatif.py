@@ -12,7 +12,7 @@ from twinstream import api
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.presets import load_model
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.whatif.question import (
     LINK_FIELDS,
     Question,
@@ -182,9 +182,9 @@ def test_a_memory_is_refused_once_and_its_smallest_size_is_found(monkeypatch):
     refused = []
     planned = Question.planned
 
-    def counted(self, known=()):
+    def counted(self, known=(), **more):
         try:
-            return planned(self, known)
+            return planned(self, known, **more)
         except InfeasiblePlan as error:
             refused.append(error.shortage.smallest_device_bytes)
             raise
@@ -196,6 +196,28 @@ def test_a_memory_is_refused_once_and_its_smallest_size_is_found(monkeypatch):
     (smallest_bytes,) = refused
     assert found.value is not None
     assert 1.0 <= found.value * 2**30 / smallest_bytes < 1.03
+
+
+def test_less_than_a_refusal_says_would_do_is_tried_where_less_may_do(monkeypatch):
+    """Refused once with caps that would do, then, as long as less than those is tried, without."""
+    enough, asked = 5 * 2**20, []
+    base = question(policy="optimal")
+    schedule, summary = base.planned()
+
+    def planned(self, known=(), *, name_caps=True):
+        if (size := self.caps.device_bytes) >= enough:
+            return schedule, summary
+        asked.append((size, name_caps))
+        names = (7 * 2**20 if name_caps else None), None
+        raise InfeasiblePlan(Shortage("optimal", "device", size, 1, "a", *names, smallest=False))
+
+    monkeypatch.setattr(Question, "planned", planned)
+    (memory,) = (one for one in properties_of(base) if one.name == "device memory")
+    found = _searched(_Search(base, memory, 1.0, True, summary.tokens_per_s, schedule))
+    assert found.value is not None
+    assert 1.0 <= found.value * 2**30 / enough < 1.03
+    assert [named for _, named in asked] == [True, *[False] * (len(asked) - 1)]
+    assert len(asked) > 1
 
 
 def test_less_than_now_is_found_where_the_target_is_reached_already():

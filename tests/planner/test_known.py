@@ -15,11 +15,13 @@ from tests.planner.test_plan_properties import SPECS, STEPS
 from twinstream import api
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
-from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.choices import EFFORTS, OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.family import Family
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.known import Asked, KnownPlanError, fastest_of
-from twinstream.schedule.document import Schedule
+from twinstream.planner.step_plan import plan_step
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.tensors import HOST
@@ -113,6 +115,37 @@ def test_a_plan_that_fits_is_the_answer_where_nothing_else_fits():
     assert found.caps.host_bytes == host_bytes
     with pytest.raises(InfeasiblePlan):
         planned(900, host_mem=host_bytes - 1, known=[known])
+
+
+def test_no_caps_that_would_do_are_searched_where_a_known_plan_is_the_answer(monkeypatch, tight):
+    """It would take most of the time, and nobody would read them."""
+
+    asked: list[bool] = []
+
+    def best(family: Family, *, name_caps: bool) -> Schedule:
+        asked.append(name_caps)
+        raise InfeasiblePlan(Shortage("optimal", "device", 1, 2, "a task", None, None))
+
+    monkeypatch.setattr(Family, "best", best)
+    known = tight.model_copy(update={"policy": "optimal"})
+    assert planned(350, policy="optimal", known=[known]).ops == tight.ops
+    with pytest.raises(InfeasiblePlan):
+        planned(100, policy="optimal", known=[known])
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_refusal_that_need_not_name_caps_names_none(effort):
+    caps = Caps(device_bytes=20 * KIB, host_bytes=300 * KIB)
+    with pytest.raises(InfeasiblePlan) as error:
+        plan_step(
+            SPEC, STEP, SLOW, caps, "optimal", lambda schedule: simulate(schedule, SLOW),
+            Choices(effort=effort), name_caps=False,
+        )  # fmt: skip
+    short = error.value.shortage
+    assert short.smallest_device_bytes is short.smallest_host_bytes is None
+    assert not short.smallest
+    assert "is known to do" in str(error.value)
 
 
 def test_tokens_that_are_open_are_those_of_the_known_plan(roomy):

@@ -196,7 +196,8 @@ class Cliff(Hill):
         enough = no_less(self.caps.device_bytes, 400 * KIB)
         return Found(2e9, plan_that_takes(395 * KIB, 1), None, None) if enough else None  # type: ignore[arg-type]
 
-    def best(self) -> Schedule:
+    def best(self, *, name_caps: bool) -> Schedule:
+        assert name_caps
         raise InfeasiblePlan(Shortage("optimal", "device", 1, 2, "a task", 500 * KIB, None))
 
     def fits(self) -> bool:
@@ -207,7 +208,7 @@ def test_a_refusal_names_a_smaller_cap_at_which_only_a_point_below_has_a_plan():
     """395 KiB are taken; 384 and 400 KiB are points."""
     within = partial(Cliff, Landscape(1))
     with pytest.raises(InfeasiblePlan) as error:
-        _optimal(within, Caps(device_bytes=300 * KIB), Choices(effort="thorough"))  # type: ignore[arg-type]
+        _optimal(within, Caps(device_bytes=300 * KIB), Choices(effort="thorough"), name_caps=True)  # type: ignore[arg-type]
     assert error.value.shortage.smallest_device_bytes == 400 * KIB
 
 

@@ -23,7 +23,8 @@ FIGURES = (
     "planned_chunk_tokens",
 )  # fmt: skip
 OUTCOME = (
-    "status", "reason", "plan_of", "smallest_device_bytes", "smallest_host_bytes", "seconds",
+    "status", "reason", "plan_of", "smallest_device_bytes", "smallest_host_bytes", "less_may_do",
+    "seconds",
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ def run_cell(cell: Cell) -> Row:
             "status": INFEASIBLE, "reason": str(error),
             "smallest_device_bytes": found.smallest_device_bytes,
             "smallest_host_bytes": found.smallest_host_bytes,
+            "less_may_do": not found.smallest,
         }  # fmt: skip
     except TwinstreamError as error:
         row = {"status": REFUSED, "reason": str(error)}

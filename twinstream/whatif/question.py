@@ -34,13 +34,15 @@ class Question:
     policy: str
     choices: Choices = OPEN
 
-    def planned(self, known: Sequence[Schedule] = ()) -> tuple[Schedule, Summary]:
+    def planned(
+        self, known: Sequence[Schedule] = (), *, name_caps: bool = True
+    ) -> tuple[Schedule, Summary]:
         """A plan, or a known one that is faster on the machine, and what it yields there.
 
         Raises:
             TwinstreamError: as `plan_knowing`.
         """
-        schedule = plan_knowing(self._asked, known)
+        schedule = plan_knowing(self._asked, known, name_caps=name_caps)
         return schedule, self._summary(schedule)
 
     def best_of(self, planned: Schedule, known: Sequence[Schedule]) -> tuple[Schedule, Summary]:

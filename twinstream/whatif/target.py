@@ -152,27 +152,33 @@ def _searched_of(question: Question) -> list[Property]:
 class _Tried:
     """What throughput came of which factor, and the plan of the largest that is too slow.
 
-    What is smaller than a refusal said would do is not planned: to be refused takes longest.
+    What is smaller than the smallest that a refusal said would do is not planned. Where it only
+    would do, what is smaller is, but not asked what would: that takes longest.
     """
 
     def __init__(self, search: _Search) -> None:
         self._search = search
         self.speeds = {1.0: search.tokens_per_s}
         self._too_slow = [] if search.reached_now else [(1.0, search.schedule)]
-        self._would_do = 0.0
+        self._would_do = self._smallest = 0.0
 
     def reaches(self, factor: float) -> bool:
         if factor not in self.speeds:
-            self.speeds[factor] = 0.0 if factor < self._would_do else self._planned(factor)
+            self.speeds[factor] = 0.0 if factor < self._smallest else self._planned(factor)
         return self.speeds[factor] >= self._search.target_tokens_per_s
 
     def _planned(self, factor: float) -> float:
         search = self._search
         known = [plan for less, plan in self._too_slow if less < factor]
         try:
-            plan, summary = changed(search.question, search.one, factor).planned(known)
+            plan, summary = changed(search.question, search.one, factor).planned(
+                known, name_caps=factor >= self._would_do
+            )
         except TwinstreamError as error:
-            self._would_do = max(self._would_do, _would_do(search, error))
+            would_do, smallest = _would_do(search, error)
+            self._would_do = max(self._would_do, would_do)
+            if smallest:
+                self._smallest = max(self._smallest, would_do)
             return 0.0
         too_slow = summary.tokens_per_s < search.target_tokens_per_s
         if too_slow and len(known) == len(self._too_slow):
@@ -218,14 +224,17 @@ def _bracket(
     return factor, None
 
 
-def _would_do(search: _Search, error: TwinstreamError) -> float:
-    """The factor of a memory that a refusal says would do; 0 where it names none."""
+def _would_do(search: _Search, error: TwinstreamError) -> tuple[float, bool]:
+    """The factor of a memory that a refusal says would do; 0 where it names none.
+
+    And whether it is known to be the smallest.
+    """
     if search.one.fields or not isinstance(error, InfeasiblePlan):
-        return 0.0
+        return 0.0, False
     found = error.shortage
     size_bytes = (
         found.smallest_device_bytes
         if search.one.price_of == "device"
         else found.smallest_host_bytes
     )
-    return (size_bytes or 0) / value_of(search.question, search.one)
+    return (size_bytes or 0) / value_of(search.question, search.one), found.smallest
