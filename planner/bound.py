@@ -131,13 +131,26 @@ class BoundProgram:
         self.chain, self._machine, self._num_rounds = chain, machine, num_rounds
         self._most_segments, self._choices, self._tied = most_segments, choices, tied
         self._lock = Lock()
+        self._starts: dict[Caps, Basis | None] = {}
 
-    def bound(self, caps: Caps) -> LowerBound | None:
-        """As `lower_bound`."""
+    def bound(self, caps: Caps, *, of_many: bool = False) -> LowerBound | None:
+        """As `lower_bound`; within one of many caps from the optimum at the next powers of two.
+
+        From there it is a quarter as much to solve, and does not hang on what was asked before.
+        """
         if _persistent_bytes(self.chain) > _bytes_of_both(with_library_memory(caps, self.chain)):
             return None
         with self._lock:
-            return self._program.solve(caps, copy_cost=0.0)
+            return self._program.solve(caps, 0.0, start=self._start(caps) if of_many else None)
+
+    def _start(self, caps: Caps) -> Basis | None:
+        sizes = {"device_bytes": caps.device_bytes, "host_bytes": caps.host_bytes}
+        powers = {name: size and 1 << (size - 1).bit_length() for name, size in sizes.items()}
+        larger = caps.model_copy(update=powers)
+        if larger not in self._starts:
+            found = self._program.solve(larger, 0.0)
+            self._starts[larger] = None if found is None else found.basis
+        return self._starts[larger]
 
     def fewest_copies(
         self,

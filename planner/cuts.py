@@ -167,7 +167,7 @@ class Cuts:
             small, self.machine, num_rounds=workload.rounds_per_step, choices=self.choices,
             most_segments=most_segments,
         )  # fmt: skip
-        bound = program.bound(self.caps)
+        bound = program.bound(self.caps, of_many=self.choices.effort == "thorough")
         if bound is None:
             self._impossible.add(workload)
             return None

@@ -11,6 +11,7 @@ points; a point whose lower bound is not below the fastest plan so far needs non
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 
 from twinstream.planner.family import Family, Found
@@ -22,6 +23,7 @@ _DEVICE_POINTS, _HOST_POINTS = 16, 8  # to every doubling
 _PLENTY = 1.25  # of what a plan takes
 _LEAST_BYTES = 2**12
 _MOST_BYTES = 2**50  # more than any memory: without a cap, points begin there
+_FAMILIES = 8  # kept with their bounds: those of a point and without limits, and a few more
 
 FamilyWithin = Callable[[Caps], Family]
 
@@ -34,9 +36,8 @@ class Lattice:
     """
 
     def __init__(self, family_within: FamilyWithin) -> None:
-        self._family_within = family_within
+        self._within = lru_cache(_FAMILIES)(family_within)
         self._searched: dict[Caps, _Searched] = {}
-        self._family: tuple[Caps, Family] | None = None
         self._least_ns: dict[Caps, float] = {}
 
     def best(self, caps: Caps) -> Found | None:
@@ -110,11 +111,6 @@ class Lattice:
         if point not in self._least_ns:
             self._least_ns[point] = self._within(point).least_s() * 1e9
         return self._least_ns[point]
-
-    def _within(self, caps: Caps) -> Family:
-        if self._family is None or self._family[0] != caps:
-            self._family = caps, self._family_within(caps)
-        return self._family[1]
 
 
 def lattice(cap_bytes: int | None, points: int) -> Iterator[int | None]:

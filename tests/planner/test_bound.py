@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.helpers.machines_for_plans import fast_link_machine
+from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound import BoundProgram, lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import plan_chain
 from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
@@ -55,6 +55,24 @@ def test_the_bound_is_the_compute_time_where_nothing_has_to_move():
     # Everything stays on the device; only latencies and the tokens' copies are above the bound.
     step_s = simulate(schedule, machine).step_ns / 1e9
     assert 0.9 * step_s < schedule.bound.step_s <= step_s
+
+
+@pytest.mark.parametrize("host_mib", [None, 20])
+def test_the_bound_within_one_of_many_caps_is_that_within_it_alone(host_mib):
+    """To the solver's rounding; and to the bit whatever was asked before."""
+    machine = slow_link_machine()
+    chain = lower(load_preset("tiny"), WORKLOADS["sliced"])
+    host_bytes = None if host_mib is None else host_mib * MIB
+    caps = [Caps(device_bytes=kib * 1024, host_bytes=host_bytes) for kib in range(2000, 9000, 500)]
+    falling, rising = BoundProgram(chain, machine), BoundProgram(chain, machine)
+    at_once = [falling.bound(one, of_many=True) for one in reversed(caps)][::-1]
+    assert [rising.bound(one, of_many=True) for one in caps] == at_once
+    alone = [lower_bound(chain, machine, one) for one in caps]
+    assert None in alone
+    assert len({found and found.step_s for found in alone}) > 4
+    for one, other in zip(at_once, alone, strict=True):
+        assert (one is None) == (other is None)
+        assert one is other is None or one.step_s == pytest.approx(other.step_s, rel=1e-9)
 
 
 def test_more_memory_or_a_faster_link_never_raises_the_bound():
