@@ -102,6 +102,18 @@ def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     return list(dict.fromkeys(found))
 
 
+def possible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+    """Where none of those fits, also smaller chunks, with as many ways to cut rounds of each.
+
+    Raises:
+        ChunkingError: as `admissible`.
+    """
+    found = [*admissible(spec, step), *(preferred := chunkings(spec, step))]
+    for workload in preferred:
+        found += admissible(spec, replace(step, chunk_tokens=workload.chunk_tokens))
+    return list(dict.fromkeys(found))
+
+
 def of_few_blocks(
     spec: ModelSpec, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
 ) -> list[Workload]:

@@ -12,7 +12,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound import LowerBound
 from twinstream.planner.bound_kept import FEW_SEGMENTS, kept_program, rough_guide
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
+from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks, possible
 from twinstream.planner.kept import kept_chain
 from twinstream.planner.plan import recipe_of
 from twinstream.planner.rounds import PROGRAM_ROUNDS
@@ -67,7 +67,11 @@ class Cuts:
         best = usual[0]
         if best.bound.step_s <= _SLOW * self._alone_s(best.small, best.workload):
             return usual
-        for workloads in self._others_by_size(usual):
+        preferred = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
+        others = of_few_blocks(
+            self.spec, list(dict.fromkeys(preferred)), PROGRAM_ROUNDS, _MOST_BLOCKS
+        )
+        for workloads in self._others_by_size(usual, others):
             cuts = least_first([*usual, *self.bounded(workloads, every=True)])
             helped = self.least_refined_s(cuts) < _HELPS * self.least_refined_s(usual)
             usual = cuts
@@ -81,12 +85,14 @@ class Cuts:
         return self._with_all_others(self.usual)
 
     def _with_all_others(self, cuts: list[Cut]) -> list[Cut]:
-        others = [w for workloads in self._others_by_size(cuts) for w in workloads]
+        workloads = self.all_workloads(PROGRAM_ROUNDS, _MOST_BLOCKS)
+        others = [w for of_size in self._others_by_size(cuts, workloads) for w in of_size]
         return least_first([*cuts, *self.bounded(others, every=True)])
 
-    def _others_by_size(self, cuts: Sequence[Cut]) -> list[list[Workload]]:
-        """What may be possible beside these, by the size of chunks, the largest first."""
-        workloads = self.all_workloads(PROGRAM_ROUNDS, _MOST_BLOCKS)
+    def _others_by_size(
+        self, cuts: Sequence[Cut], workloads: Sequence[Workload]
+    ) -> list[list[Workload]]:
+        """What may be possible beside the cuts, by the size of chunks, the largest first."""
         known = self._impossible.union(cut.workload for cut in cuts)
         by_size: dict[int, list[Workload]] = {}
         for workload in workloads:
@@ -96,8 +102,7 @@ class Cuts:
 
     def all_workloads(self, most_rounds: int, most_blocks: int) -> list[Workload]:
         """All that may be possible, each once, of no more blocks in so many rounds."""
-        found = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
-        return of_few_blocks(self.spec, list(dict.fromkeys(found)), most_rounds, most_blocks)
+        return of_few_blocks(self.spec, possible(self.spec, self.step), most_rounds, most_blocks)
 
     def bounded(self, workloads: Sequence[Workload], *, every: bool = False) -> list[Cut]:
         """Those of the workloads that have a bound, the least first.

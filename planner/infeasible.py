@@ -1,5 +1,6 @@
 """The error of a plan that cannot fit, with what would."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -61,6 +62,20 @@ class InfeasiblePlan(TwinstreamError):
     def on(self, machine_bytes: float | None) -> "InfeasiblePlan":
         """The same, of a machine with so much device memory."""
         return InfeasiblePlan(replace(self.shortage, machine_bytes=machine_bytes))
+
+
+def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
+    """Of refusals within the same caps, one at least: what would do by any of them.
+
+    The task is where that takes its most.
+    """
+    shortages = [error.shortage for error in errors]
+    device = min(filter(None, (s.smallest_device_bytes for s in shortages)), default=None)
+    host = min(filter(None, (s.smallest_host_bytes for s in shortages)), default=None)
+    last = shortages[-1]
+    with_that = (s for s in shortages if s.cap == last.cap)
+    least = min(with_that, key=lambda shortage: shortage.needed_bytes)
+    return InfeasiblePlan(replace(least, smallest_device_bytes=device, smallest_host_bytes=host))
 
 
 def _advice(shortage: Shortage) -> str:

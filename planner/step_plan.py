@@ -14,7 +14,7 @@ from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import ChunkingError, TrainingStep, chunkings, of_few_blocks
 from twinstream.planner.family import Family
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.infeasible import InfeasiblePlan, least_short
 from twinstream.planner.judge import Judge
 from twinstream.planner.lattice import FamilyWithin, Lattice
 from twinstream.planner.plan import UnknownPolicyError, plan_chain, policies, recipe_of
@@ -111,14 +111,13 @@ def _first_that_fits(
     judge: Judge | None,
 ) -> Schedule:
     recipe = recipe_of(policy, step.recipe)
-    failed: InfeasiblePlan | None = None
+    failed: list[InfeasiblePlan] = []
     for workload in of_few_blocks(spec, chunkings(spec, step), PROGRAM_ROUNDS, _MOST_BLOCKS):
         try:
             return plan_chain(lower(spec, workload, recipe), machine, caps, policy, judge)
         except InfeasiblePlan as error:
-            failed = error
-    assert failed is not None, "there is always at least one chunking"
-    raise failed
+            failed.append(error)
+    raise least_short(failed)
 
 
 def _optimal(

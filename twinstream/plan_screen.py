@@ -34,7 +34,7 @@ def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) 
         _residence_table(explanation.residence, schedule.caps),
     ]
     if any(price.saves_s_per_step for price in explanation.prices):
-        parts.append(_prices_table(explanation))
+        parts.append(_prices_table(explanation, summary.step_time_s))
     return Group(*parts)
 
 
@@ -158,15 +158,19 @@ def _columns(role: RoleResidence) -> tuple[int, ...]:
     )
 
 
-def _prices_table(explanation: Explanation) -> Group:
+def _prices_table(explanation: Explanation, step_s: float) -> Group:
+    """What one more unit is worth: a MiB of a memory, if a GiB came to more than the step."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for price in explanation.prices:
         if price.saves_s_per_step:
             unit, _, thing = price.what.partition(" of ")
+            share = 1.0
+            if unit == "GiB" and price.saves_s_per_step > step_s:
+                unit, share = "MiB", _MIB / _GIB
             table.add_row(
                 f"one more {unit} of {QUEUE_NAMES.get(thing, thing)}",
-                f"+{price.adds_tokens_per_s:,.1f} tokens/s",
-                f"saves {seconds(price.saves_s_per_step)} a step",
+                f"+{share * price.adds_tokens_per_s:,.1f} tokens/s",
+                f"saves {seconds(share * price.saves_s_per_step)} a step",
             )
     return Group("", "Worth buying, by the lower bound, to first order", table)
 

@@ -121,6 +121,23 @@ def test_the_smallest_caps_in_the_comparison_do(compared):
     assert error_of(*plan, least - 2**20)
 
 
+@pytest.mark.parametrize(("model", "unit"), [("tiny", "MiB"), ("8b", "GiB")])
+def test_a_unit_of_memory_is_never_said_to_save_more_than_the_step(model, unit):
+    tight = {"tiny": ("64", "256", "4MiB", "12MiB"), "8b": ("2048", "8192", "24GiB", "100GiB")}
+    names = "--seq-len", "--tokens-per-step", "--device-mem", "--host-mem"
+    options = [part for pair in zip(names, tight[model], strict=True) for part in pair]
+    machine = {"tiny": "cpu", "8b": "h100"}[model]
+    command = ("plan", "--model", model, "--machine", machine, *options, "--effort", "quick")
+    outcome = call(*command)
+    assert f"one more {unit} of device memory" in outcome.out, outcome.err
+    explained = call(*command, "--json").json()
+    prices = explained["explanation"]["prices"]
+    [price] = [one for one in prices if one["what"] == "GiB of device memory"]
+    share = 1.0 if unit == "GiB" else 2**-10
+    assert share * price["saves_s_per_step"] < explained["step_time_s"]
+    assert f"+{share * price['adds_tokens_per_s']:,.1f} tokens/s" in outcome.out
+
+
 @pytest.mark.parametrize("smallest", [True, False])
 def test_of_caps_that_need_not_be_the_smallest_the_comparison_says_so(monkeypatch, smallest):
     plan = ts.api.plan

@@ -1,11 +1,19 @@
 """How a step is cut into rounds and chunks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from twinstream.models.presets import load_preset
-from twinstream.planner.chunking import ChunkingError, TrainingStep, admissible, chunkings
+from twinstream.planner.chunking import (
+    ChunkingError,
+    TrainingStep,
+    admissible,
+    chunkings,
+    possible,
+)
 from twinstream.schedule.workload import Workload
 
 SPEC = load_preset("8b")
@@ -182,3 +190,13 @@ def test_what_does_not_fit_unequal_lengths_is_refused(changes, message):
     known = {"seq_len": 1000, "sequence_lengths": (300, 1000, 200)}
     with pytest.raises(ChunkingError, match=message):
         chunkings(SPEC, TrainingStep(**(known | changes)))
+
+
+@pytest.mark.parametrize("seq_len", [64, 512, 8192])
+def test_possible_are_all_ways_that_fixed_chunks_would_be_cut(seq_len):
+    step = TrainingStep(seq_len=seq_len, tokens_per_step=8 * seq_len)
+    found = possible(SPEC, step)
+    assert len(set(found)) == len(found)
+    by_size = [replace(step, chunk_tokens=one.chunk_tokens) for one in chunkings(SPEC, step)]
+    assert set(found) == {w for one in (step, *by_size) for w in admissible(SPEC, one)}
+    assert set(found) > set(chunkings(SPEC, step))

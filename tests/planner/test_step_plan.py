@@ -12,10 +12,11 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering import lower
+from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
-from twinstream.planner.chunking import TrainingStep, admissible, chunkings
+from twinstream.planner.chunking import TrainingStep, admissible, possible
 from twinstream.planner.cuts import Cuts
 from twinstream.planner.deciding import Decider
 from twinstream.planner.family import Family
@@ -89,7 +90,7 @@ def test_the_workload_is_admissible_or_one_of_smaller_chunks_where_no_admissible
     assert (schedule.policy, schedule.caps) == ("optimal", caps)
     if schedule.workload in admissible(SPEC, STEPS[step]):
         return
-    assert schedule.workload in chunkings(SPEC, STEPS[step])
+    assert schedule.workload in possible(SPEC, STEPS[step])
     for workload in admissible(SPEC, STEPS[step]):
         with pytest.raises(InfeasiblePlan):
             plan_chain(lower(SPEC, workload), MACHINE, caps, "optimal", judge_of("cpu"))
@@ -419,3 +420,41 @@ def test_the_host_cap_that_a_refusal_names_would_do(step):
         if least is not None:
             enough = caps.model_copy(update={field: least})
             assert plan_step(SPEC, STEPS[step], MACHINE, enough, "optimal", judge_of("cpu"))
+
+
+# --- small steps in smaller chunks
+
+
+def small_step(device_bytes: int, host_bytes: int, policy: str, **fixed: int) -> Schedule:
+    step = TrainingStep(seq_len=64, tokens_per_step=256, **fixed)  # type: ignore[arg-type]
+    caps = Caps(device_bytes=device_bytes, host_bytes=host_bytes)
+    return plan_step(load_preset("tiny"), step, MACHINE, caps, policy, judge_of("cpu"))
+
+
+@pytest.mark.parametrize("chunk_tokens", [64, 128])
+def test_where_chunks_that_might_be_named_fit_they_are_found_without(chunk_tokens):
+    caps = 4_767_744, 10 * 2**20
+    assert verify(small_step(*caps, "optimal", chunk_tokens=chunk_tokens)) == []
+    with pytest.raises(InfeasiblePlan):
+        small_step(*caps, "optimal", chunk_tokens=256)
+    assert verify(small_step(*caps, "optimal")) == []
+
+
+@pytest.mark.parametrize("side", ["device", "host"])
+def test_the_caps_that_other_policies_name_are_the_smallest_of_all_ways_to_cut(side):
+    """In chunks of 256 tokens `streaming` takes less of the host here than in smaller ones."""
+    device_bytes, host_bytes = 4 * 2**20, 11_000_000
+    with pytest.raises(InfeasiblePlan) as error:
+        small_step(device_bytes, host_bytes, "streaming")
+    short = error.value.shortage
+    assert short.needed_bytes == short.smallest_host_bytes
+    least = short.smallest_device_bytes if side == "device" else short.smallest_host_bytes
+    assert least is not None
+
+    def within(size: int) -> Schedule:
+        caps = (size, host_bytes) if side == "device" else (device_bytes, size)
+        return small_step(*caps, "streaming")
+
+    assert verify(within(least)) == []
+    with pytest.raises(InfeasiblePlan):
+        within(least - 1)
