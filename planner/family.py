@@ -17,7 +17,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.judged_plan import Plan, tightest
 from twinstream.planner.last_resort import LastResort
-from twinstream.planner.plan import as_step_bound, finished, step_bound
+from twinstream.planner.plan import as_step_bound, finished
 from twinstream.planner.policies.optimal import optimal_plans, streamed
 from twinstream.planner.policies.streaming import streaming_plan
 from twinstream.planner.refusal import refused, refused_as_fixed, refused_unnamed
@@ -246,7 +246,7 @@ class Family:
         made = make(few)  # says soon that nothing fits
         chain = lower(self.spec, workload, self.cuts.recipe)
         schedule = of_all_rounds(made, make, chain).model_copy(update={"policy": "optimal"})
-        return finished(schedule, chain, step_bound(chain, self.machine, self.caps))
+        return finished(schedule, chain, self.step_bound_of(workload))
 
     def _bare_plan(self, resort: LastResort, workload: Workload) -> Schedule | None:
         chain = cache(lambda: lower(self.spec, workload, self.cuts.recipe))

@@ -90,7 +90,8 @@ def _advice(shortage: Shortage) -> str:
         less = "" if shortage.smallest else " Less may do, too: effort thorough tells."
         return f"What would do: {' or '.join(options)}; or smaller chunks (--chunk-tokens).{less}"
     none = "would do" if shortage.smallest else "is known to do"
-    return f"No larger cap on one side alone {none}: raise both, or use smaller chunks."
+    more = "" if shortage.smallest else " More effort may find one (--effort)."
+    return f"No larger cap on one side alone {none}: raise both, or use smaller chunks.{more}"
 
 
 def _aside(shortage: Shortage) -> str:

@@ -28,7 +28,17 @@ from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 
 class KnownPlanError(TwinstreamError):
-    """A known plan is of something else than what is to be planned."""
+    """A known plan is of something else than what is to be planned.
+
+    Args:
+        plan: the known one.
+        name: by which the message begins.
+        why: what of it is not as asked.
+    """
+
+    def __init__(self, plan: Schedule, name: str, why: str) -> None:
+        self.plan, self.why = plan, why
+        super().__init__(f"{name} {why}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,8 @@ def fits(known: Schedule, caps: Caps) -> bool:
 def _require_same_step(known: Schedule, asked: Asked, name: str) -> None:
     """Refuse a plan of something else than what is to be planned."""
     if asked.policy == "optimal" and asked.choices.prefetch_blocks is not None:
-        raise KnownPlanError(f"how early {name} loads is not known: fix no prefetch beside it")
+        why = "does not tell how early it loads: fix no prefetch beside it"
+        raise KnownPlanError(known, name, why)
     step, cut = asked.step, known.workload
     for what, wanted, found in (
         ("policy", asked.policy, known.policy),
@@ -144,8 +155,10 @@ def _require_same_step(known: Schedule, asked: Asked, name: str) -> None:
     ):
         if wanted != found:
             raise KnownPlanError(
-                f"{name} differs in {what}: {_told(found)}, not {_told(wanted)}; only a plan of "
-                "the same training step can stand in for this one"
+                known,
+                name,
+                f"differs in {what}: {_told(found)}, not {_told(wanted)}; only a plan of the same "
+                "training step can stand in for this one",
             )
 
 

@@ -197,7 +197,7 @@ def policies_screen(outcomes: Sequence[PolicyOutcome], best: Schedule) -> Group:
         "* the fastest; gaps are to the bound of the policy's own chain; redone is a share of all "
         "FLOPs"
     )
-    reasons = [_reason(outcome) for outcome in outcomes if outcome.reason]
+    reasons = [outcome.told for outcome in outcomes if outcome.reason]
     return Group(title, "", table, below, *reasons)
 
 
@@ -217,21 +217,6 @@ def _outcome_row(outcome: PolicyOutcome, best: str, unit: int) -> list[str]:
         f"{summary.recompute_fraction:.1%}",
         f"{summary.plan_seconds or 0.0:.1f} s",
     ]
-
-
-def _reason(outcome: PolicyOutcome) -> str:
-    options = [
-        f"{flag} {-(-size // _MIB)}MiB"
-        for flag, size in (
-            ("--device-mem", outcome.smallest_device_bytes),
-            ("--host-mem", outcome.smallest_host_bytes),
-        )
-        if size is not None
-    ]
-    fits = f"; fits with {' or '.join(options)}" if options else ""
-    if options and outcome.less_may_do:
-        fits += ", maybe with less"
-    return f"{outcome.policy}: {outcome.reason}{fits}"
 
 
 def _unit(largest_bytes: int) -> tuple[int, str]:

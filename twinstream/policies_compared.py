@@ -1,7 +1,7 @@
 """Every policy on the same step, machine and caps: `twinstream plan --policy all`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 
 ALL = "all"
+_MIB = 2**20
 
 
 class PolicyOutcome(Node):
@@ -44,6 +45,31 @@ class PolicyOutcome(Node):
     smallest_device_bytes: NonNegativeInt | None = None
     smallest_host_bytes: NonNegativeInt | None = None
     less_may_do: bool = False
+
+    @property
+    def told(self) -> str:
+        """Why there is no plan, and which caps would do, in whole MiB."""
+        options = [
+            f"{flag} {-(-size // _MIB)}MiB"
+            for flag, size in (
+                ("--device-mem", self.smallest_device_bytes),
+                ("--host-mem", self.smallest_host_bytes),
+            )
+            if size is not None
+        ]
+        fits = f"; fits with {' or '.join(options)}" if options else ""
+        if options and self.less_may_do:
+            fits += ", maybe with less"
+        return f"{self.policy}: {self.reason}{fits}"
+
+
+class NoPolicyFits(TwinstreamError):
+    """No policy has a plan; `outcomes` says of each why."""
+
+    def __init__(self, outcomes: Sequence[PolicyOutcome]) -> None:
+        self.outcomes = tuple(outcomes)
+        reasons = "".join(f"\n  {outcome.told}" for outcome in outcomes)
+        super().__init__(f"no policy has a plan of this step within these caps{reasons}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +95,7 @@ def compare_policies(
     Tokens per step that are left open are the same for all. `on_policy` is called after each.
 
     Raises:
-        InfeasiblePlan: no policy fits the caps; what is said is what the first one needs.
+        NoPolicyFits: none has a plan within the caps; it says of each why.
         TwinstreamError: as `api.plan`.
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
@@ -77,7 +103,6 @@ def compare_policies(
     caps = api.caps_of(profile, device_mem, host_mem)
     whole = with_tokens(spec, step, profile, caps)
     outcomes: list[PolicyOutcome] = []
-    failed: list[TwinstreamError] = []
     best: tuple[Schedule, Timeline] | None = None
     for policy in policies():
         start_s = time.perf_counter()
@@ -87,7 +112,6 @@ def compare_policies(
                 policy=policy,
             )  # fmt: skip
         except (InfeasiblePlan, MissingNumberError) as error:
-            failed.append(error)
             outcomes.append(_refused(policy, error))
         else:
             plan_seconds = time.perf_counter() - start_s
@@ -101,7 +125,7 @@ def compare_policies(
         if on_policy is not None:
             on_policy()
     if best is None:
-        raise failed[0]
+        raise NoPolicyFits(outcomes)
     return PoliciesCompared(tuple(outcomes), *best)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.front_door.command_line import SUMMARY_KEYS, TINY_STEP, call
+from tests.front_door.command_line import SUMMARY_KEYS, TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.presets import preset_names
 from twinstream.schedule.document import Schedule
@@ -143,6 +143,8 @@ def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_
     assert call("verify", after, "--json").json()["ok"] is True
     assert read_document(Schedule, after).caps.device_bytes == large[1]
     assert told not in table_of(*ask, "--device-mem", "40MiB", "--no-slower-than", before)
+    refused = error_of(*ask, *large, "--chunk-tokens", 32, "--no-slower-than", before)
+    assert f"error: --no-slower-than {before} differs in " in refused
 
 
 def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):

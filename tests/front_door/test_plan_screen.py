@@ -176,11 +176,19 @@ def test_the_output_of_all_policies_is_the_best_schedule(compared, tmp_path):
     assert schedule.policy == compared["best"] == compared["best_schedule"]["policy"]
 
 
-def test_where_no_policy_fits_the_first_one_says_what_would_do():
-    message = error_of(*PLAN, "--device-mem", "1MiB", "--policy", "all")
+def test_where_no_policy_fits_each_says_why_and_what_would_do():
+    command = (*PLAN, "--device-mem", "1MiB", "--policy", "all")
+    message = error_of(*command)
     assert message.count("error:") == 1
-    suggested = message.split("What would do: --device-mem ")[1].split(";")[0]
+    reasons = {line.split(":")[0].strip(): line for line in message.splitlines()[1:]}
+    assert reasons.keys() == set(policies())
+    suggested = reasons["optimal"].split("fits with --device-mem ")[1].split(",")[0]
     assert call(*PLAN, "--device-mem", suggested, "--policy", "all", "--json").code == 0
+    outcome = call(*command, "--json")
+    assert outcome.code == 2 and outcome.err == message
+    document = json.loads(outcome.out)
+    assert document["best"] is None
+    assert {one["policy"] for one in document["policies"]} == set(policies())
 
 
 def test_only_plan_takes_all_policies():

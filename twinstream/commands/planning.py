@@ -1,9 +1,10 @@
 """`plan`: decide where every tensor lives, and predict what that yields."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 from twinstream import api
@@ -19,9 +20,10 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.plan_screen import plan_notes, plan_screen, policies_screen
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.known import KnownPlanError
 from twinstream.planner.plan import optimizer_place, policies
 from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
-from twinstream.policies_compared import ALL, compare_policies
+from twinstream.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 
@@ -68,7 +70,7 @@ def plan(  # noqa: PLR0913
         _plan_all(wanted, output, as_json=as_json)
         return
     known = {path: checked_schedule(path) for path in no_slower_than or []}
-    schedule, plan_seconds = planned(wanted, choices, list(known.values()), quiet=as_json)
+    schedule, plan_seconds = planned(wanted, choices, known, quiet=as_json)
     profile = load_machine(machine)
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, profile)
@@ -93,15 +95,20 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     """Compare all policies; fails only where none fits."""
     assert wanted.model is not None and wanted.machine is not None
     what = f"planning {wanted.model} for {wanted.machine} by every policy"
-    with progress(what, len(policies()), quiet=as_json) as advance:
-        compared = compare_policies(
-            wanted.model,
-            wanted.machine,
-            step=step_of(wanted),
-            device_mem=wanted.device_mem,
-            host_mem=wanted.host_mem,
-            on_policy=advance,
-        )
+    try:
+        with progress(what, len(policies()), quiet=as_json) as advance:
+            compared = compare_policies(
+                wanted.model,
+                wanted.machine,
+                step=step_of(wanted),
+                device_mem=wanted.device_mem,
+                host_mem=wanted.host_mem,
+                on_policy=advance,
+            )
+    except NoPolicyFits as error:
+        if as_json:
+            print_json({"policies": error.outcomes, "best": None})
+        raise
     best = compared.best
     if output is not None:
         write_document(best, output)
@@ -141,7 +148,7 @@ def choices_of(
 def planned(
     wanted: options.PlanOptions,
     choices: Choices = OPEN,
-    known: Sequence[Schedule] = (),
+    known: Mapping[Path, Schedule] = MappingProxyType({}),
     *,
     quiet: bool,
 ) -> tuple[Schedule, float]:
@@ -149,17 +156,21 @@ def planned(
     assert wanted.model is not None and wanted.machine is not None
     step = step_of(wanted)
     start_s = time.perf_counter()
-    with progress(f"planning {wanted.model} for {wanted.machine}", quiet=quiet):
-        schedule = api.plan(
-            wanted.model,
-            wanted.machine,
-            step=step,
-            device_mem=wanted.device_mem,
-            host_mem=wanted.host_mem,
-            policy=wanted.policy or api.DEFAULT_POLICY,
-            choices=choices,
-            known=known,
-        )
+    try:
+        with progress(f"planning {wanted.model} for {wanted.machine}", quiet=quiet):
+            schedule = api.plan(
+                wanted.model,
+                wanted.machine,
+                step=step,
+                device_mem=wanted.device_mem,
+                host_mem=wanted.host_mem,
+                policy=wanted.policy or api.DEFAULT_POLICY,
+                choices=choices,
+                known=list(known.values()),
+            )
+    except KnownPlanError as error:
+        path = next(path for path, plan in known.items() if plan is error.plan)
+        raise KnownPlanError(error.plan, f"--no-slower-than {path}", error.why) from None
     return schedule, time.perf_counter() - start_s
 
 
