@@ -72,8 +72,10 @@ def machine_toml(machine: Machine) -> str:
         number: Node | None = getattr(machine, field)
         if number is not None:
             lines += ["", f"[{field}]", *_toml_lines(number)]
-    if machine.attention is not None:
-        lines += ["", "[attention]", *_toml_lines(machine.attention)]
+    for field in ("compute_capability", "attention"):
+        node: Node | None = getattr(machine, field)
+        if node is not None:
+            lines += ["", f"[{field}]", *_toml_lines(node)]
     for key, curve in machine.efficiency.items():
         quoted = key if re.fullmatch(r"\w+", key) else f'"{key}"'
         lines += ["", f"[efficiency.{quoted}]", *_toml_lines(curve)]

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.schema import (
     NUMBER_FIELDS,
     AttentionChoice,
+    ComputeCapability,
     Efficiency,
     Machine,
     Number,
@@ -18,6 +19,10 @@ from twinstream.hardware_profiles.schema import (
 from twinstream.schedule.node import Node
 
 _WHAT_IF = "+what-if"
+_TABLES: Mapping[str, type[Node]] = {  # the fields that no plain number stands for
+    "attention": AttentionChoice,
+    "compute_capability": ComputeCapability,
+}
 
 
 def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
@@ -98,7 +103,8 @@ def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
     if fault["type"] == "missing":
         return f"{field} is missing"
     if fault["type"] in ("model_type", "dict_type"):
-        return f"{field} needs a number or a table, got {fault['input']!r}"
+        kinds = "a table" if names[0] in _TABLES else "a number or a table"
+        return f"{field} needs {kinds}, got {fault['input']!r}"
     got = "" if isinstance(fault["input"], dict | Number) else f", got {fault['input']!r}"
     return f"{field}: {fault['msg']}{got}"
 
@@ -106,8 +112,9 @@ def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
 def _known_beside(names: list[str]) -> list[str]:
     if len(names) == 1:
         return ["base", *Machine.model_fields]
-    nodes: dict[str, type[Node]] = {"efficiency": Efficiency, "attention": AttentionChoice}
-    return list(nodes.get(names[0], Number).model_fields)
+    if names[0] == "efficiency":
+        return list(Efficiency.model_fields)
+    return list(_TABLES.get(names[0], Number).model_fields)
 
 
 def _told(machine: Machine, field: str) -> str:

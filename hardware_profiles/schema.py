@@ -113,6 +113,19 @@ class AttentionChoice(Node):
     source: Text
 
 
+class ComputeCapability(Node):
+    """CUDA compute capability, `major.minor`: which attention implementations are made for it."""
+
+    value: Annotated[str, Field(pattern=r"^[1-9][0-9]?\.[0-9]$")]
+    kind: Literal["datasheet", "measured", "assumed", "hypothetical"]
+    source: Text
+
+    @property
+    def major(self) -> int:
+        """9 of "9.0"."""
+        return int(self.value.partition(".")[0])
+
+
 class Machine(Node):
     """One machine: a device, its host and the link between them.
 
@@ -145,6 +158,7 @@ class Machine(Node):
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
     event_wait_latency_ns: Number | None = None
+    compute_capability: ComputeCapability | None = None
     attention: AttentionChoice | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
@@ -281,8 +295,9 @@ class Machine(Node):
 
     @property
     def content_hash(self) -> str:
-        """16 hex digits that change with any number, source or text of the profile."""
+        """16 hex digits that change with any number, source or text that a plan follows from."""
         document: dict[str, Any] = self.model_dump(mode="json")
+        del document["compute_capability"]  # what may be asked for, not what comes of it
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

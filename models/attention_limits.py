@@ -44,8 +44,12 @@ def attention_limits(name: str) -> AttentionLimits:
     return _limits()[name]
 
 
-def attention_refusal(name: str, device: DeviceName, dtype: str, head_dim: int) -> str | None:
+def attention_refusal(
+    name: str, device: DeviceName, dtype: str, head_dim: int, capability: int | None = None
+) -> str | None:
     """Why an implementation cannot compute such heads on a kind of device, or None.
+
+    `capability` is the device's major compute capability; None is unknown, and not refused.
 
     Raises:
         UnknownAttentionError: there is none of that name.
@@ -53,6 +57,9 @@ def attention_refusal(name: str, device: DeviceName, dtype: str, head_dim: int) 
     limits = attention_limits(name)
     if limits.device is not None and limits.device != device:
         return f"it runs on {limits.device}, not on {device}"
+    if limits.capabilities and capability is not None and capability not in limits.capabilities:
+        made_for = ", ".join(str(major) for major in limits.capabilities)
+        return f"it is for compute capability {made_for}, not {capability}"
     return limits.refusal(dtype, head_dim)
 
 

@@ -27,11 +27,13 @@ def attention_for(machine: Machine, spec: ModelSpec, attention: str = "auto") ->
 
     Raises:
         UnknownAttentionError: there is none of that name.
-        UnsuitableAttentionError: it does not compute the model, or not on that kind of device.
+        UnsuitableAttentionError: it does not compute the model, or not on that device.
     """
 
+    capability = machine.compute_capability.major if machine.compute_capability else None
+
     def refusal(name: str) -> str | None:
-        return attention_refusal(name, machine.device, spec.dtype, spec.head_dim)
+        return attention_refusal(name, machine.device, spec.dtype, spec.head_dim, capability)
 
     if attention == "auto":
         wanted = ["eager"]

@@ -20,7 +20,7 @@ from twinstream.executor.probe.task_samples import (
     matmul_samples,
     task_samples,
 )
-from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
+from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
 from twinstream.schedule.chain import Chain
 
 _RESERVE_MARGIN_BYTES = 256 * 2**20  # of streams, events and graphs of a run, and rounding
@@ -145,6 +145,7 @@ def _machine(
         "name": f"{name} probed",
         "description": f"{name}, {where}",
         "device": "cuda",
+        "compute_capability": _compute_capability(where),
         _PEAK: getattr(sheet, _PEAK) if sheet else _measured(best, where),
         "peak_fp32_flop_per_s": sheet.peak_fp32_flop_per_s if sheet else _UNMEASURED_FP32,
         "hbm_bytes_per_s": sheet.hbm_bytes_per_s if sheet else _measured(hbm, where),
@@ -156,6 +157,13 @@ def _machine(
         "efficiency": curves | _with_general(fit.curves),
     }
     return Machine.model_validate(document), fit
+
+
+def _compute_capability(where: str) -> ComputeCapability | None:
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return ComputeCapability(value=f"{major}.{minor}", kind="measured", source=where)
 
 
 def _with_general(curves: dict[str, Efficiency]) -> dict[str, Efficiency]:

@@ -162,6 +162,15 @@ LINKS = Links(
 )  # fmt: skip
 
 
+def test_the_profile_states_the_capability_of_the_device(monkeypatch):
+    monkeypatch.setattr(cuda.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda.torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setattr(cuda.torch.cuda, "get_device_capability", lambda: (12, 1))
+    request = ProbeRequest(REAL, None, commit="abc", date="2026-01-01")
+    machine, _ = cuda._machine(request, LINKS, samples_of(a_machine(**KNOWN)), "a test")
+    assert machine.compute_capability.value == "12.1"
+
+
 @pytest.mark.parametrize("datasheet", ["h200", None])
 def test_the_profile_prices_every_op_and_survives_its_file(datasheet, tmp_path):
     sheet = load_machine(datasheet) if datasheet else None

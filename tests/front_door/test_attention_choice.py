@@ -34,6 +34,26 @@ def test_auto_is_the_first_that_computes_the_model(machine, changes, chosen):
     assert attention_for(machine, SPEC.model_copy(update=changes)) == chosen
 
 
+def test_auto_leaves_out_what_is_not_made_for_the_device():
+    hopper = AttentionChoice(name="flash3", kind="measured", source="a test")
+    ada = load_machine("rtx4090").model_copy(update={"attention": hopper})
+    assert attention_for(ada, SPEC) == "sdpa_flash"
+    unstated = ada.model_copy(update={"compute_capability": None})
+    assert attention_for(unstated, SPEC) == "flash3"
+
+
+@pytest.mark.parametrize(
+    ("attention", "fits", "does_not"),
+    [("flash3", "h100", "rtx4090"), ("flash4", "b200", "rtx5090"), ("flash2", "a100", None)],
+)
+def test_attention_is_refused_for_devices_that_it_is_not_made_for(attention, fits, does_not):
+    assert attention_for(load_machine(fits), SPEC, attention) == attention
+    if does_not is not None:
+        told = "it is for compute capability .*, not"
+        with pytest.raises(UnsuitableAttentionError, match=told):
+            attention_for(load_machine(does_not), SPEC, attention)
+
+
 def test_a_hypothetical_machine_keeps_the_choice_of_its_base():
     faster = override(naming("flash4"), {"pcie_h2d_bytes_per_s": 128e9})
     assert attention_for(faster, SPEC) == "flash4"

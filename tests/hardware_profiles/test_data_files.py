@@ -28,6 +28,12 @@ FIGURES = {
 FITTED = ("h100", "rtx3090")
 DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
 BORROWED = ("a100", "b200", "gh200", "h200", "mi300x", "rtx4090", "rtx5090")
+# https://developer.nvidia.com/cuda-gpus
+CAPABILITIES = {
+    "h100": "9.0", "h100_datasheet": "9.0", "h200": "9.0", "gh200": "9.0", "b200": "10.0",
+    "a100": "8.0", "rtx3090": "8.6", "rtx3090_datasheet": "8.6", "rtx4090": "8.9",
+    "rtx5090": "12.0",
+}  # fmt: skip
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
 
@@ -49,6 +55,12 @@ def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
     for curve in machine.efficiency.values():
         assert curve.kind in ("assumed", "measured", *fitted)
         assert len(curve.source) > 10
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_nvidia_gpus_state_their_compute_capability(name):
+    stated = load_machine(name).compute_capability
+    assert (stated.value if stated else None) == CAPABILITIES.get(name)
 
 
 @pytest.mark.parametrize("name", FITTED)

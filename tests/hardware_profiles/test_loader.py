@@ -143,6 +143,11 @@ def test_a_wrong_what_if_is_one_clear_error(changes, message):
         ('base = "h100"\nhbm_bytes_per_s = true\n', "hbm_bytes_per_s needs a number or a table"),
         ('base = "h100"\nefficiency = 0.8\n', r"efficiency needs tables \[efficiency"),
         ('base = "h100"\nefficiency.matmull = 0.8\n', "efficiency.matmull: a plain number changes"),
+        ('base = "h100"\ncompute_capability = 9.0\n', "capability needs a table, got 9.0"),
+        (
+            'base = "h100"\n[compute_capability]\nvalue = "sm_90"\n',
+            "compute_capability.value: .*got 'sm_90'",
+        ),
         ('base = "h100"\nefficiency.matmul = "x"\n', "efficiency.matmul needs a number or a tab"),
         ('base = "h100"\ndevice = "tpu"\n', "device: Input should be 'cuda' or 'cpu', got 'tpu'"),
         (

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tests.hardware_profiles.machines import curve, number, toy_machine
 from twinstream.hardware_profiles.errors import MissingNumberError
-from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
+from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
 from twinstream.hardware_profiles.shipped import machine_names
 
 
@@ -139,6 +139,15 @@ def test_the_hash_does_not_depend_on_how_a_number_is_written():
     curves = dict(reversed(one.efficiency.items()))
     turned = one.model_copy(update={"efficiency": curves})
     assert one.content_hash == other.content_hash == turned.content_hash
+
+
+def test_the_hash_is_of_what_plans_follow_from():
+    stated = ComputeCapability(value="12.0", kind="assumed", source="test")
+    machine = toy_machine()
+    assert stated.major == 12
+    assert machine.model_copy(update={"compute_capability": stated}).content_hash == (
+        machine.content_hash
+    )
 
 
 @pytest.mark.parametrize(
