@@ -72,7 +72,7 @@ def machine_toml(machine: Machine) -> str:
         number: Node | None = getattr(machine, field)
         if number is not None:
             lines += ["", f"[{field}]", *_toml_lines(number)]
-    for field in ("compute_capability", "attention"):
+    for field in ("compute_capability", "attention", "expected_error"):
         node: Node | None = getattr(machine, field)
         if node is not None:
             lines += ["", f"[{field}]", *_toml_lines(node)]

@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.schema import (
     AttentionChoice,
     ComputeCapability,
     Efficiency,
+    ExpectedError,
     Machine,
     Number,
 )
@@ -22,6 +23,7 @@ _WHAT_IF = "+what-if"
 _TABLES: Mapping[str, type[Node]] = {  # the fields that no plain number stands for
     "attention": AttentionChoice,
     "compute_capability": ComputeCapability,
+    "expected_error": ExpectedError,
 }
 
 

@@ -126,6 +126,20 @@ class ComputeCapability(Node):
         return int(self.value.partition(".")[0])
 
 
+class ExpectedError(Node):
+    """How far predictions with this profile are off: |predicted / measured - 1| of step time.
+
+    `held_out`: on measured runs of this machine that the profile was not fitted to. `left_out`: on
+    each run it was fitted to, with that run left out. `borrowed`: what borrowing a relative's
+    efficiencies was off by where it could be tested. `assumed`: nothing of the kind was measured.
+    """
+
+    mean: Annotated[float, Field(gt=0, le=10)]
+    worst: Annotated[float, Field(gt=0, le=100)] | None = None
+    kind: Literal["held_out", "left_out", "borrowed", "assumed"]
+    source: Text
+
+
 class Machine(Node):
     """One machine: a device, its host and the link between them.
 
@@ -160,6 +174,7 @@ class Machine(Node):
     event_wait_latency_ns: Number | None = None
     compute_capability: ComputeCapability | None = None
     attention: AttentionChoice | None = None
+    expected_error: ExpectedError | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
     @field_validator(*RATE_FIELDS, *CAPACITY_FIELDS)
@@ -297,7 +312,8 @@ class Machine(Node):
     def content_hash(self) -> str:
         """16 hex digits that change with any number, source or text that a plan follows from."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        del document["compute_capability"]  # what may be asked for, not what comes of it
+        for told in ("compute_capability", "expected_error"):
+            del document[told]  # nothing that a plan follows from
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,70 @@
+"""How far a predicted number may be off: what every screen and every JSON says beside it."""
+
+from typing import Literal
+
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
+from twinstream.schedule.node import Node
+
+_WHY = {
+    "held_out": "mean error on measured runs that the profile was not fitted to",
+    "left_out": "mean error on each run it was fitted to, left out of the fit",
+    "borrowed": "mean error where borrowing what kernels reach could be tested",
+    "assumed": "assumed",
+    "unknown": "no error is known: nothing was predicted and then measured with this profile",
+}
+
+
+class Uncertainty(Node):
+    """The expected error of times and rates predicted with a profile.
+
+    `mean` and `worst` are fractions, |predicted / measured - 1|, as the profile's `expected_error`
+    states them; None where it states none. `hypothetical` are the numbers that no machine has: what
+    is known of the profile's error is of the machine they were changed on.
+    """
+
+    mean: float | None
+    worst: float | None
+    kind: Literal["held_out", "left_out", "borrowed", "assumed", "unknown"]
+    source: str
+    hypothetical: tuple[str, ...] = ()
+
+    @property
+    def short(self) -> str:
+        """For the side of a number: `+/- 1.0 %`, `+/- ?`."""
+        return "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
+
+    @property
+    def sentence(self) -> str:
+        """For a note: how much, what kind of test says so, and where it is written."""
+        worst = "" if self.worst is None else f", worst {_percent(self.worst)}"
+        told = self.short if self.mean is None else f"{self.short}{worst}"
+        said = f"Predicted speeds are {told}: {_WHY[self.kind]}"
+        if self.source:
+            said += f" ({self.source})"
+        if self.hypothetical:
+            said += f"; hypothetical: {', '.join(self.hypothetical)}"
+        return f"{said}."
+
+
+def uncertainty_of(machine: Machine) -> Uncertainty:
+    """What is known of how far predictions with this profile are off."""
+    numbers = [name for name in NUMBER_FIELDS if _is_hypothetical(getattr(machine, name))]
+    curves = [f"efficiency.{key}" for key, c in machine.efficiency.items() if _is_hypothetical(c)]
+    hypothetical = (*numbers, *curves)
+    found = machine.expected_error
+    if found is None:
+        return Uncertainty(
+            mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical
+        )
+    return Uncertainty(
+        mean=found.mean, worst=found.worst, kind=found.kind, source=found.source,
+        hypothetical=hypothetical,
+    )  # fmt: skip
+
+
+def _is_hypothetical(stated: Node | None) -> bool:
+    return getattr(stated, "kind", None) in ("hypothetical", "unconstrained")
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:.1%}".replace("%", " %") if fraction < 0.1 else f"{100 * fraction:.0f} %"
