@@ -6,7 +6,7 @@ from typing import Literal
 
 from twinstream.planner.bound_program import Program
 from twinstream.planner.bound_rounds import RoundClasses
-from twinstream.planner.choices import Choices, Home
+from twinstream.planner.choices import Choices
 from twinstream.planner.gaps import Element, Gap, elements
 from twinstream.planner.kept import kept_units
 from twinstream.planner.segments import Segments
@@ -151,24 +151,25 @@ class GapProgram:
                 self._tie(number, index, gap, alone)
                 continue
             weight = self.rounds.weight_of_gap(gap)
-            self.columns[number, index, False] = self._new(alone, weight, element.home)
+            self.columns[number, index, False] = self._new(element, gap, alone, weight)
             if self.rounds.crosses(gap) and self.rounds.of_position(gap.begin) == 0:
                 between = float(self.rounds.num_middles - 1)
-                self.columns[number, index, True] = self._new(alone, between, element.home)
+                self.columns[number, index, True] = self._new(element, gap, alone, between)
 
     def _tie(self, number: int, index: int, gap: Gap, alone: bool) -> None:
         """One set of columns for a crossing from the first round and all that follow it."""
         first = self._partner(number, gap)
         if first is None:
-            weight, home = self.rounds.num_rounds - 1.0, self.elements[number].home
-            self.columns[number, index, False] = self._new(alone, weight, home)
+            weight = self.rounds.num_rounds - 1.0
+            columns = self._new(self.elements[number], gap, alone, weight)
+            self.columns[number, index, False] = columns
         else:
             like = self.columns[number, first, False]
             self.columns[number, index, False] = replace(like, weight=0.0)
 
-    def _new(self, alone: bool, weight: float, home: Home | None) -> GapColumns:
-        kept = self.program.column(upper=0.0 if home == "host" else 1.0)
-        loaded = self.program.column(upper=0.0 if home == "device" else 1.0)
+    def _new(self, element: Element, gap: Gap, alone: bool, weight: float) -> GapColumns:
+        kept = self.program.column(upper=0.0 if gap.away else 1.0)
+        loaded = self.program.column(upper=0.0 if element.home == "device" else 1.0)
         if alone:
             return GapColumns(kept, loaded, loaded, None, weight)
         return GapColumns(kept, loaded, self.program.column(), self.program.column(), weight)

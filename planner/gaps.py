@@ -1,7 +1,7 @@
 """What must happen between two uses of a tensor: the elements that the lower bound decides on."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -31,13 +31,14 @@ class Gap:
     `end` is less than or equal to `begin` where the gap goes over the boundary between passes.
     `made`: where the content was made, if no gap lies between (at `begin`, or before gaps that
     were passed over): a host copy is written after that. Otherwise it is None, and `after` is the
-    index, in the same element, of the gap before.
+    index, in the same element, of the gap before. `away`: nothing of it may stay on the device.
     """
 
     begin: int
     end: int
     made: int | None
     after: int | None
+    away: bool = False
 
     @property
     def fresh(self) -> bool:
@@ -48,7 +49,7 @@ class Gap:
 class Element:
     """Leaves with the same uses, taken together: their names, bytes, uses and gaps.
 
-    `home`: where all of them must be, if that is fixed.
+    `home`: where all of them are at home, if that is fixed.
     """
 
     leaves: tuple[str, ...]
@@ -62,23 +63,22 @@ def elements(chain: Chain, segments: Segments, choices: Choices) -> list[Element
     """All content of a chain that can be kept, moved or made again; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
-    with no task inside are left out, too: staying costs nothing there. With 3 to 8 chunks a round
-    so are gaps of no more tasks than chunks: content may stay over them at no cost, which relaxes
-    the program and keeps it small. With more chunks what lies there is too much to be overlooked.
+    with no task inside are left out, too: staying costs nothing there; and so are those of no more
+    than `passed_over` tasks: content may stay over them at no cost, which relaxes the program.
     """
-    chunks = ceil(chain.workload.chunks_per_round * segments.count / len(segments.of_task))
-    shortest = chunks if chain.workload.chunks_per_round in _CHUNKS_OF_FEW_GAPS else 0
+    shortest = ceil(passed_over(chain) * segments.count / len(segments.of_task))
     units = kept_units(chain)
     touches = _touches(chain, units, segments)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     roles = {t.tensor_id: t.role for t in chain.tensors}
     persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
     remade = _remade_how(chain, units, segments)
+    away = _away(chain, units, segments, choices)
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
         if roles[leaf] not in _FREE_ROLES:
             home = choices.home(roles[leaf])
-            key = (tuple(found), leaf in persistent, remade.get(leaf), home)
+            key = (tuple(found), leaf in persistent, remade.get(leaf), home, away.get(leaf))
             alike.setdefault(key, []).append(leaf)
     return [
         Element(
@@ -86,7 +86,8 @@ def elements(chain: Chain, segments: Segments, choices: Choices) -> list[Element
             sum(sizes[leaf] for leaf in leaves),
             tuple(touches[leaves[0]]),
             tuple(
-                _gaps(
+                replace(gap, away=(gap.begin, gap.end) in away.get(leaves[0], ()))
+                for gap in _gaps(
                     touches[leaves[0]],
                     cycle=segments.count if leaves[0] in persistent else None,
                     shortest=shortest,
@@ -95,6 +96,64 @@ def elements(chain: Chain, segments: Segments, choices: Choices) -> list[Element
             choices.home(roles[leaves[0]]),
         )
         for leaves in alike.values()
+    ]
+
+
+def passed_over(chain: Chain) -> int:
+    """Content stays over gaps of at most so many tasks, wherever it is at home.
+
+    With 3 to 8 chunks a round that is as many: it keeps the program small. With more, what lies
+    there is too much to be overlooked.
+    """
+    chunks = chain.workload.chunks_per_round
+    return chunks if chunks in _CHUNKS_OF_FEW_GAPS else 0
+
+
+def _away(
+    chain: Chain, units: UnitMap, segments: Segments, choices: Choices
+) -> dict[str, frozenset[tuple[int, int]]]:
+    """By leaf at home on the host: segments of consecutive uses between which its unit leaves.
+
+    A unit is placed as one: it stays where another of its leaves is used meanwhile, by a task or
+    by a recompute before it, unless a gap between two of all these uses is long enough.
+    """
+    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    used: dict[str, set[int]] = {}
+    of_leaf: dict[str, list[int]] = {}
+    for at, task in [
+        *enumerate(chain.tasks), *((position[r.before], r.task) for r in chain.recomputes)
+    ]:  # fmt: skip
+        for unit, uses in units.touched(task).items():
+            used.setdefault(unit, set()).add(at)
+            if task.task_id in position:
+                for leaf in {use.leaf for use in uses}:
+                    of_leaf.setdefault(leaf, []).append(at)
+    found: dict[str, frozenset[tuple[int, int]]] = {}
+    for unit, places in used.items():
+        if choices.home(units.units[unit].tensor.role) == "host":
+            long = _long_gaps(sorted(places), len(chain.tasks), passed_over(chain))
+            for leaf in units.units[unit].leaves:
+                mine = _with_one_inside(of_leaf.get(leaf, []), long, len(chain.tasks))
+                found[leaf] = frozenset((segments.of_task[a], segments.of_task[b]) for a, b in mine)
+    return found
+
+
+def _long_gaps(places: Sequence[int], cycle: int, shortest: int) -> list[tuple[int, int]]:
+    """Consecutive places with more than `shortest` between them; the last is in the next cycle."""
+    ends = [*places[1:], places[0] + cycle]
+    return [(a, b) for a, b in zip(places, ends, strict=True) if b - a - 1 > shortest]
+
+
+def _with_one_inside(
+    places: Sequence[int], gaps: Iterable[tuple[int, int]], cycle: int
+) -> list[tuple[int, int]]:
+    """Consecutive places, the last and the first among them, between which one of the gaps lies."""
+    wide = [*gaps, *((a + cycle, b + cycle) for a, b in gaps)]
+    ends = [*places[1:], *(place + cycle for place in places[:1])]
+    return [
+        (a, b % cycle)
+        for a, b in zip(places, ends, strict=True)
+        if any(a <= begin and end <= b for begin, end in wide)
     ]
 
 

@@ -30,7 +30,10 @@ class Allowances:
     drains: AtPlace
 
     def widened(self, sequence: TaskSequence, stays: Sequence[Stay]) -> list[Stay]:
-        """The stays with room for their copies; stays of the same content that meet are joined."""
+        """The stays with room for their copies; stays of the same content that meet are joined.
+
+        Not those of units that are to be `away` in between.
+        """
         by_unit: dict[str, list[Stay]] = {}
         num_tasks = len(sequence.tasks)
         for stay in stays:
@@ -42,7 +45,11 @@ class Allowances:
                 later = stay.end + drain - end
                 stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
             by_unit.setdefault(stay.unit, []).append(stay)
-        return [stay for found in by_unit.values() for stay in _joined(found)]
+        return [
+            stay
+            for unit, found in by_unit.items()
+            for stay in _joined(found, apart=unit in sequence.away)
+        ]
 
 
 @dataclass(frozen=True)
@@ -189,12 +196,13 @@ def _trim(
         end_before(task)
 
 
-def _joined(stays: Sequence[Stay]) -> list[Stay]:
+def _joined(stays: Sequence[Stay], *, apart: bool) -> list[Stay]:
     """One unit's stays in order: joined where they meet with the same content, else kept apart."""
     joined: list[Stay] = []
     for stay in stays:
         last = joined[-1] if joined else None
-        if last is not None and stay.begin <= last.end and last.goes_on_in(stay):
+        meets = last is not None and stay.begin <= last.end
+        if last is not None and meets and not apart and last.goes_on_in(stay):
             uses = (*last.uses, *stay.uses)
             joined[-1] = replace(
                 last, end=stay.end, uses=uses, leaves=stay.leaves, later=stay.later

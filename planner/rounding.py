@@ -74,6 +74,10 @@ class Decisions:
         """Whether it is settled for good over which gaps a unit stays."""
         return is_kept(unit) or self.choices.home(unit.tensor.role) is not None
 
+    def is_away(self, unit: Unit) -> bool:
+        """Whether a unit is at home on the host for good."""
+        return not is_kept(unit) and self.choices.home(unit.tensor.role) == "host"
+
 
 def is_kept(unit: Unit) -> bool:
     """Whether a unit always stays: it is too small to be worth a copy, or nobody reads it later."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from twinstream.planner.gaps import passed_over
 from twinstream.planner.residency import Stay, TaskClock, chosen_stays
 from twinstream.planner.rounding import Decisions
 from twinstream.planner.rounds import Folding, Place
@@ -16,7 +17,8 @@ class TaskSequence:
     """What runs, and when if the program's slots hold.
 
     `index` is the chain's task that each stands for (a recompute for the one it goes before);
-    `folding` is of the sequence, `chain_folding` of the chain.
+    `folding` is of the sequence, `chain_folding` of the chain. `away` are the units that are at
+    home on the host because that was fixed, and on the device around their uses only.
     """
 
     chain: Chain
@@ -27,6 +29,7 @@ class TaskSequence:
     folding: Folding
     chain_folding: Folding
     clock: TaskClock
+    away: frozenset[str] = frozenset()
 
     @staticmethod
     def of(
@@ -43,15 +46,23 @@ class TaskSequence:
         return TaskSequence(
             chain, tasks, index, units, uses_by_unit(tasks, units), Folding.of(chain, tasks),
             chain_folding, TaskClock(_durations_ns(index, alone_ns, places_ns)),
+            frozenset(u.unit_id for u in units.units.values() if decisions.is_away(u)),
         )  # fmt: skip
 
     def stays(self, decisions: Decisions) -> list[Stay]:
         """When each unit is on the device, without time for copies."""
 
         def keep(unit: Unit, before: int, after: int) -> bool:
+            if unit.unit_id in self.away:
+                return self._tasks_between(before, after) <= passed_over(self.chain)
             return decisions.keeps(unit, self.gap_place(before, after))
 
         return chosen_stays(self.uses, self.units, keep, len(self.tasks))
+
+    def _tasks_between(self, before: int, after: int) -> int:
+        """Tasks of the chain between two of the sequence, over the boundary where that is first."""
+        cycle = len(self.chain.tasks) if after <= before else 0
+        return self.index[after] + cycle - self.index[before] - 1
 
     def place(self, position: int) -> Place:
         """Place of a task of the sequence."""

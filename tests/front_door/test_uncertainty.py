@@ -2,7 +2,8 @@
 
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override
 from twinstream.hardware_profiles.schema import ExpectedError
-from twinstream.uncertainty import uncertainty_of
+from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.uncertainty import steady_notes, uncertainty_of
 
 
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():
@@ -36,3 +37,18 @@ def test_the_expected_error_is_no_part_of_a_machine_s_hash_and_survives_its_file
     assert changed.content_hash == machine.content_hash
     heir = load_machine_text('base = "h100"\nname = "mine"')
     assert heir.expected_error == machine.expected_error
+
+
+def timeline_of(kind, period_passes):
+    spans = PassSpans(start_ns=(0,), end_ns=(5,))
+    return Timeline(
+        op_ids=("a",), passes=(spans,), cold=spans, step_ns=5.0, period_passes=period_passes,
+        provenance=Provenance(kind=kind, where="a test"),
+    )  # fmt: skip
+
+
+def test_a_predicted_step_without_a_period_says_so():
+    (note,) = steady_notes(timeline_of("simulated", None))
+    assert "within 32 passes" in note and "not proven" in note
+    assert steady_notes(timeline_of("simulated", 2)) == ()
+    assert steady_notes(timeline_of("measured", None)) == ()  # measured steps are what they are

@@ -14,7 +14,14 @@ from itertools import chain as concatenated
 from itertools import islice, permutations, product
 from typing import NamedTuple
 
-from tests.helpers.small_residencies import Residency, Stay, residencies, uses_of
+from tests.helpers.small_residencies import (
+    OPEN_HOMES,
+    Homes,
+    Residency,
+    Stay,
+    residencies,
+    uses_of,
+)
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.waits import derive_waits
@@ -46,16 +53,23 @@ class Found:
 
 
 def best_schedule(
-    chain: Chain, machine: Machine, caps: Caps, *, most: int = 30, good_ns: float = 0.0
+    chain: Chain,
+    machine: Machine,
+    caps: Caps,
+    *,
+    most: int = 30,
+    good_ns: float = 0.0,
+    homes: Homes = OPEN_HOMES,
 ) -> Found | None:
     """The fastest schedule found within `most` simulations, or until one is as fast as `good_ns`.
 
-    None where whole tensors do not fit the caps.
+    `homes`: by tensor, where it is at home, if that is fixed. None where whole tensors do not fit
+    the caps.
     """
     least = sorted(
         (
             (_least_ns(chain, machine, found), n, found)
-            for n, found in enumerate(residencies(chain))
+            for n, found in enumerate(residencies(chain, homes))
         ),
         key=lambda item: item[:2],
     )

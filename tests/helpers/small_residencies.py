@@ -1,8 +1,9 @@
 """Residencies of a small chain: what runs, and over which gaps content stays on the device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from types import MappingProxyType
 from typing import NamedTuple
 
 from twinstream.schedule.chain import Chain, Task
@@ -45,20 +46,31 @@ class Residency:
     homes: tuple[Home, ...]
 
 
-def residencies(chain: Chain) -> Iterator[Residency]:
-    """All combinations of recomputes, and of keeping or reloading in every gap."""
+Homes = Mapping[str, str]
+OPEN_HOMES: Homes = MappingProxyType({})
+
+
+def residencies(chain: Chain, homes: Homes = OPEN_HOMES) -> Iterator[Residency]:
+    """All combinations of recomputes, and of keeping or reloading in every gap.
+
+    `homes`, by tensor: what is at home on the host is reloaded in every gap, what is at home on the
+    device in none.
+    """
     persistent = set(chain.persistent)
     movable = [t.tensor_id for t in chain.tensors if t.role != "scratch"]
     for recomputes in _recompute_choices(chain):
         steps = _steps(chain, recomputes)
         uses = {name: uses_of(steps, name) for name in movable}
-        options = [_reload_choices(uses[name], len(steps), name in persistent) for name in movable]
+        options = [
+            _reload_choices(uses[name], len(steps), name in persistent, homes.get(name))
+            for name in movable
+        ]
         for reloads in product(*options):
             stays: list[Stay] = []
-            homes: list[Home] = []
+            copies: list[Home] = []
             for name, gaps in zip(movable, reloads, strict=True):
-                _place(name, uses[name], gaps, name in persistent, stays, homes)
-            yield Residency(steps, tuple(stays), tuple(homes))
+                _place(name, uses[name], gaps, name in persistent, stays, copies)
+            yield Residency(steps, tuple(stays), tuple(copies))
 
 
 def _recompute_choices(chain: Chain) -> list[tuple[Task, ...]]:
@@ -92,14 +104,18 @@ def _gaps(uses: Sequence[Use], *, persistent: bool) -> list[int]:
     return [i for i in range(last) if uses[(i + 1) % len(uses)].reads]
 
 
-def _reload_choices(uses: Sequence[Use], num_steps: int, persistent: bool) -> list[tuple[int, ...]]:
+def _reload_choices(
+    uses: Sequence[Use], num_steps: int, persistent: bool, home: str | None
+) -> list[tuple[int, ...]]:
     """Sets of gaps to reload in; never between neighbours, where both need it on the device."""
     gaps = [
         i
         for i in _gaps(uses, persistent=persistent)
         if len(uses) == 1 or (uses[(i + 1) % len(uses)].step - uses[i].step) % num_steps != 1
     ]
-    picks = product((False, True), repeat=len(gaps))
+    picks = product(
+        {"host": (True,), "device": (False,)}.get(home or "", (False, True)), repeat=len(gaps)
+    )
     return [tuple(g for g, on in zip(gaps, pick, strict=True) if on) for pick in picks]
 
 

@@ -19,6 +19,7 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner import segments
 from twinstream.planner.bound import lower_bound
+from twinstream.planner.choices import Choices
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
@@ -28,6 +29,7 @@ from twinstream.simulator.replay import simulate
 
 CHAINS_PER_BLOCK = 300
 NUM_BLOCKS = 8
+FIXED_PER_BLOCK = 60
 
 # 50 bytes a ns both ways: 8 units of 64 MiB take 10.7 ms.
 MACHINE = link_machine(h2d=50.0, d2h=50.0)
@@ -88,6 +90,31 @@ def test_no_schedule_of_a_small_chain_is_faster_than_the_bound(block):
     assert median(over_bound) <= 1.1
     # A trivial bound would not do: copies and memory take time in more than half of the chains.
     assert median(over_compute) > 1.1
+
+
+@pytest.mark.parametrize("block", range(NUM_BLOCKS))
+def test_no_schedule_with_fixed_homes_is_faster_than_its_bound(block):
+    over_open, compared = 0, 0
+    for seed in range(block * FIXED_PER_BLOCK, (block + 1) * FIXED_PER_BLOCK):
+        case = small_case(seed)
+        kinds = ("parameter", "optimizer_state", "activation")
+        fixed = {kind: ("host", "device")[(seed >> i) % 2] for i, kind in enumerate(kinds)}
+        del fixed[kinds[seed % 3]]
+        homes = {t.tensor_id: fixed[t.role] for t in case.chain.tensors if t.role in fixed}
+        choices = Choices(homes=fixed)
+        bound = lower_bound(case.chain, case.machine, case.caps, choices=choices)
+        best = best_schedule(case.chain, case.machine, case.caps, homes=homes)
+        if bound is None:
+            assert best is None, f"seed {seed}: there is a schedule, but no bound"
+            continue
+        open_bound = lower_bound(case.chain, case.machine, case.caps)
+        assert open_bound is not None and open_bound.step_s <= bound.step_s * (1 + 1e-9)
+        over_open += bound.step_s > 1.01 * open_bound.step_s
+        if best is not None:
+            compared += 1
+            assert bound.step_s * 1e9 <= best.step_ns, f"seed {seed}"
+    assert compared > 0.5 * FIXED_PER_BLOCK
+    assert over_open > 0.05 * FIXED_PER_BLOCK  # what is fixed costs something, and the bound knows
 
 
 def test_the_bound_is_exact_where_one_resource_decides():

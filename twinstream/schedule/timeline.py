@@ -92,7 +92,8 @@ class Timeline(Node):
     empty streams, drained at its end. `step_ns` is the mean over one period of
     `period_passes` passes once the state at the pass boundary repeats; when it did not,
     `period_passes` is None and `step_ns`, `spread_ns` are mean and standard deviation over the
-    last passes; simulated, the step is no shorter than any stream or resource takes alone.
+    last passes; simulated, the step is no shorter than any stream or resource takes alone, and
+    where streams hardly wait for one another a long run may differ from it (`is_unproven`).
     `utilization` is the share of each resource's capacity used over `passes` (simulated only).
     """
 
@@ -119,6 +120,11 @@ class Timeline(Node):
                     },
                 )
         return self
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the step was predicted without a proof that passes repeat."""
+        return self.provenance.kind == "simulated" and self.period_passes is None
 
     @property
     def cold_ns(self) -> int:
