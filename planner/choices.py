@@ -40,6 +40,8 @@ class Choices:
             caps that would do rather than the smallest; `thorough` also looks at every smaller cap
             of a lattice, so that more memory is never slower, and where nothing fits finds the
             smallest caps that would do by searches within others.
+        strict_homes: what is at home on the host leaves over every gap. False is the planner's own
+            preference: what is there all the time anyway, because its copies meet, stays.
 
     Raises:
         ChoiceError: a kind, a home or a number is not one of those.
@@ -49,6 +51,7 @@ class Choices:
     recompute: str | None = None
     prefetch_blocks: float | None = None
     effort: Effort = "normal"
+    strict_homes: bool = True
 
     def __post_init__(self) -> None:
         kinds = tuple(dict.fromkeys(_KINDS.values()))

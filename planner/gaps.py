@@ -115,14 +115,14 @@ def _away(
     """By leaf at home on the host: segments of consecutive uses between which its unit leaves.
 
     A unit is placed as one: it stays where another of its leaves is used meanwhile, by a task or
-    by a recompute before it, unless a gap between two of all these uses is long enough.
+    by a recompute before it, unless a gap between two of all these uses is long enough. Homes that
+    are not strict are decided on as if each leaf could leave.
     """
-    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    cycle, position = len(chain.tasks), {task.task_id: i for i, task in enumerate(chain.tasks)}
     used: dict[str, set[int]] = {}
     of_leaf: dict[str, list[int]] = {}
-    for at, task in [
-        *enumerate(chain.tasks), *((position[r.before], r.task) for r in chain.recomputes)
-    ]:  # fmt: skip
+    again = ((position[recompute.before], recompute.task) for recompute in chain.recomputes)
+    for at, task in (*enumerate(chain.tasks), *again):
         for unit, uses in units.touched(task).items():
             used.setdefault(unit, set()).add(at)
             if task.task_id in position:
@@ -130,31 +130,27 @@ def _away(
                     of_leaf.setdefault(leaf, []).append(at)
     found: dict[str, frozenset[tuple[int, int]]] = {}
     for unit, places in used.items():
-        if choices.home(units.units[unit].tensor.role) == "host":
-            long = _long_gaps(sorted(places), len(chain.tasks), passed_over(chain))
-            for leaf in units.units[unit].leaves:
-                mine = _with_one_inside(of_leaf.get(leaf, []), long, len(chain.tasks))
-                found[leaf] = frozenset((segments.of_task[a], segments.of_task[b]) for a, b in mine)
+        if choices.home(units.units[unit].tensor.role) != "host":
+            continue
+        pairs = _gaps_of(sorted(places), cycle)
+        long = [(a, b) for a, b in pairs if b - a - 1 > passed_over(chain)]
+        for leaf in units.units[unit].leaves:
+            found[leaf] = frozenset(
+                (segments.of_task[a], segments.of_task[b % cycle])
+                for a, b in _gaps_of(of_leaf.get(leaf, []), cycle)
+                if not choices.strict_homes or _has_inside(a, b, long, cycle)
+            )
     return found
 
 
-def _long_gaps(places: Sequence[int], cycle: int, shortest: int) -> list[tuple[int, int]]:
-    """Consecutive places with more than `shortest` between them; the last is in the next cycle."""
-    ends = [*places[1:], places[0] + cycle]
-    return [(a, b) for a, b in zip(places, ends, strict=True) if b - a - 1 > shortest]
+def _gaps_of(places: Sequence[int], cycle: int) -> list[tuple[int, int]]:
+    """Consecutive places, and the last with the first of the next cycle."""
+    return list(pairwise((*places, *(place + cycle for place in places[:1]))))
 
 
-def _with_one_inside(
-    places: Sequence[int], gaps: Iterable[tuple[int, int]], cycle: int
-) -> list[tuple[int, int]]:
-    """Consecutive places, the last and the first among them, between which one of the gaps lies."""
-    wide = [*gaps, *((a + cycle, b + cycle) for a, b in gaps)]
-    ends = [*places[1:], *(place + cycle for place in places[:1])]
-    return [
-        (a, b % cycle)
-        for a, b in zip(places, ends, strict=True)
-        if any(a <= begin and end <= b for begin, end in wide)
-    ]
+def _has_inside(begin: int, end: int, gaps: Iterable[tuple[int, int]], cycle: int) -> bool:
+    """Whether one of the gaps lies between two places, which may be over the boundary."""
+    return any(begin <= a + shift and b + shift <= end for a, b in gaps for shift in (0, cycle))
 
 
 def _remade_how(

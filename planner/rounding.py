@@ -75,8 +75,9 @@ class Decisions:
         return is_kept(unit) or self.choices.home(unit.tensor.role) is not None
 
     def is_away(self, unit: Unit) -> bool:
-        """Whether a unit is at home on the host for good."""
-        return not is_kept(unit) and self.choices.home(unit.tensor.role) == "host"
+        """Whether a unit is to be on the device around its uses only."""
+        at_home = self.choices.home(unit.tensor.role) == "host"
+        return at_home and self.choices.strict_homes and not is_kept(unit)
 
 
 def is_kept(unit: Unit) -> bool:

@@ -200,7 +200,7 @@ class _Search:
         fresh = full_shares(len(self.small.tasks)), rooms
         if not self.choices.open:
             return self._turns_of(self.choices, bound_ns, beat_ns, *fresh).found
-        at_home = replace(self.choices, homes=_STATE_AT_HOME)
+        at_home = replace(self.choices, homes=_STATE_AT_HOME, strict_homes=False)
         costs, hoped_s = self._costs(at_home, *fresh)
         hoped_ns = max(bound_ns, hoped_s * 1e9)
         found: list[Plan] = []
