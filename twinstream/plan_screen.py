@@ -24,6 +24,7 @@ from twinstream.tables import (
     sequences_text,
     workload_line,
 )
+from twinstream.uncertainty import rate_notes
 
 _GIB = 2**30
 _MIB = 2**20
@@ -59,6 +60,7 @@ def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
             "for anything else: give a lower --host-mem."
         )
+    found += rate_notes(schedule, machine)
     found += nondeterminism_notes(schedule)
     return [fill(note, _WIDTH) for note in found]
 

@@ -1,8 +1,12 @@
 """How far a predicted number may be off: what every screen and every JSON says beside it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
+from twinstream.hardware_profiles.attention_rates import Ratio
+from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 
 _WHY = {
@@ -60,6 +64,33 @@ def uncertainty_of(machine: Machine) -> Uncertainty:
         mean=found.mean, worst=found.worst, kind=found.kind, source=found.source,
         hypothetical=hypothetical,
     )  # fmt: skip
+
+
+def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
+    """By whose rate attention is priced that the profile has no rate of, and on what grounds."""
+    found: dict[tuple[str, str | None], dict[str, Ratio]] = {}
+    for work in (work for call in schedule.calls.values() for work in call.cost):
+        if work.implementation is None:
+            continue
+        chosen = curve_for(work, machine)
+        if chosen.of != work.implementation:
+            ratios = found.setdefault((work.implementation, chosen.of), {})
+            ratios[work.unit.removeprefix("attention_")] = chosen.ratio
+    return [_rate_note(name, of, ratios, machine.name) for (name, of), ratios in found.items()]
+
+
+def _rate_note(name: str, of: str | None, ratios: Mapping[str, Ratio], machine: str) -> str:
+    if of is None:
+        return (
+            f"{machine} does not say whose its rates of attention are; attention {name} is priced "
+            "by them as they are."
+        )
+    priced = f"{machine} has no rate of attention {name}: it is priced by {of}'s"
+    sources = {ratio.source for ratio in ratios.values() if ratio.source is not None}
+    if not sources:
+        return f"{priced} as it is, since nothing is known of their ratio there."
+    shares = " and ".join(f"{ratio.value:.2f} ({unit})" for unit, ratio in ratios.items())
+    return f"{priced}, times {shares}, an assumed ratio ({'; '.join(sorted(sources))})."
 
 
 def _is_hypothetical(stated: Node | None) -> bool:
