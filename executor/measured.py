@@ -4,6 +4,7 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 from twinstream.executor.dispatch import Passes
+from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.periodic import LAST_PASSES
 from twinstream.schedule.timeline import Provenance, Timeline
@@ -30,7 +31,11 @@ def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance
         step_ns=step_ns,
         spread_ns=spread_ns,
         provenance=provenance.model_copy(
-            update={"timed_passes": len(timed), "host_cost": passes.host_cost}
+            update={
+                "timed_passes": len(timed),
+                "host_cost": passes.host_cost,
+                "nondeterministic": nondeterministic_kernels(schedule),
+            }
         ),
     )
 

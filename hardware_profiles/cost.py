@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from twinstream.hardware_profiles.curve_choice import ATTENTION_RANK, curve_for
 from twinstream.hardware_profiles.errors import UnknownDtypeError
-from twinstream.hardware_profiles.schema import Efficiency, Machine, is_compute_unit
+from twinstream.hardware_profiles.schema import Efficiency, Machine
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
 
@@ -17,8 +18,6 @@ PEAK_OF_DTYPE = {
     "float16": "peak_bf16_flop_per_s",
     "float32": "peak_fp32_flop_per_s",
 }
-_HEAD_DIM = 3  # its place in the shape of attention work
-_ATTENTION_RANK = 5
 _MATMUL_RANK = 3
 
 
@@ -40,7 +39,8 @@ def work_time(work: Work, machine: Machine) -> WorkTime:
 
     A unit whose curve is `of` "flops" (matmul and attention always are) computes at
     peak(dtype) x sustained x curve(FLOPs per launch, depth of the inner loop) and moves bytes at
-    HBM x `hbm` curve(bytes per launch).
+    HBM x `hbm` curve(bytes per launch). Attention of an implementation that the profile has no rate
+    of is priced by another's, times what is assumed of the two (`attention_rates`).
     A unit whose curve is `of` "bytes" (norms, activations, optimizer, embedding, loss) moves bytes
     at HBM x curve(bytes per launch), at most at the usable HBM rate, and computes at the float32
     peak, since the vector cores do such arithmetic in float32 whatever the dtype in memory.
@@ -135,27 +135,14 @@ def device_copy_alone_ns(size_bytes: int, machine: Machine) -> float:
     return launch_ns + 2 * size_bytes * 1e9 / machine.rate("hbm_bytes_per_s")
 
 
-def efficiency_keys(work: Work) -> tuple[str, ...]:
-    """Keys of the curve of this work, the most specific first.
-
-    Other units than matmul and attention fall back to `vector`.
-    """
-    units = (work.unit,) if is_compute_unit(work.unit) else (work.unit, "vector")
-    keys: list[str] = []
-    for unit in units:
-        names = [unit]
-        if unit.startswith("attention") and len(work.shape) == _ATTENTION_RANK:
-            names = [f"{unit}/head_dim_{work.shape[_HEAD_DIM]}", unit]
-        keys += [f"{name}/{work.dtype}" for name in names] + names
-    return tuple(dict.fromkeys(keys))
-
-
 def _compute_ns(work: Work, machine: Machine) -> float:
-    curve = machine.curve(*efficiency_keys(work))
+    chosen = curve_for(work, machine)
+    curve = chosen.curve
     if curve.of == "bytes":
         return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
     flops = work.flops * (1.0 + _shallowness(work, curve))
-    return _time_ns(flops, work.launches, machine.rate(_peak_field(work)), curve)
+    rate = machine.rate(_peak_field(work)) * chosen.ratio.value
+    return _time_ns(flops, work.launches, rate, curve)
 
 
 def _shallowness(work: Work, curve: Efficiency) -> float:
@@ -172,7 +159,7 @@ def inner_depth(work: Work) -> float | None:
 
     K of a matmul [M, K] x [K, N]; of causal attention the mean number of keys of a query.
     """
-    if work.unit.startswith("attention") and len(work.shape) == _ATTENTION_RANK:
+    if work.unit.startswith("attention") and len(work.shape) == ATTENTION_RANK:
         queries, context = work.shape[:2]
         return context - queries / 2
     if work.unit == "matmul" and len(work.shape) == _MATMUL_RANK:
@@ -184,7 +171,7 @@ def _memory_ns(work: Work, machine: Machine) -> float:
     nominal = machine.number("hbm_bytes_per_s")
     if math.isinf(nominal):
         return 0.0
-    curve, hbm_curve = machine.curve(*efficiency_keys(work)), machine.curve("hbm")
+    curve, hbm_curve = curve_for(work, machine).curve, machine.curve("hbm")
     if curve.of == "flops":
         return _time_ns(work.hbm_bytes, work.launches, nominal, hbm_curve)
     own_ns = _time_ns(work.hbm_bytes, work.launches, nominal, curve)

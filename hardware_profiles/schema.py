@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.shipped import shipped_with
 from twinstream.schedule.node import Node
@@ -45,7 +46,11 @@ NUMBER_FIELDS = RATE_FIELDS + CAPACITY_FIELDS + COST_FIELDS
 _LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
 _LEAST_CAPACITY = 2**16
 
-_CURVE_KEY = re.compile(r"[a-z][a-z0-9_]*(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?")
+_REFINED = r"(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?"
+_CURVE_KEY = re.compile(
+    rf"(attention_(forward|backward)/({'|'.join(IMPLEMENTATIONS)})|[a-z][a-z0-9_]*){_REFINED}"
+)
+_CURVE_OF_ANY = re.compile(rf"attention_(forward|backward){_REFINED}")
 
 
 def is_compute_unit(unit: str) -> bool:
@@ -89,12 +94,16 @@ class Efficiency(Node):
     `half_depth`, of matrix products and attention only, is what an output tile's start and end
     cost, in steps of its inner loop: at depth D (K of a matmul; of attention the mean number of
     keys of a query) the FLOPs count (D + half_depth) / D fold.
+
+    `implementation` says whose rate an attention curve is whose key names none; where neither does,
+    it is that of the profile's `attention`.
     """
 
     max: Annotated[float, Field(gt=0, le=1.5)]
     half: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     half_depth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     of: Literal["flops", "bytes"]
+    implementation: str | None = None
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
     source: Text
 
@@ -151,8 +160,9 @@ class Machine(Node):
     `sustained` (the fraction of the datasheet's bf16 peak that the board's power limit sustains;
     matmul and attention are fractions of it, or of the peak where it is not stated) and the units
     of work, refined by head dimension or dtype where that matters: `matmul`,
-    `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`. What the host CPU
-    computes has units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
+    `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`. Attention's may name
+    an implementation first: `attention_forward/flash3/head_dim_64`. What the host CPU computes has
+    units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
     """
 
     name: Text
@@ -236,8 +246,9 @@ class Machine(Node):
                 raise PydanticCustomError(
                     "curve_key",
                     "'{key}' is no efficiency key: write unit, unit/head_dim_64, unit/float32 or "
-                    "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32)",
-                    {"key": key},
+                    "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32); of attention "
+                    "also unit/implementation/head_dim_64/float32 (implementations: {names})",
+                    {"key": key, "names": ", ".join(IMPLEMENTATIONS)},
                 )
             if is_compute_unit(key) and curve.of != "flops":
                 raise PydanticCustomError(
@@ -256,6 +267,26 @@ class Machine(Node):
             if key in CURVE_OF_RATE.values() and curve.of != "bytes":
                 raise PydanticCustomError(
                     "curve_of_link", "'{key}' needs of = 'bytes'", {"key": key}
+                )
+        return curves
+
+    @field_validator("efficiency")
+    @classmethod
+    def _implementations_are_known(cls, curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
+        for key, curve in curves.items():
+            if curve.implementation is None:
+                continue
+            if not _CURVE_OF_ANY.fullmatch(key):
+                raise PydanticCustomError(
+                    "curve_implementation",
+                    "'{key}' takes no implementation: attention curves whose key names none do",
+                    {"key": key},
+                )
+            if curve.implementation not in IMPLEMENTATIONS:
+                raise PydanticCustomError(
+                    "implementation_unknown",
+                    "'{key}' is of '{name}', which no attention implementation is; known: {names}",
+                    {"key": key, "name": curve.implementation, "names": ", ".join(IMPLEMENTATIONS)},
                 )
         return curves
 
@@ -316,6 +347,9 @@ class Machine(Node):
             del document[told]  # nothing that a plan follows from
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
+        for curve in document["efficiency"].values():  # as before curves could
+            if curve["implementation"] is None:
+                del curve["implementation"]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

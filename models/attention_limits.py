@@ -1,10 +1,11 @@
 """What each attention implementation computes, so that a plan can be refused without torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.models.attention_scratch import require_known_attention
+from twinstream.schedule.document import Schedule
 
 DeviceName = Literal["cpu", "cuda"]
 
@@ -14,7 +15,7 @@ class AttentionLimits:
     """None is no limit of its own; `capabilities` are major compute capabilities.
 
     With `variable_length` one call takes packed sequences of unequal lengths; without, each of
-    them is a call.
+    them is a call. `deterministic` means the same bits from run to run, as the executor calls it.
     """
 
     device: DeviceName | None = None
@@ -23,6 +24,7 @@ class AttentionLimits:
     head_dim_multiple: int = 1
     capabilities: tuple[int, ...] = ()
     variable_length: bool = False
+    deterministic: bool = True
 
     def refusal(self, dtype: str, head_dim: int) -> str | None:
         """Why such heads cannot be computed, or None."""
@@ -63,20 +65,28 @@ def attention_refusal(
     return limits.refusal(dtype, head_dim)
 
 
+def nondeterministic_kernels(schedule: Schedule) -> tuple[str, ...]:
+    """What of a schedule does not give the same bits from run to run; empty where all does."""
+    names = {call.attributes.get("attention") for call in schedule.calls.values()}
+    known = sorted(name for name in names if isinstance(name, str) and name in _limits())
+    return tuple(f"attention {name}" for name in known if not _limits()[name].deterministic)
+
+
 def _limits() -> Mapping[str, AttentionLimits]:
     return {
         "eager": AttentionLimits(),
         "sdpa_cpu": AttentionLimits(device="cpu"),
         "sdpa_flash": _on_cuda(256, (8, 9, 10, 11, 12)),
-        "sdpa_cudnn": _on_cuda(128, (8, 9, 10, 12), variable_length=False),
+        "sdpa_cudnn": replace(
+            _on_cuda(128, (8, 9, 10, 12)), variable_length=False, deterministic=False
+        ),
         "flash2": _on_cuda(256, (8, 9, 10, 12)),
         "flash3": _on_cuda(192, (9,)),
         "flash4": _on_cuda(128, (9, 10, 11)),
     }
 
 
-def _on_cuda(
-    most_head_dim: int, capabilities: tuple[int, ...], *, variable_length: bool = True
-) -> AttentionLimits:
-    dtypes = ("bfloat16",)
-    return AttentionLimits("cuda", dtypes, most_head_dim, 8, capabilities, variable_length)
+def _on_cuda(most_head_dim: int, capabilities: tuple[int, ...]) -> AttentionLimits:
+    return AttentionLimits(
+        "cuda", ("bfloat16",), most_head_dim, 8, capabilities, variable_length=True
+    )

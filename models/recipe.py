@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from twinstream.schedule.node import Node
 
@@ -13,11 +13,21 @@ class KernelChoice(Node):
     """Which implementations compute a step; a part of the recipe, since it decides the bits.
 
     `vector` names that of everything but matmuls and attention; `attention` is a name of the
-    executor's registry of attention implementations.
+    executor's registry of attention implementations. Only with `deterministic=False` may it be
+    one that does not give the same bits from run to run.
     """
 
     vector: Literal["eager", "triton"] = "eager"
     attention: str = "eager"
+    deterministic: bool = True
+
+    @model_serializer(mode="wrap")
+    def _without_the_rule(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Documents, and what is known by their hash, only tell the exception."""
+        document: dict[str, object] = serialize(self)
+        if self.deterministic:
+            del document["deterministic"]
+        return document
 
 
 class Recipe(Node):

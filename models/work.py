@@ -160,7 +160,7 @@ class ChunkWork:
         queries = min(self.tokens, seq_len)
         doubled_pairs = sequences * queries * (2 * self.start + queries)
         rows = sequences * (queries * s.d_q + (self.start + queries) * s.d_kv)
-        return self._work(
+        return self._attention_work(
             unit,
             (queries, self.start + queries, s.num_heads, s.head_dim, sequences),
             flops_per_pair * s.d_q * doubled_pairs // 2,
@@ -173,13 +173,19 @@ class ChunkWork:
         s, lengths = self.spec, self.workload.sequence_lengths
         squares = sum(length * length for length in lengths)
         mean = max(1, round(squares / self.tokens))
-        return self._work(
+        return self._attention_work(
             unit,
             (mean, mean, s.num_heads, s.head_dim, len(lengths)),
             flops_per_pair * s.d_q * squares // 2,
             tensors_moved * self.tokens * (s.d_q + s.d_kv) * s.itemsize,
             launches=1 if self._one_call else len(lengths),
         )
+
+    def _attention_work(
+        self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1
+    ) -> Work:
+        work = self._work(unit, shape, flops, hbm_bytes, launches)
+        return work.model_copy(update={"implementation": self.recipe.kernels.attention})
 
     def _work(
         self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1

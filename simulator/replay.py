@@ -7,6 +7,7 @@ import simpy
 
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.periodic import MAX_PASSES, PassBoundaries, StepTime
@@ -37,8 +38,9 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
         NoTimeError: the step takes no time there.
     """
     provenance = Provenance(
-        kind="simulated", where=machine.name, detail=f"profile {machine.content_hash}"
-    )
+        kind="simulated", where=machine.name, detail=f"profile {machine.content_hash}",
+        nondeterministic=nondeterministic_kernels(schedule),
+    )  # fmt: skip
     return replay(schedule, MachineCosts(schedule, machine), provenance)
 
 

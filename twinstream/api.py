@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.kernel_choice import require_allowed
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -86,6 +87,7 @@ def plan(  # noqa: PLR0913
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     profile = machine if isinstance(machine, Machine) else load_machine(machine)
+    require_allowed(step.recipe.kernels)
     asked = Asked(
         spec, step, profile, caps_of(profile, device_mem, host_mem), policy,
         judge=lambda schedule: steady_state(schedule, profile), choices=choices,

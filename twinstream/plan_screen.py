@@ -10,13 +10,21 @@ from rich.table import Table
 from twinstream.explain import Explanation, Recomputed
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary
+from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.policies_compared import PolicyOutcome
 from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.verify_layout import arena_bytes
-from twinstream.tables import QUEUE_NAMES, seconds, sequences_text, workload_line
+from twinstream.tables import (
+    QUEUE_NAMES,
+    nondeterminism_notes,
+    seconds,
+    sequences_text,
+    workload_line,
+)
+from twinstream.uncertainty import rate_notes
 
 _GIB = 2**30
 _MIB = 2**20
@@ -52,6 +60,8 @@ def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
             "for anything else: give a lower --host-mem."
         )
+    found += rate_notes(schedule, machine)
+    found += nondeterminism_notes(schedule)
     return [fill(note, _WIDTH) for note in found]
 
 
@@ -85,7 +95,8 @@ def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -
     table.add_row("recomputed", _recomputed(explanation.recomputed))
     kernels = schedule.recipe.get("kernels")
     if isinstance(kernels, dict):  # schedules of before name none
-        table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}")
+        bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
+        table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}{bits}")
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))
     return table

@@ -12,6 +12,7 @@ from rich.table import Table
 from twinstream.explain import limits_of
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.metrics import Summary
+from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.models.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
@@ -104,6 +105,8 @@ def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> 
         "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
         "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
     }
+    if names := nondeterministic_kernels(schedule):
+        rows["not deterministic"] = ", ".join(names)
     if peak_of is None:
         del rows["MFU, HFU"]
     if schedule.bound is not None and summary.gap is not None:
@@ -184,6 +187,14 @@ def comparison_tables(
         _groups_table("Busy time by stream", comparison.streams),
         Group("Ops that differ most (mean of the passes)", worst),
     )
+
+
+def nondeterminism_notes(schedule: Schedule) -> list[str]:
+    """What to know of a schedule whose runs do not repeat to the bit; mostly nothing."""
+    return [
+        f"{name.capitalize()} does not give the same bits from run to run."
+        for name in nondeterministic_kernels(schedule)
+    ]
 
 
 def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:

@@ -1,8 +1,12 @@
 """How far a predicted number may be off: what every screen and every JSON says beside it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
+from twinstream.hardware_profiles.attention_rates import Ratio
+from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.timeline import Timeline
@@ -73,6 +77,33 @@ def steady_notes(timeline: Timeline) -> tuple[str, ...]:
         f"{LAST_PASSES}, not proven. Streams that hardly wait for one another drift apart; of such "
         "schedules, made by hand, 3 in 10 were off by up to 50 % against a long run.",
     )
+
+
+def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
+    """By whose rate attention is priced that the profile has no rate of, and on what grounds."""
+    found: dict[tuple[str, str | None], dict[str, Ratio]] = {}
+    for work in (work for call in schedule.calls.values() for work in call.cost):
+        if work.implementation is None:
+            continue
+        chosen = curve_for(work, machine)
+        if chosen.of != work.implementation:
+            ratios = found.setdefault((work.implementation, chosen.of), {})
+            ratios[work.unit.removeprefix("attention_")] = chosen.ratio
+    return [_rate_note(name, of, ratios, machine.name) for (name, of), ratios in found.items()]
+
+
+def _rate_note(name: str, of: str | None, ratios: Mapping[str, Ratio], machine: str) -> str:
+    if of is None:
+        return (
+            f"{machine} does not say whose its rates of attention are; attention {name} is priced "
+            "by them as they are."
+        )
+    priced = f"{machine} has no rate of attention {name}: it is priced by {of}'s"
+    sources = {ratio.source for ratio in ratios.values() if ratio.source is not None}
+    if not sources:
+        return f"{priced} as it is, since nothing is known of their ratio there."
+    shares = " and ".join(f"{ratio.value:.2f} ({unit})" for unit, ratio in ratios.items())
+    return f"{priced}, times {shares}, an assumed ratio ({'; '.join(sorted(sources))})."
 
 
 def _is_hypothetical(stated: Node | None) -> bool:

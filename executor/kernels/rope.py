@@ -1,4 +1,8 @@
-"""Rotary position embedding, Hugging Face's rotate_half convention, angles in float32.
+"""Rotary position embedding, Hugging Face's rotate_half convention, of exact angles.
+
+Angles are computed in float64 and reduced to half a turn before they are rounded to float32: cosine
+and sine are within 3e-7 of exact ones at any position. (Hugging Face rounds frequencies and angles
+to float32, which is 0.06 off at position 1,000,000.)
 
 Legend: R rows (tokens), H heads, D head_dim.
 """
@@ -27,14 +31,15 @@ class Rope:
     scaling: RopeScaling | None = None
 
     def angles(self, rows: slice, device: torch.device) -> torch.Tensor:
-        """Angles of a range of the chunk's tokens, [R, 1, D / 2]."""
+        """Angles of a range of the chunk's tokens, at most half a turn, [R, 1, D / 2]."""
         if self.positions is not None:
-            positions = self.positions[rows].float()
+            positions = self.positions[rows]
         else:
             positions = torch.arange(rows.start, rows.stop, device=device)
-            positions = positions.remainder_(self.seq_len).add_(self.chunk_start).float()
+            positions = positions.remainder_(self.seq_len).add_(self.chunk_start)
         frequencies = rope_frequencies(self.theta, self.head_dim, self.scaling, device)
-        return positions[:, None, None] * frequencies.float()
+        turns = positions.double()[:, None, None] * (frequencies / (2.0 * pi))
+        return turns.sub_(turns.round()).mul_(2.0 * pi).float()
 
 
 def rope_frequencies(

@@ -88,12 +88,14 @@ class AttentionProbe:
     candidates: tuple[Candidate, ...]
 
     def machine(self, machine: Machine, nominal_flop_per_s: float) -> Machine:
-        """The profile with the best implementation as its choice, and its efficiencies."""
+        """The profile with the best as its choice, and the rates of all that are right."""
         date = datetime.now(UTC).date().isoformat()
-        source = f"probed {date} on {self.device}, torch {torch.__version__}, {self.best.name}"
+        source = f"probed {date} on {self.device}, torch {torch.__version__}"
         choice = AttentionChoice(name=self.best.name, kind="measured", source=source)
-        curves = dict(attention_curves(self.best.samples, nominal_flop_per_s, source))
-        efficiency = {**machine.efficiency, **curves}
+        efficiency = dict(machine.efficiency)
+        for candidate in self.candidates:
+            if candidate.refused is None:
+                efficiency |= attention_curves(candidate.samples, nominal_flop_per_s, source)
         return machine.model_copy(update={"attention": choice, "efficiency": efficiency})
 
 
@@ -147,8 +149,9 @@ def attention_curves(
         line = fit_line([s.work.flops for s in of_unit], [s.time_ns for s in of_unit])
         maximum, half = line.efficiency(nominal_flop_per_s)
         told = f"{source}, worst residual {line.residual:.0%}"
+        work = of_unit[0].work
         yield (
-            f"{unit}/{of_unit[0].work.dtype}",
+            f"{unit}/{work.implementation}/{work.dtype}",
             Efficiency(max=maximum, half=half, of="flops", kind="measured", source=told),
         )
 
@@ -190,8 +193,8 @@ def _candidate(
             return Candidate(name, refused=reason, error=error)
         if device == "cuda":
             excess_bytes = max(excess_bytes, _excess_bytes(name, trial, case.shape))
-        samples.append(Sample(case.forward, timer(trial.forward)))
-        samples.append(Sample(case.backward, timer(trial.backward)))
+        for work, call in ((case.forward, trial.forward), (case.backward, trial.backward)):
+            samples.append(Sample(work.model_copy(update={"implementation": name}), timer(call)))
     return Candidate(name, error=error, samples=tuple(samples), excess_bytes=excess_bytes)
 
 

@@ -82,6 +82,7 @@ class _Probe:
             maximum, half = line.efficiency(peak if compute else hbm)
             of = "flops" if compute else "bytes"
             curve = self._curve(maximum, half, of, f", worst residual {line.residual:.0%}")
+            curve = curve.model_copy(update={"implementation": found[0].work.implementation})
             yield f"{unit}/{dtype}", curve
             if unit == "swiglu":  # the unit whose mix of reads, writes and exp is most ordinary
                 yield f"vector/{dtype}", curve

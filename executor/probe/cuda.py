@@ -20,6 +20,7 @@ from twinstream.executor.probe.task_samples import (
     matmul_samples,
     task_samples,
 )
+from twinstream.hardware_profiles.curve_choice import implementation_in
 from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
 from twinstream.schedule.chain import Chain
 
@@ -168,11 +169,16 @@ def _compute_capability(where: str) -> ComputeCapability | None:
 
 def _with_general(curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
     """The curves, and for units that were not measured: `vector` is the slowest of memory's own."""
-    general = {key.split("/")[0]: curve for key, curve in curves.items() if "64" not in key}
+    general = {_unrefined(key): curve for key, curve in curves.items() if "64" not in key}
     of_memory = [curve for curve in curves.values() if curve.of == "bytes"]
     if of_memory:
         general["vector"] = min(of_memory, key=lambda curve: curve.max)
     return general | curves
+
+
+def _unrefined(key: str) -> str:
+    unit, implementation = key.split("/")[0], implementation_in(key)
+    return unit if implementation is None else f"{unit}/{implementation}"
 
 
 def _whole(source: str, maximum: float = 1.0) -> Efficiency:

@@ -15,6 +15,7 @@ from scipy.optimize import nnls
 
 from twinstream.executor.probe.task_samples import TaskSample
 from twinstream.hardware_profiles.cost import inner_depth
+from twinstream.hardware_profiles.curve_choice import efficiency_keys
 from twinstream.hardware_profiles.schema import Efficiency, is_compute_unit
 from twinstream.schedule.cost import Work
 
@@ -100,10 +101,8 @@ def _terms(works: Sequence[Work]) -> dict[str, float]:
 
 
 def curve_key(work: Work) -> str:
-    """The efficiency key that a work's curve is written under; attention by head dimension."""
-    if work.unit.startswith("attention") and len(work.shape) == 5:
-        return f"{work.unit}/head_dim_{work.shape[3]}/{work.dtype}"
-    return f"{work.unit}/{work.dtype}"
+    """The efficiency key that a work's curve is written under, the most specific there is."""
+    return efficiency_keys(work)[0]
 
 
 def _row(terms: Mapping[str, float], index: Mapping[str, int]) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from twinstream.hardware_profiles.cost import efficiency_keys
+from twinstream.hardware_profiles.curve_choice import curve_for, implementation_in
 from twinstream.hardware_profiles.schema import CURVE_OF_RATE, Efficiency, Machine, Number
 from twinstream.schedule.cost import Work
 
@@ -174,20 +174,21 @@ def _curves(
 
 def _used_curves(base: Machine, works: Iterable[Work]) -> list[str]:
     """Keys of the curves that price this work, in the profile's order."""
-    wanted = {
-        next((key for key in efficiency_keys(work) if key in base.efficiency), None)
-        for work in works
-    }
+    wanted = {curve_for(work, base).key for work in works}
     return [key for key in base.efficiency if key in wanted]
 
 
 def _family(base: Machine, used: Sequence[str], unit: str) -> list[str]:
-    """Curves of a unit; used in half precision, it takes its other head dimensions along."""
+    """Curves of a unit; used in half precision, it takes its other head dimensions along.
+
+    Those of other attention implementations stay as they are.
+    """
     own = [key for key in used if key.startswith(unit)]
     if not any(map(_is_half_precision, own)):
         return own
+    mine = {implementation_in(key) for key in own}
     whole = [key for key in base.efficiency if key.startswith(unit) and _is_half_precision(key)]
-    return [*own, *(key for key in whole if key not in own)]
+    return [*own, *(k for k in whole if k not in own and implementation_in(k) in mine)]
 
 
 def _narrow(keys: Sequence[str], used: Sequence[str]) -> list[str]:

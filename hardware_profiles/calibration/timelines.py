@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.calibration.fitting import Observation
-from twinstream.hardware_profiles.cost import efficiency_keys
+from twinstream.hardware_profiles.curve_choice import efficiency_keys
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule

@@ -9,12 +9,14 @@ the logits twice, after which the loss touches one element of a row.
 
 from collections.abc import Callable, Mapping
 
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.work import ChunkWork
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 
 _COPY = "vector"
+_RECIPE = Recipe(kernels=KernelChoice(attention="flash3"))  # what the recorded runs called
 
 
 def with_its_kernels(schedule: Schedule, spec: ModelSpec) -> Schedule:
@@ -29,7 +31,7 @@ def with_its_kernels(schedule: Schedule, spec: ModelSpec) -> Schedule:
         if demand is not None:
             start = call.attributes.get("chunk_start", 0)
             assert isinstance(start, int)
-            cost = demand(ChunkWork(spec, schedule.workload, start))
+            cost = demand(ChunkWork(spec, schedule.workload, start, _RECIPE))
             call = call.model_copy(update={"cost": cost})
         calls[name] = call
     return schedule.model_copy(update={"calls": calls})

@@ -29,11 +29,12 @@ def compared():
 
 def test_what_is_assumed_and_a_host_taken_whole_are_said():
     plan = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 8192)
-    fitted = call(*plan, "--machine", "h100", "--json").json()
+    fitted = call(*plan, "--machine", "h100", "--attention", "flash3", "--json").json()
     assert fitted["notes"] == []
     tight = ("--device-mem", "8GiB", "--host-mem", "20GiB", "--policy", "streaming")
     roomy = call(*plan, "--machine", "rtx4090", *tight, "--json").json()
-    [assumed] = roomy["notes"]
+    assumed, rate = roomy["notes"]
+    assert "no rate of attention sdpa_flash" in rate
     assert "rtx4090's peaks is assumed or borrowed" in assumed
     schedule = ts.plan(
         "1b", "rtx4090", step=ts.TrainingStep(seq_len=2048, tokens_per_step=8192),

@@ -1,9 +1,14 @@
 """What is said of how far a prediction may be off."""
 
+import twinstream as ts
+from tests.front_door.command_line import call
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override
 from twinstream.hardware_profiles.schema import ExpectedError
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.uncertainty import steady_notes, uncertainty_of
+from twinstream.uncertainty import rate_notes, steady_notes, uncertainty_of
 
 
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():
@@ -52,3 +57,55 @@ def test_a_predicted_step_without_a_period_says_so():
     assert "within 32 passes" in note and "not proven" in note
     assert steady_notes(timeline_of("simulated", 2)) == ()
     assert steady_notes(timeline_of("measured", None)) == ()  # measured steps are what they are
+
+
+def planned_with(attention, machine="h100"):
+    kernels = KernelChoice(vector="triton", attention=attention)
+    step = ts.TrainingStep(64, 256, recipe=Recipe(kernels=kernels))
+    spec = load_preset("tiny").model_copy(update={"dtype": "bfloat16"})
+    return ts.plan(spec, machine, step=step, policy="resident")
+
+
+def test_a_rate_of_another_implementation_is_told_with_its_assumed_ratio():
+    [note] = rate_notes(planned_with("sdpa_flash"), load_machine("h100"))
+    assert "h100 has no rate of attention sdpa_flash: it is priced by flash3's" in note
+    assert "times 0.46 (forward) and 0.35 (backward)" in note and "not measured by us" in note
+
+
+def test_where_no_ratio_is_known_that_is_told():
+    [note] = rate_notes(planned_with("sdpa_flash"), load_machine("a100"))
+    assert "priced by flash3's as it is, since nothing is known" in note
+
+
+def test_a_profile_that_does_not_say_whose_its_rates_are_is_told_of():
+    machine = load_machine("h100")
+    curves = {
+        key: curve.model_copy(update={"implementation": None})
+        for key, curve in machine.efficiency.items()
+    }
+    nobodys = machine.model_copy(update={"efficiency": curves})
+    [note] = rate_notes(planned_with("sdpa_flash"), nobodys)
+    assert "does not say whose its rates of attention are" in note
+
+
+def test_nothing_is_told_of_its_own_rate_nor_of_old_documents():
+    machine = load_machine("h100")
+    schedule = planned_with("flash3")
+    assert rate_notes(schedule, machine) == []
+    calls = {
+        name: found.model_copy(
+            update={
+                "cost": tuple(w.model_copy(update={"implementation": None}) for w in found.cost)
+            }
+        )
+        for name, found in planned_with("sdpa_flash").calls.items()
+    }
+    assert rate_notes(schedule.model_copy(update={"calls": calls}), machine) == []
+
+
+def test_simulate_tells_the_rate_on_the_screen_and_in_json(tmp_path):
+    path = tmp_path / "plan.json"
+    write_document(planned_with("sdpa_flash"), path)
+    assert "no rate of attention sdpa_flash" in " ".join(call("simulate", path).out.split())
+    [note] = call("simulate", path, "--json").json()["notes"]
+    assert "no rate of attention sdpa_flash" in note

@@ -6,10 +6,10 @@ from tests.hardware_profiles.machines import curve, number, toy_machine
 from twinstream.hardware_profiles.cost import (
     copy_alone_ns,
     cost_alone_ns,
-    efficiency_keys,
     work_alone_ns,
     work_time,
 )
+from twinstream.hardware_profiles.curve_choice import efficiency_keys
 from twinstream.hardware_profiles.errors import MissingNumberError, UnknownDtypeError
 from twinstream.schedule.cost import Work
 

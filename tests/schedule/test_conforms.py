@@ -20,6 +20,7 @@ from tests.schedule.small import (
 from tests.schedule.test_verify import CASES as VERIFY_CASES
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.conforms import conforms, require_conforming
+from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Op, Stream
 from twinstream.schedule.violations import (
@@ -209,6 +210,19 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
 def test_the_small_schedule_conforms() -> None:
     assert conforms(SCHEDULE, CHAIN) == []
     require_conforming(SCHEDULE, CHAIN)
+
+
+def test_work_may_leave_out_its_implementation_as_old_documents_do_but_not_name_another() -> None:
+    named = Work(
+        unit="attention_forward", shape=(), flops=1, hbm_bytes=1, launches=1,
+        implementation="flash3",
+    )  # fmt: skip
+    chain = CHAIN.model_copy(update={"calls": {"call": CALL.model_copy(update={"cost": (named,)})}})
+    for implementation, conforming in (("flash3", True), (None, True), ("flash2", False)):
+        cost = (named.model_copy(update={"implementation": implementation}),)
+        calls = {"call": CALL.model_copy(update={"cost": cost})}
+        found = conforms(SCHEDULE.model_copy(update={"calls": calls}), chain)
+        assert (found == []) == conforming
 
 
 def test_a_recompute_may_be_left_out_or_be_any_of_its_group() -> None:

@@ -9,6 +9,7 @@ from twinstream.campaign.requests import Request
 from twinstream.campaign.results import KernelsFound
 from twinstream.campaign.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
 from twinstream.kernel_choice import KernelsOption, UnknownKernelsError
+from twinstream.models.attention_limits import attention_limits
 from twinstream.models.attention_scratch import attention_names, require_known_attention
 from twinstream.models.recipe import KernelChoice
 
@@ -77,7 +78,10 @@ def choose_kernels(
     for name in ("eager",) if vectors == (AUTO,) else vectors:
         if name not in ("eager", "triton"):
             raise JobRefused(f"there are no vector kernels '{name}'; known: auto, eager, triton")
-        kernels = KernelChoice(vector="triton" if name == "triton" else "eager", attention=chosen)
+        kernels = KernelChoice(
+            vector="triton" if name == "triton" else "eager", attention=chosen,
+            deterministic=attention_limits(chosen).deterministic,  # what is named is allowed
+        )  # fmt: skip
         reason = _fault(tries, kernels)
         if reason is None:
             return KernelsFound(kernels=kernels, notes=tuple(notes), excess_bytes=excess_bytes)

@@ -197,9 +197,10 @@ def _probe_lines(table: Table) -> list[str]:
         off = sorted(abs(sample.ratio - 1.0) for sample in probe.samples)
         median, worst = (off[len(off) // 2], off[-1]) if off else (0.0, 0.0)
         fit = f", median error of the fit {median:.1%}, worst {worst:.1%}" if off else ""
+        bits = "" if probe.kernels.deterministic else " (not deterministic)"
         lines += [f"Profile `{probe.machine}` ({probe.content_hash}): {len(probe.samples)} kernels "
                   f"timed{fit}; kernels: vector {probe.kernels.vector}, attention "
-                  f"{probe.kernels.attention}.", ""]  # fmt: skip
+                  f"{probe.kernels.attention}{bits}.", ""]  # fmt: skip
     return lines
 
 

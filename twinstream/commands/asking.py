@@ -38,6 +38,7 @@ def whatif(  # noqa: PLR0913
     policy: options.Policy = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    nondeterministic: options.Nondeterministic = False,
     effort: options.EffortOfPlan = None,
     changes: Annotated[
         str, typer.Option(metavar="LIST", help="How much each property changes.")
@@ -65,6 +66,7 @@ def whatif(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
+        nondeterministic=nondeterministic,
     )  # fmt: skip
     if target is not None and output is not None:
         raise ChangesError("-o writes the chart of changes, which --target does not make")

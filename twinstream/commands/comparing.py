@@ -12,7 +12,7 @@ from twinstream.commands.planning import describe
 from twinstream.metrics import Summary, summarize
 from twinstream.schedule.comparison import Comparison, Pair
 from twinstream.schedule.comparison import compare as join
-from twinstream.tables import comparison_tables
+from twinstream.tables import comparison_tables, nondeterminism_notes
 
 _HEADLINES = ("step_time_s", "cold_step_time_s", "tokens_per_s", "mfu", "hfu")
 
@@ -33,7 +33,8 @@ def compare(
     if as_json:
         print_json(describe(document) | comparison_json(comparison, *summaries))
     else:
-        print_report(*comparison_tables(comparison, *summaries, profile.name))
+        tables = comparison_tables(comparison, *summaries, profile.name)
+        print_report(*tables, *nondeterminism_notes(document))
 
 
 def comparison_json(

@@ -298,6 +298,15 @@ Attention = Annotated[
     ),
 ]
 
+Nondeterministic = Annotated[
+    bool,
+    typer.Option(
+        "--nondeterministic",
+        help="Allow an --attention that does not give the same bits from run to run.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
 Gradients = Annotated[
     str | None,
     typer.Option(
@@ -436,8 +445,9 @@ class PlanOptions:
     optimizer: str | None = None
     gradients: str | None = None
     float32_master: bool | None = None
+    nondeterministic: bool = False
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""
-        names = [name for name, value in vars(self).items() if value is not None]
+        names = [name for name, value in vars(self).items() if value not in (None, False)]
         return [f"--{name.replace('_', '-')}" for name in names if name != "machine"]

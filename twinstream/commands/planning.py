@@ -15,6 +15,7 @@ from twinstream.explain import explain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize
+from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.plan_screen import plan_notes, plan_screen, policies_screen
@@ -44,6 +45,7 @@ def plan(  # noqa: PLR0913
     policy: options.PolicyOrAll = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    nondeterministic: options.Nondeterministic = False,
     gradients: options.Gradients = None,
     float32_master: options.Master = False,
     home: options.Homes = None,
@@ -59,7 +61,7 @@ def plan(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention, optimizer, gradients,
-        float32_master,
+        float32_master, nondeterministic,
     )  # fmt: skip
     choices = choices_of(home, recompute, prefetch, effort)
     if policy == ALL:
@@ -205,7 +207,9 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
         )
     _check_order(wanted)
     machine, spec = load_machine(wanted.machine), load_model(wanted.model)
-    attention = attention_for(machine, spec, wanted.attention or "auto")
+    attention = attention_for(
+        machine, spec, wanted.attention or "auto", nondeterministic=wanted.nondeterministic
+    )
     kernels = kernels_for(machine, wanted.kernels or "auto", attention)
     lengths = options.lengths_of(wanted.seq_len)
     step = TrainingStep(
@@ -254,6 +258,7 @@ def describe(schedule: Schedule) -> dict[str, object]:
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
+        "nondeterministic": nondeterministic_kernels(schedule),
         "num_ops": len(schedule.ops),
         "workload": schedule.workload,
         "caps": schedule.caps,

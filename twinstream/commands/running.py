@@ -49,6 +49,7 @@ def run(  # noqa: PLR0913
     policy: options.Policy = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    nondeterministic: options.Nondeterministic = False,
     steps: options.Steps = 4,
     backend: options.Backend = "auto",
     text: options.Text = None,
@@ -66,6 +67,7 @@ def run(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
+        nondeterministic=nondeterministic,
     )  # fmt: skip
     settings = api.RunSettings(
         backend_named(backend), steps, learning_rate, seed, poison,
@@ -147,7 +149,7 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
     print_report(
         summary_table(summary, schedule, peak.name if peak else None),
         losses_line(outcome.run.losses),
-        f"Measured on {timeline.provenance.where}, {timeline.provenance.detail}.",
+        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
         *provenance_lines(timeline.provenance),
     )
     if peak is None:

@@ -18,6 +18,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import summary_table, utilization_table
+from twinstream.uncertainty import rate_notes
 
 
 def simulate(
@@ -33,6 +34,7 @@ def simulate(
         timeline = api.simulate(document, profile)
     summary = summarize(document, timeline, profile)
     missing = missing_bytes(document, profile)
+    notes = rate_notes(document, profile)
     if output is not None:
         write_document(timeline, output)
     if as_json:
@@ -40,6 +42,7 @@ def simulate(
             "simulated_on": profile.name,
             "utilization": timeline.utilization,
             "device_memory_missing_bytes": missing,
+            "notes": notes,
         }
         print_json(summary.model_dump() | describe(document) | more)
     else:
@@ -48,6 +51,7 @@ def simulate(
             *_told(missing, profile),
             summary_table(summary, document, profile.name),
             utilization_table(timeline),
+            *notes,
         )
         if output is not None:
             print_report(f"Wrote the timeline to {output}.")

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.calibration.timelines import (
     timeline_observations,
     works_of,
 )
+from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import Timeline
@@ -31,9 +32,10 @@ def fit_timeline(
         MissingNumberError: the base lacks a number that the schedule needs.
     """
     classes, observations = timeline_observations(schedule, timeline)
-    start = prepared(base)
+    works = works_of(schedule)
+    start = prepared(with_own_rates(base, works))
     simulator = _Replays(schedule, classes, on_prediction)
-    parameters = declared_parameters(start, works_of(schedule))
+    parameters = declared_parameters(start, works)
     found = fit(start, parameters, observations, simulator.seconds)
     require_same_machine(found, "the machine of the timeline")
     return found

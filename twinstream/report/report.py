@@ -66,11 +66,7 @@ def report_html(
 
 
 def _provenance(views: Sequence[View]) -> str:
-    return " ".join(
-        f"{view.name.capitalize()}: {view.timeline.provenance.kind} on "
-        f"{view.timeline.provenance.where}."
-        for view in views
-    )
+    return " ".join(f"{view.name.capitalize()}: {view.timeline.provenance.told}." for view in views)
 
 
 def _footer(views: Sequence[View]) -> str:

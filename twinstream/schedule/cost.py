@@ -12,6 +12,7 @@ class Work(Node):
     `attention_backward`, `rms_norm`, `swiglu`, `adamw`, ...; unknown units use `vector`). `shape`
     is what that curve may depend on: (M, N, K) for a matmul, (query tokens, context tokens,
     heads, head_dim, sequences) for attention, (elements,) for the rest. A multiply-add is 2 FLOPs.
+    `implementation` is that of attention, whose rates differ; None is any.
     Work on the device moves `hbm_bytes`, work on the host CPU `host_dram_bytes`.
     """
 
@@ -22,3 +23,4 @@ class Work(Node):
     launches: NonNegativeInt
     dtype: str = "bfloat16"
     host_dram_bytes: NonNegativeInt = 0
+    implementation: str | None = None

@@ -67,15 +67,25 @@ class DeviceMemory(Node):
 class Provenance(Node):
     """Simulated on which profile, or measured on which device, and with what.
 
-    `timed_passes` of the run had every op timed (measured only).
+    `timed_passes` of the run had every op timed (measured only). `nondeterministic` names the
+    kernels of the schedule that do not give the same bits from run to run.
     """
 
     kind: Literal["simulated", "measured"]
     where: str
     detail: str = ""
+    nondeterministic: tuple[str, ...] = ()
     timed_passes: NonNegativeInt | None = None
     host_cost: HostCost | None = None
     device_memory: DeviceMemory | None = None
+
+    @property
+    def told(self) -> str:
+        """Where it is from, and whether another run would have other bits."""
+        said = f"{self.kind} on {self.where}"
+        if self.nondeterministic:
+            said += f" (not deterministic: {', '.join(self.nondeterministic)})"
+        return said
 
 
 class PassSpans(Node):

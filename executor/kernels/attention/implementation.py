@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.attention_limits import attention_limits
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,23 @@ def nothing_missing() -> str | None:
 class AttentionImplementation:
     """One way to compute attention.
 
-    `deterministic` means the same bits from run to run, as it is called here. `missing` says what
-    of the library is not installed and how to install it, or None; it imports nothing. What it
-    computes is in `twinstream.models.attention_limits`.
+    `missing` says what of the library is not installed and how to install it, or None; it imports
+    nothing. What it computes, and whether it gives the same bits from run to run, is in
+    `twinstream.models.attention_limits`.
     """
 
     name: str
-    deterministic: bool
     missing: Callable[[], str | None]
     forward: AttentionForward
     backward: AttentionBackward
 
     @classmethod
     def of(
-        cls, name: str, calls: AttentionCalls, *, deterministic: bool = True,
+        cls, name: str, calls: AttentionCalls,
         missing: Callable[[], str | None] = nothing_missing,
     ) -> "AttentionImplementation":  # fmt: skip
-        return cls(name, deterministic, missing, calls.forward, calls.backward)
+        return cls(name, missing, calls.forward, calls.backward)
+
+    @property
+    def deterministic(self) -> bool:
+        return attention_limits(self.name).deterministic

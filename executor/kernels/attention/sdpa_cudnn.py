@@ -45,4 +45,4 @@ def _missing() -> str | None:
 
 _CALLS = OneByOne(Returning(Sdpa(_forward, _backward), "top_left"), of_one_token=EagerCalls())
 
-SDPA_CUDNN = AttentionImplementation.of("sdpa_cudnn", _CALLS, deterministic=False, missing=_missing)
+SDPA_CUDNN = AttentionImplementation.of("sdpa_cudnn", _CALLS, missing=_missing)

@@ -1,6 +1,6 @@
-"""The norm of each head and RoPE. A program holds all heads of a token, in two halves.
+"""The norm of each head and RoPE. A program takes some tokens, all heads of one at a time.
 
-So the angles of a token are computed once. T tokens, H heads, E head_dim.
+A head is held in two halves. T tokens, H heads, E head_dim.
 """
 
 from math import log2, pi
@@ -22,6 +22,11 @@ from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector_ops import HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.workspace import partial_sums
+
+# A program rotates so many tokens, whose frequencies it computes once, where so many programs are
+# left to occupy a device.
+_TOKENS_EACH = 8
+_PROGRAMS = 1024
 
 
 def write_rotated(
@@ -58,10 +63,12 @@ def _rotate(
     num_tokens, num_heads, head_dim = x_THE.shape
     heads, half = power_of_2(num_heads), power_of_2(head_dim // 2)
     weight, eps = (x_THE, 0.0) if norm is None else (norm.weight, norm.eps)
+    tokens_each = max(1, min(_TOKENS_EACH, num_tokens // _PROGRAMS))
     launch(
-        _rotate_kernel, (num_tokens,), x_THE, weight, out_THE, _positions(rope, x_THE),
-        x_THE.stride(0), x_THE.stride(1), out_THE.stride(0), out_THE.stride(1), num_heads,
-        rope.seq_len, rope.chunk_start, eps, LOG2_THETA=log2(rope.theta), **_scaling(rope),
+        _rotate_kernel, (-(-num_tokens // tokens_each),), x_THE, weight, out_THE,
+        _positions(rope, x_THE), x_THE.stride(0), x_THE.stride(1), out_THE.stride(0),
+        out_THE.stride(1), num_tokens, tokens_each, num_heads, rope.seq_len, rope.chunk_start, eps,
+        LOG2_THETA=log2(rope.theta), **_scaling(rope),
         BACKWARD=backward, HAS_NORM=norm is not None, HAS_POSITIONS=rope.positions is not None,
         HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
     )  # fmt: skip
@@ -93,55 +100,75 @@ def _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS: tl.cons
 
 
 @device_function
-def _cos_and_sin(
-    position, LOG2_THETA: tl.constexpr, FACTOR: tl.constexpr, LOW: tl.constexpr,
-    HIGH: tl.constexpr, CONTEXT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+def _turns_per_position(
+    LOG2_THETA: tl.constexpr, FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    CONTEXT: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the angles of a position; frequencies are exact to float32, as the eager ones are."""
+    """Of each frequency, in 2**-64 of a turn: float64 once a program, integers from then on."""
     exponent = tl.arange(0, BLOCK).to(tl.float64) * (LOG2_THETA / HALF)
     frequency = tl.exp2(-exponent)
     if FACTOR != 1.0:
         kept = (frequency * CONTEXT - LOW) / (HIGH - LOW)
         kept = tl.minimum(tl.maximum(kept, 0.0), 1.0)
         frequency = frequency * ((1.0 - kept) / FACTOR + kept)
-    angle = position.to(tl.float32) * frequency.to(tl.float32)
-    return tl.cos(angle), tl.sin(angle)
+    return (frequency * (18446744073709551616.0 / 6.283185307179586)).to(tl.int64)
+
+
+@device_function
+def _cos_and_sin(position, turns):
+    """Of a position's angles, within 2e-7 at any position: whole turns overflow and are gone.
+
+    Within an eighth of a turn of each quarter, by the polynomials of Cephes' sinf and cosf.
+    """
+    angle = ((tl.cast(position, tl.int64) * turns) >> 32).to(tl.int32)  # in 2**-32 of a turn
+    quarter = (angle + 536870912) >> 30
+    x = (angle - (quarter << 30)).to(tl.float32) * 1.4629180792671596e-09  # 2 pi / 2**32
+    z = x * x
+    sin = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * x + x
+    cos = (2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2
+    cos = cos * z * z - 0.5 * z + 1.0
+    odd = (quarter & 1) != 0
+    turned_cos, turned_sin = tl.where(odd, sin, cos), tl.where(odd, cos, sin)
+    turned_cos = tl.where(((quarter + 1) & 2) != 0, -turned_cos, turned_cos)
+    return turned_cos, tl.where((quarter & 2) != 0, -turned_sin, turned_sin)
 
 
 @triton.jit
 def _rotate_kernel(
     x_ptr, weight_ptr, out_ptr, positions_ptr, x_stride, x_head_stride, out_stride,
-    out_head_stride, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
-    FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CONTEXT: tl.constexpr,
-    BACKWARD: tl.constexpr, HAS_NORM: tl.constexpr, HAS_POSITIONS: tl.constexpr,
-    HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    out_head_stride, num_tokens, tokens_each, num_heads, seq_len, chunk_start, eps,
+    LOG2_THETA: tl.constexpr, FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    CONTEXT: tl.constexpr, BACKWARD: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
     heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (heads < num_heads)[:, None] & (columns < HALF)[None, :]
-    x_token = x_ptr + token.to(tl.int64) * x_stride
-    out_token = out_ptr + token.to(tl.int64) * out_stride
     x_offsets = heads[:, None] * x_head_stride + columns[None, :]
     out_offsets = heads[:, None] * out_head_stride + columns[None, :]
-    first = tl.load(x_token + x_offsets, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x_token + x_offsets + HALF, mask=inside, other=0.0).to(tl.float32)
-    if HAS_NORM:
-        squares = tl.sum(first * first + second * second, axis=1)
-        rstd = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-        weights = weight_ptr + columns
-        weight = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)
-        first = first * rstd * weight[None, :]
-        weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
-        second = second * rstd * weight[None, :]
-    position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
-    cos, sin = _cos_and_sin(position, LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
-    if BACKWARD:
-        sin = -sin
-    out_first = first * cos[None, :] - second * sin[None, :]
-    out_second = second * cos[None, :] + first * sin[None, :]
-    dtype = out_ptr.dtype.element_ty
-    tl.store(out_token + out_offsets, rounded(out_first, dtype), mask=inside)
-    tl.store(out_token + out_offsets + HALF, rounded(out_second, dtype), mask=inside)
+    turns = _turns_per_position(LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
+    first_token = tl.program_id(0) * tokens_each
+    for token in range(first_token, tl.minimum(first_token + tokens_each, num_tokens)):
+        x_token = x_ptr + tl.cast(token, tl.int64) * x_stride
+        out_token = out_ptr + tl.cast(token, tl.int64) * out_stride
+        first = tl.load(x_token + x_offsets, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(x_token + x_offsets + HALF, mask=inside, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            squares = tl.sum(first * first + second * second, axis=1)
+            rstd = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+            weights = weight_ptr + columns
+            weight = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)
+            first = first * rstd * weight[None, :]
+            weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
+            second = second * rstd * weight[None, :]
+        position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
+        cos, sin = _cos_and_sin(position, turns)
+        if BACKWARD:
+            sin = -sin
+        out_first = first * cos[None, :] - second * sin[None, :]
+        out_second = second * cos[None, :] + first * sin[None, :]
+        dtype = out_ptr.dtype.element_ty
+        tl.store(out_token + out_offsets, rounded(out_first, dtype), mask=inside)
+        tl.store(out_token + out_offsets + HALF, rounded(out_second, dtype), mask=inside)
 
 
 @triton.jit
@@ -161,6 +188,7 @@ def _normed_rotated_backward_kernel(
     weight_2 = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
     sums_1 = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
     sums_2 = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
+    turns = _turns_per_position(LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
     tokens_each = tl.cdiv(num_tokens, tl.num_programs(0))
     first_token = program * tokens_each
     for token in range(first_token, tl.minimum(first_token + tokens_each, num_tokens)):
@@ -171,7 +199,7 @@ def _normed_rotated_backward_kernel(
         d_1 = tl.load(d_token, mask=inside, other=0.0).to(tl.float32)
         d_2 = tl.load(d_token + HALF, mask=inside, other=0.0).to(tl.float32)
         position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
-        cos, sin = _cos_and_sin(position, LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
+        cos, sin = _cos_and_sin(position, turns)
         d_normed_1 = d_1 * cos[None, :] + d_2 * sin[None, :]
         d_normed_2 = d_2 * cos[None, :] - d_1 * sin[None, :]
         rstd = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, axis=1) / (2 * HALF) + eps)[:, None]

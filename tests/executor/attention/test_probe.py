@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from twinstream.executor.kernels.attention import registry
+from twinstream.executor.kernels.attention import implementation, registry
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.probe import attention as probe
 from twinstream.executor.probe.attention import (
@@ -19,6 +19,7 @@ from twinstream.executor.probe.attention import (
 from twinstream.executor.probe.kernels import Sample
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, machine_toml
 from twinstream.models.attention_library import attention_library_bytes
+from twinstream.models.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Workload
 
@@ -111,7 +112,10 @@ def test_one_that_differs_from_run_to_run_is_chosen_only_if_asked_for(monkeypatc
     broken(monkeypatch, "sdpa_cpu", forward=jitter)
     probed = probe_attention(cases, "cpu", names=names, timer=counting_timer())
     assert "differ from run to run" in refusals(probed)["sdpa_cpu"]
-    broken(monkeypatch, "sdpa_cpu", forward=right.forward, deterministic=False)
+    broken(monkeypatch, "sdpa_cpu", forward=right.forward)
+    not_so = replace(attention_limits("sdpa_cpu"), deterministic=False)
+    limits = {"sdpa_cpu": not_so, "eager": attention_limits("eager")}
+    monkeypatch.setattr(implementation, "attention_limits", limits.__getitem__)
     probed = probe_attention(cases, "cpu", names=names, timer=counting_timer())
     assert refusals(probed)["sdpa_cpu"] == "it is not deterministic"
     probed = probe_attention(
@@ -182,7 +186,9 @@ def test_curves_give_back_the_times_that_were_measured():
                 Sample(work.model_copy(update={"flops": flops}), 1e4 + flops / 2e12 * 1e9)
             )
     curves = dict(attention_curves(samples, 4e12, "by hand"))
-    assert set(curves) == {"attention_forward/float32", "attention_backward/float32"}
+    assert set(curves) == {
+        "attention_forward/eager/float32", "attention_backward/eager/float32"
+    }  # fmt: skip
     for curve in curves.values():
         assert curve.max == pytest.approx(0.5, rel=1e-3)
         assert curve.half == pytest.approx(1e-5 * 2e12, rel=1e-2)

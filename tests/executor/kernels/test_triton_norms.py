@@ -8,6 +8,7 @@ import torch
 from tests.executor.kernels.driver import LLAMA_3_1
 from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
 from twinstream.executor.kernels.query_key import HeadNorm
+from twinstream.executor.kernels.registry import vector_ops
 from twinstream.executor.kernels.rms_norm import RmsNorm
 from twinstream.executor.kernels.rope import Rope, write_positions
 from twinstream.executor.kernels.vector_ops import (
@@ -160,7 +161,7 @@ def test_positions_of_unequal_lengths(triton_device, dtype, normed):
 @DTYPE
 @pytest.mark.parametrize("scaling", [None, LLAMA_3_1], ids=["default", "llama3"])
 def test_rope_far_into_a_sequence(triton_device, dtype, scaling):
-    """Frequencies are the same to the last bit, so that a million positions cost nothing."""
+    """Angles are exact, so that a million positions cost nothing."""
     x = randn(3, 2, 128, dtype=dtype)
     rope = Rope(500_000.0, 128, seq_len=2**20, chunk_start=2**20 - 3, scaling=scaling)
 
@@ -168,3 +169,18 @@ def test_rope_far_into_a_sequence(triton_device, dtype, scaling):
         ops.write_rotated(x, None, rope, x)
 
     assert_twins_agree(triton_device, call, x, results=lambda x: {"x": x}, tolerances=TOLERANCES)
+
+
+@pytest.mark.parametrize("start", [0, 100_000, 2**20 - 40])
+@pytest.mark.parametrize("vector", ["eager", "triton"])
+def test_cosine_and_sine_are_within_3e_7_of_those_in_float64(triton_device, vector, start):
+    """A head of ones and then zeros becomes the cosines and the sines."""
+    x = torch.cat((torch.ones(40, 1, 64), torch.zeros(40, 1, 64)), -1)
+    device = triton_device if vector == "triton" else "cpu"
+    found = x.to(device)
+    rope = Rope(500_000.0, 128, seq_len=2**20, chunk_start=start)
+    vector_ops(vector).write_rotated(found, None, rope, found)
+    positions = start + torch.arange(40, dtype=torch.float64)
+    angles = positions[:, None] * 500_000.0 ** -(torch.arange(64, dtype=torch.float64) / 64)
+    exact = torch.cat((angles.cos(), angles.sin()), -1)
+    assert (found.cpu()[:, 0].double() - exact).abs().max() <= 3e-7
