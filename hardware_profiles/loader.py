@@ -19,6 +19,7 @@ from twinstream.hardware_profiles.overrides import (
 )
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.hardware_profiles.shipped import machine_names, shipped_path
+from twinstream.schedule.files import write_text
 from twinstream.schedule.node import Node
 
 __all__ = ["load_machine", "load_machine_text", "machine_names", "override", "save_machine"]
@@ -57,11 +58,12 @@ def load_machine_text(
 
 
 def save_machine(machine: Machine, path: str | Path) -> None:
-    """Write a profile that loads back equal; numbers it inherited are written out."""
-    try:
-        Path(path).write_text(machine_toml(machine), encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror}") from None
+    """Write a profile that loads back equal; numbers it inherited are written out.
+
+    Raises:
+        DocumentError: the file cannot be written.
+    """
+    write_text(machine_toml(machine), path)
 
 
 def machine_toml(machine: Machine) -> str:
