@@ -44,6 +44,15 @@ class Summary(Node):
 def summarize(
     schedule: Schedule, timeline: Timeline, machine: Machine, plan_seconds: float | None = None
 ) -> Summary:
+    """Headline figures of a timeline, predicted or measured, of a schedule.
+
+    Args:
+        machine: whose peak MFU and HFU are shares of.
+        plan_seconds: how long planning took, where that is known.
+
+    Raises:
+        MissingNumberError: the machine's profile lacks the peak of the model's dtype.
+    """
     step_s = timeline.step_ns / 1e9
     executed, recomputed = executed_flops(schedule)
     peak = machine.number(PEAK_OF_DTYPE[str(schedule.model.spec["dtype"])])

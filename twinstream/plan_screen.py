@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from twinstream.explain import Explanation, Recomputed
+from twinstream.explanation import Explanation, Recomputed
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary
 from twinstream.policies_compared import PolicyOutcome

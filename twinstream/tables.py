@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.explain import limits_of
+from twinstream.explanation import limits_of
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.metrics import Summary
 from twinstream.models.attention_shape import lengths_text

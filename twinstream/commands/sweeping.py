@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 _BUG = 1
 
 
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FOLDER", callback=options.check_folder,
+        help="By default named as the config.",
+    ),
+]  # fmt: skip
+
+
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to vary.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="By default named as the config."),
-    ] = None,
+    output: Folder = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None,
