@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.shipped import shipped_with
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Finite
 
 Text = Annotated[str, Field(pattern=r"\S")]
 
@@ -43,7 +44,8 @@ COST_FIELDS = (
 NUMBER_FIELDS = RATE_FIELDS + CAPACITY_FIELDS + COST_FIELDS
 
 _LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
-_LEAST_CAPACITY = 2**16
+_LEAST_CAPACITY, _MOST_CAPACITY = 2**16, 2**60
+_MOST_COST = 1e12  # of a latency 17 minutes, of a reserve a TB
 
 _CURVE_KEY = re.compile(r"[a-z][a-z0-9_]*(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?")
 
@@ -56,7 +58,7 @@ def is_compute_unit(unit: str) -> bool:
 class Number(Node):
     """One number of a profile and where it comes from."""
 
-    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    value: Finite | None = None
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical", "unconstrained"]
     source: Text
 
@@ -91,9 +93,9 @@ class Efficiency(Node):
     keys of a query) the FLOPs count (D + half_depth) / D fold.
     """
 
-    max: Annotated[float, Field(gt=0, le=1.5)]
-    half: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    half_depth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max: Annotated[float, Field(ge=1e-6, le=1.5)]
+    half: Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+    half_depth: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
     of: Literal["flops", "bytes"]
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
     source: Text
@@ -217,6 +219,10 @@ class Machine(Node):
                 "{value} is so many bytes; {value} GiB are {bytes}",
                 {"value": f"{number.value:g}", "bytes": f"{number.value * 2**30:.0f}"},
             )
+        if number is not None and number.value is not None and number.value > _MOST_CAPACITY:
+            raise PydanticCustomError(
+                "value_beyond", "{value} bytes is no limit; write inf", {"value": number.value}
+            )
         return number
 
     @field_validator(*COST_FIELDS)
@@ -225,6 +231,10 @@ class Machine(Node):
         if number is not None and number.value is None:
             raise PydanticCustomError(
                 "cost_unconstrained", "a cost cannot be unconstrained: state 0"
+            )
+        if number is not None and number.value is not None and number.value > _MOST_COST:
+            raise PydanticCustomError(
+                "cost_beyond", "{value} is more than any machine takes", {"value": number.value}
             )
         return number
 

@@ -7,6 +7,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Stream, TaskOperand
 from twinstream.schedule.violations import (
     CallDiffers,
+    CarriedNotPersistent,
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
@@ -218,9 +219,19 @@ def _carried_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
     carried: set[str] = set()
     for item in schedule.carried:
         carried.update(parts.get(item.tensor, [item.tensor]))
+    persistent = {leaf: root for root in chain.persistent for leaf in parts.get(root, [root])}
     return [
-        PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
-        for root in chain.persistent
-        for leaf in parts.get(root, [root])
-        if leaf not in carried
+        *(
+            PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
+            for leaf in persistent
+            if leaf not in carried
+        ),
+        *(
+            CarriedNotPersistent(
+                f"tensor '{leaf}' is carried, and no state holds it before the first pass: only "
+                "persistent tensors (parameters, optimizer state) are",
+                tensor=leaf,
+            )
+            for leaf in sorted(carried - persistent.keys())
+        ),
     ]
