@@ -179,6 +179,11 @@ class Machine(Node):
     expected_error: ExpectedError | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Machine {self.name}: {self.description}>"
+
+    __str__ = __repr__
+
     @field_validator(*RATE_FIELDS, *CAPACITY_FIELDS)
     @classmethod
     def _rates_and_capacities_are_positive(cls, number: Number | None) -> Number | None:

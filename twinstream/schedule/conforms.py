@@ -4,6 +4,7 @@ from collections import Counter
 
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Compute, Stream, TaskOperand
 from twinstream.schedule.violations import (
     CallDiffers,
@@ -23,6 +24,8 @@ from twinstream.schedule.violations import (
 
 def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
     """All differences between what the schedule computes and the chain; empty is a proof."""
+    require("schedule", schedule, Schedule)
+    require("chain", chain, Chain)
     return [
         *_tensor_violations(schedule, chain),
         *_task_violations(schedule, chain),

@@ -83,6 +83,14 @@ class Schedule(Node):
     policy: str
     bound: StepBound | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule of {self.model.name} on {self.machine.name}, policy {self.policy}: "
+            f"{len(self.ops):,} ops, {self.workload.tokens_per_step:,} tokens a step>"
+        )
+
+    __str__ = __repr__
+
     @model_validator(mode="after")
     def _ids_are_unique_and_known(self) -> Self:
         tensors = _unique("tensor", [t.tensor_id for t in self.tensors])

@@ -125,6 +125,12 @@ class Timeline(Node):
     utilization: dict[str, Finite] = Field(default_factory=dict)
     provenance: Provenance
 
+    def __repr__(self) -> str:
+        where = f"{self.provenance.kind} on {self.provenance.where}"
+        return f"<Timeline {where}: {len(self.op_ids):,} ops, {self.step_ns / 1e9:.6g} s a step>"
+
+    __str__ = __repr__
+
     @model_validator(mode="after")
     def _spans_match_ops(self) -> Self:
         for spans in (*self.passes, self.cold):
