@@ -146,6 +146,13 @@ class Timeline(Node):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _passes_follow_one_another(self) -> Self:
+        last_ends = [max(spans.end_ns, default=0) for spans in self.passes]
+        if last_ends != sorted(last_ends):
+            raise PydanticCustomError("pass_order", "a pass ends before the one that it follows")
+        return self
+
     @property
     def cold_ns(self) -> int:
         """Time of one pass from empty streams until its last op has ended."""
