@@ -19,17 +19,22 @@ from twinstream.hardware_profiles.overrides import (
 )
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.hardware_profiles.shipped import machine_names, shipped_path
+from twinstream.schedule.errors import require
+from twinstream.schedule.files import write_text
 from twinstream.schedule.node import Node
 
 __all__ = ["load_machine", "load_machine_text", "machine_names", "override", "save_machine"]
 
 
-def load_machine(name_or_path: str | Path) -> Machine:
-    """The machine of a shipped profile (`h100`) or of a TOML file.
+def load_machine(name_or_path: str | Path | Machine) -> Machine:
+    """The machine of a shipped profile (`h100`) or of a TOML file; a machine is itself.
 
     Raises:
         ProfileError: there is no such profile, or its content is wrong.
     """
+    require("machine", name_or_path, str, Path, Machine)
+    if isinstance(name_or_path, Machine):
+        return name_or_path
     if isinstance(name_or_path, str) and name_or_path.lower() in machine_names():
         return _load_file(shipped_path(name_or_path.lower()), loading=())
     path = Path(name_or_path)
@@ -57,11 +62,12 @@ def load_machine_text(
 
 
 def save_machine(machine: Machine, path: str | Path) -> None:
-    """Write a profile that loads back equal; numbers it inherited are written out."""
-    try:
-        Path(path).write_text(machine_toml(machine), encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror}") from None
+    """Write a profile that loads back equal; numbers it inherited are written out.
+
+    Raises:
+        DocumentError: the file cannot be written.
+    """
+    write_text(machine_toml(machine), path)
 
 
 def machine_toml(machine: Machine) -> str:

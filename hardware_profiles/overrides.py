@@ -88,7 +88,18 @@ def validated(document: Mapping[str, Any], where: str) -> Machine:
         return Machine.model_validate(document)
     except ValidationError as error:
         faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
-    raise ProfileError(f"{where}: " + "; ".join(faults))
+    told = [f"{fault}: {hint}" if hint else fault for fault, hint in _each_hint_once(faults)]
+    raise ProfileError(f"{where}: " + "; ".join(told))
+
+
+def _each_hint_once(faults: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The list of all known fields is long: it stands where it is first needed."""
+    seen: set[str] = set()
+    found = []
+    for fault, hint in faults:
+        found.append((fault, "" if hint in seen else hint))
+        seen.add(hint)
+    return found
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -97,18 +108,19 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
 
 
-def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
+def _fault(loc: tuple[int | str, ...], fault: Any) -> tuple[str, str]:
+    """What is wrong, and a hint at what was meant."""
     names = [str(part) for part in loc]
     field = ".".join(names)
     if fault["type"] == "extra_forbidden":
-        return f"unknown field '{field}': {nearest(names[-1], _known_beside(names))}"
+        return f"unknown field '{field}'", nearest(names[-1], _known_beside(names))
     if fault["type"] == "missing":
-        return f"{field} is missing"
+        return f"{field} is missing", ""
     if fault["type"] in ("model_type", "dict_type"):
         kinds = "a table" if names[0] in _TABLES else "a number or a table"
-        return f"{field} needs {kinds}, got {fault['input']!r}"
+        return f"{field} needs {kinds}, got {fault['input']!r}", ""
     got = "" if isinstance(fault["input"], dict | Number) else f", got {fault['input']!r}"
-    return f"{field}: {fault['msg']}{got}"
+    return f"{field}: {fault['msg']}{got}", ""
 
 
 def _known_beside(names: list[str]) -> list[str]:

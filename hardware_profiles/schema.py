@@ -14,6 +14,7 @@ from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.shipped import shipped_with
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Finite
 
 Text = Annotated[str, Field(pattern=r"\S")]
 
@@ -44,7 +45,8 @@ COST_FIELDS = (
 NUMBER_FIELDS = RATE_FIELDS + CAPACITY_FIELDS + COST_FIELDS
 
 _LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
-_LEAST_CAPACITY = 2**16
+_LEAST_CAPACITY, _MOST_CAPACITY = 2**16, 2**60
+_MOST_COST = 1e12  # of a latency 17 minutes, of a reserve a TB
 
 _REFINED = r"(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?"
 _CURVE_KEY = re.compile(
@@ -61,7 +63,7 @@ def is_compute_unit(unit: str) -> bool:
 class Number(Node):
     """One number of a profile and where it comes from."""
 
-    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    value: Finite | None = None
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical", "unconstrained"]
     source: Text
 
@@ -99,9 +101,9 @@ class Efficiency(Node):
     it is that of the profile's `attention`.
     """
 
-    max: Annotated[float, Field(gt=0, le=1.5)]
-    half: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    half_depth: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    max: Annotated[float, Field(ge=1e-6, le=1.5)]
+    half: Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+    half_depth: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
     of: Literal["flops", "bytes"]
     implementation: str | None = None
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
@@ -187,6 +189,11 @@ class Machine(Node):
     expected_error: ExpectedError | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Machine {self.name}: {self.description}>"
+
+    __str__ = __repr__
+
     @field_validator(*RATE_FIELDS, *CAPACITY_FIELDS)
     @classmethod
     def _rates_and_capacities_are_positive(cls, number: Number | None) -> Number | None:
@@ -227,6 +234,10 @@ class Machine(Node):
                 "{value} is so many bytes; {value} GiB are {bytes}",
                 {"value": f"{number.value:g}", "bytes": f"{number.value * 2**30:.0f}"},
             )
+        if number is not None and number.value is not None and number.value > _MOST_CAPACITY:
+            raise PydanticCustomError(
+                "value_beyond", "{value} bytes is no limit; write inf", {"value": number.value}
+            )
         return number
 
     @field_validator(*COST_FIELDS)
@@ -235,6 +246,10 @@ class Machine(Node):
         if number is not None and number.value is None:
             raise PydanticCustomError(
                 "cost_unconstrained", "a cost cannot be unconstrained: state 0"
+            )
+        if number is not None and number.value is not None and number.value > _MOST_COST:
+            raise PydanticCustomError(
+                "cost_beyond", "{value} is more than any machine takes", {"value": number.value}
             )
         return number
 

@@ -1,5 +1,6 @@
 """Models by name: the TOML files in presets/, or a path to a Hugging Face config.json."""
 
+import difflib
 import os
 import tomllib
 from importlib.resources import files
@@ -7,7 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import TwinstreamError, require
 
 
 class UnknownModelError(TwinstreamError):
@@ -15,9 +16,11 @@ class UnknownModelError(TwinstreamError):
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
+        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+        meant = f": did you mean '{close[0]}'?" if close else "."
         super().__init__(
-            f"unknown model '{name}'. The presets are {', '.join(known)}; for another model give "
-            "the path of a Hugging Face config.json or of a folder that holds one."
+            f"unknown model '{name}'{meant} The presets are {', '.join(known)}; for another model "
+            "give the path of a Hugging Face config.json or of a folder that holds one."
         )
 
 
@@ -44,15 +47,19 @@ def load_preset(name: str) -> ModelSpec:
     return ModelSpec.model_validate(tomllib.loads(text))
 
 
-def load_model(name_or_path: str | Path) -> ModelSpec:
+def load_model(name_or_path: str | Path | ModelSpec) -> ModelSpec:
     """Load a preset by name, or a Hugging Face config.json by its path or its folder's path.
 
-    A preset's name wins over a folder of the same name; write `./8b` or pass a Path for the folder.
+    A ModelSpec is itself. A preset's name wins over a folder of the same name; write `./8b` or pass
+    a Path for the folder.
 
     Raises:
         UnknownModelError: neither a preset nor an existing path.
         HfConfigError: the config.json cannot be read, or asks for what is not supported.
     """
+    require("model", name_or_path, str, Path, ModelSpec)
+    if isinstance(name_or_path, ModelSpec):
+        return name_or_path
     if isinstance(name_or_path, str) and name_or_path in preset_names():
         return load_preset(name_or_path)
     path = Path(name_or_path)

@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import PositiveCount
 
 OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
 
@@ -49,10 +50,10 @@ class Recipe(Node):
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=1e-4, ge=0)
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    weight_decay: float = Field(default=1e-4, ge=0, le=1e3)
     stochastic_rounding: bool = True
-    max_row_slice: PositiveInt = 1024
+    max_row_slice: PositiveCount = 1024
     optimizer: OptimizerPlace = "device"
     gradients: Literal["model", "float32"] = "model"
     float32_master: bool = False

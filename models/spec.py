@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.hf_config import HfConfigError, describe_problems, read_hf_config
 from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.node import Node
+
+Width = Annotated[int, Field(gt=0, le=2**22)]
 
 ITEMSIZE_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -27,13 +29,13 @@ class ModelSpec(Node):
     """
 
     name: Annotated[str, Field(min_length=1)]
-    num_layers: PositiveInt
-    d_model: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    d_ff: PositiveInt
-    vocab_size: PositiveInt
+    num_layers: Annotated[int, Field(gt=0, le=2**20)]
+    d_model: Width
+    num_heads: Width
+    num_kv_heads: Width
+    head_dim: Width
+    d_ff: Width
+    vocab_size: Annotated[int, Field(gt=0, le=2**26)]
     norm_eps: PositiveFinite = 1e-5
     rope_theta: PositiveFinite = 500_000.0
     rope_scaling: RopeScaling | None = None
@@ -49,6 +51,12 @@ class ModelSpec(Node):
                 "heads_not_divisible",
                 "num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}",
                 {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads},
+            )
+        if self.d_q > 2**22:
+            raise PydanticCustomError(
+                "too_wide",
+                "num_heads * head_dim is {d_q}, more than 2**22",
+                {"d_q": self.d_q},
             )
         if self.head_dim % 2:
             raise PydanticCustomError(

@@ -9,12 +9,13 @@ from twinstream.models.declarations import Shapes
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import TwinstreamError, require, require_whole
 from twinstream.schedule.workload import Workload
 
 TARGET_CHUNK_TOKENS = 8192
 _SMALLEST_SLICE_TOKENS = 1024
 _MOST_CHUNKS = 8
+_MOST_TOKENS = 2**31
 _MOST_TRIED = 10_000  # to name those that fit
 _MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
 
@@ -39,6 +40,17 @@ class TrainingStep:
     recipe: Recipe = field(default_factory=Recipe)
     optimizer_overhead: float = 0.01
     sequence_lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
+        for name in ("tokens_per_step", "chunk_tokens", "chunks_per_round"):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1, 2**60)
+        require("recipe", self.recipe, Recipe)
+        require("optimizer_overhead", self.optimizer_overhead, float, int)
+        require("sequence_lengths", self.sequence_lengths, tuple)
+        for length in self.sequence_lengths:
+            require_whole("a length of sequence_lengths", length, 0, _MOST_TOKENS)
 
     @property
     def pack_tokens(self) -> int:

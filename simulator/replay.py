@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import simpy
 
-from twinstream.hardware_profiles.errors import NoTimeError
+from twinstream.hardware_profiles.errors import NoTimeError, TooLongError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.numbers import MOST_NS
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.periodic import MAX_PASSES, PassBoundaries, StepTime
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
@@ -152,6 +153,8 @@ class _Run:
     def next_pass(self) -> PassSpans:
         """Run until the next pass is through; fails if some op never ends."""
         self._env.run(self._pass(self._ended).ended)
+        if self._env.now > MOST_NS:
+            raise TooLongError(most_days=MOST_NS / 86_400e9)
         self._ended += 1
         return self.spans(self._ended - 1)
 

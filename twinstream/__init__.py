@@ -1,45 +1,33 @@
-"""Plan, simulate and execute GPU training steps under memory limits, from one schedule."""
+"""Plan, simulate and execute GPU training steps under memory limits, from one schedule.
 
-from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
-from twinstream.explain import Explanation, explain
-from twinstream.hardware_profiles.loader import load_machine
-from twinstream.metrics import Summary, summarize
-from twinstream.models.presets import load_model
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.planner.chunking import TrainingStep
-from twinstream.policies_compared import PoliciesCompared, compare_policies
-from twinstream.schedule.comparison import Comparison, compare
-from twinstream.schedule.conforms import conforms
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify import verify
+All public names are those of `twinstream.public`, which is imported when one is asked for, so that
+the command line heeds Ctrl-C before anything slow is imported.
+"""
 
-__all__ = [
-    "Caps",
-    "Comparison",
-    "Explanation",
-    "ModelSpec",
-    "PoliciesCompared",
-    "Recipe",
-    "Run",
-    "RunSettings",
-    "Schedule",
-    "Summary",
-    "Timeline",
-    "TrainingStep",
-    "TwinstreamError",
-    "compare",
-    "compare_policies",
-    "conforms",
-    "execute",
-    "explain",
-    "load_machine",
-    "load_model",
-    "plan",
-    "simulate",
-    "summarize",
-    "verify",
-    "write_report",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinstream.public import *  # noqa: F403
+
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
+    """A public name, the list of them, or the version."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("twinstream")
+    if name == "__all__" or (not name.startswith("__") and name in _public_names()):
+        return getattr(import_module("twinstream.public"), name)
+    raise AttributeError(f"module 'twinstream' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_public_names(), "__version__"])
+
+
+def _public_names() -> list[str]:
+    # None while they are being imported, which asks for modules of this package.
+    return getattr(import_module("twinstream.public"), "__all__", [])

@@ -21,10 +21,10 @@ from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.known import Asked, plan_knowing
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, require, require_whole
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
-from twinstream.schedule.sizes import SizeError, gib, parse_bytes
+from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from twinstream.executor.training import TokenSource
 
 DEFAULT_POLICY = "optimal"
+_MOST_LEARNING_RATE = 1e3
 _NOMINAL = 1.01  # "24GiB" of a card that has 23.99
 
 
@@ -85,8 +86,11 @@ def plan(  # noqa: PLR0913
         TwinstreamError: a name, number or file is wrong, a known plan is of another step, or
             nothing fits (`InfeasiblePlan`, with caps that would do).
     """
-    spec = model if isinstance(model, ModelSpec) else load_model(model)
-    profile = machine if isinstance(machine, Machine) else load_machine(machine)
+    spec, profile = load_model(model), load_machine(machine)
+    require("step", step, TrainingStep)
+    require("choices", choices, Choices)
+    for schedule in known:
+        require("a known plan", schedule, Schedule)
     require_allowed(step.recipe.kernels)
     asked = Asked(
         spec, step, profile, caps_of(profile, device_mem, host_mem), policy,
@@ -97,7 +101,8 @@ def plan(  # noqa: PLR0913
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:
     """Predict the timeline of a schedule on a machine, whatever machine it was planned for."""
-    return replay(schedule, machine if isinstance(machine, Machine) else load_machine(machine))
+    require("schedule", schedule, Schedule)
+    return replay(schedule, load_machine(machine))
 
 
 def write_report(
@@ -115,7 +120,9 @@ def write_report(
     """
     from twinstream.report.report import report_html
 
-    profile = machine if isinstance(machine, Machine) else load_machine(machine)
+    require("path", path, str, Path)
+    require("schedule", schedule, Schedule)
+    profile = load_machine(machine)
     before = predicted if predicted is not None else replay(schedule, profile)
     write_text(report_html(schedule, profile, predicted=before, measured=measured), Path(path))
 
@@ -151,6 +158,18 @@ class RunSettings:
     timed_steps: int | None = None
     nvtx: bool = False
 
+    def __post_init__(self) -> None:
+        require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
+        require_whole("seed", self.seed, 0, 2**31 - 1)
+        require("learning_rate", self.learning_rate, float, int)
+        if not 0.0 <= self.learning_rate <= _MOST_LEARNING_RATE:
+            raise ArgumentError(
+                f"learning_rate needs a number from 0 to {_MOST_LEARNING_RATE:g}, got "
+                f"{self.learning_rate}"
+            )
+        if self.timed_steps is not None:
+            require_whole("timed_steps", self.timed_steps, 1, self.num_steps)
+
 
 def execute(
     schedule: Schedule,
@@ -171,6 +190,8 @@ def execute(
         TwinstreamError: the schedule is unsafe, there is no torch or no CUDA, memory is short, or
             the text does not suit the model.
     """
+    require("schedule", schedule, Schedule)
+    require("settings", settings, RunSettings, type(None))
     require_torch()
     from twinstream.executor.execute import choose_backend
     from twinstream.executor.execute import execute as run
@@ -306,8 +327,8 @@ def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | N
     """The cap given, or all the memory that the profile states."""
     number = getattr(machine, field)
     whole = number.value if number is not None else None
-    if isinstance(given, int):
-        return given
     if given is None:
         return None if whole is None else int(whole)
+    if not isinstance(given, str):
+        return whole_bytes_of(field.replace("memory_bytes", "mem"), given)
     return parse_bytes(given, whole_bytes=whole)

@@ -16,6 +16,7 @@ from twinstream.commands.comparing import compare
 from twinstream.commands.demonstrating import demo
 from twinstream.commands.exploring import explore
 from twinstream.commands.options import require_own_outputs
+from twinstream.commands.output import printable
 from twinstream.commands.planning import plan
 from twinstream.commands.probing import probe
 from twinstream.commands.reporting import report
@@ -99,5 +100,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments))
     except TwinstreamError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {printable(str(error))}", err=True)
         sys.exit(_USER_ERROR)

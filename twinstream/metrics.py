@@ -6,6 +6,7 @@ from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.residence import copied_sizes
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -44,6 +45,18 @@ class Summary(Node):
 def summarize(
     schedule: Schedule, timeline: Timeline, machine: Machine, plan_seconds: float | None = None
 ) -> Summary:
+    """Headline figures of a timeline, predicted or measured, of a schedule.
+
+    Args:
+        machine: whose peak MFU and HFU are shares of.
+        plan_seconds: how long planning took, where that is known.
+
+    Raises:
+        MissingNumberError: the machine's profile lacks the peak of the model's dtype.
+    """
+    require("schedule", schedule, Schedule)
+    require("timeline", timeline, Timeline)
+    require("machine", machine, Machine)
     step_s = timeline.step_ns / 1e9
     executed, recomputed = executed_flops(schedule)
     peak = machine.number(PEAK_OF_DTYPE[str(schedule.model.spec["dtype"])])
@@ -65,6 +78,14 @@ def summarize(
         gap_family=step_s / bound.family_step_s - 1.0 if bound and bound.family_step_s else None,
         plan_seconds=plan_seconds,
     )
+
+
+def rate_text(per_s: float) -> str:
+    """
+    >>> rate_text(11234.5), rate_text(0.0123)
+    ('11,234', '0.012')
+    """
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
 def executed_flops(schedule: Schedule) -> tuple[int, int]:

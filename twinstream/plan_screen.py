@@ -7,9 +7,9 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from twinstream.explain import Explanation, Recomputed
+from twinstream.explanation import Explanation, Recomputed
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary
+from twinstream.metrics import Summary, rate_text
 from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.policies_compared import PolicyOutcome
 from twinstream.residence import STATE, Residence, RoleResidence
@@ -71,7 +71,7 @@ def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -
     table.add_column(overflow="fold")
     cold = seconds(summary.cold_step_time_s)
     table.add_row("step time", f"{seconds(summary.step_time_s)} ({cold} from a cold start)")
-    table.add_row("throughput", f"{summary.tokens_per_s:,.0f} tokens/s")
+    table.add_row("throughput", f"{rate_text(summary.tokens_per_s)} tokens/s")
     peak = f"of the {schedule.model.spec['dtype']} peak of {schedule.machine.name}"
     table.add_row("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%} {peak}")
     bound = schedule.bound
@@ -220,7 +220,7 @@ def _outcome_row(outcome: PolicyOutcome, best: str, unit: int) -> list[str]:
         f"{outcome.policy} *" if outcome.policy == best else outcome.policy,
         f"{work.rounds_per_step} x {work.chunks_per_round} x {work.chunk_tokens}",
         seconds(summary.step_time_s),
-        f"{summary.tokens_per_s:,.0f}",
+        rate_text(summary.tokens_per_s),
         f"{summary.mfu:.1%}",
         "-" if summary.gap is None else f"{summary.gap:.1%}",
         f"{summary.device_peak_bytes / unit:,.2f}",

@@ -19,7 +19,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import policies
 from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import TwinstreamError, require
 from twinstream.schedule.node import Node
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
@@ -98,8 +98,8 @@ def compare_policies(
         NoPolicyFits: none has a plan within the caps; it says of each why.
         TwinstreamError: as `api.plan`.
     """
-    spec = model if isinstance(model, ModelSpec) else load_model(model)
-    profile = machine if isinstance(machine, Machine) else load_machine(machine)
+    spec, profile = load_model(model), load_machine(machine)
+    require("step", step, TrainingStep)
     caps = api.caps_of(profile, device_mem, host_mem)
     whole = with_tokens(spec, step, profile, caps)
     outcomes: list[PolicyOutcome] = []

@@ -9,9 +9,9 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.explain import limits_of
+from twinstream.explanation import limits_of
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
-from twinstream.metrics import Summary
+from twinstream.metrics import Summary, rate_text
 from twinstream.models.attention_limits import nondeterministic_kernels
 from twinstream.models.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
@@ -97,7 +97,7 @@ def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> 
     rows = {
         "step time": f"{seconds(summary.step_time_s)} "
         f"({seconds(summary.cold_step_time_s)} from a cold start)",
-        "throughput": f"{summary.tokens_per_s:,.0f} tokens/s",
+        "throughput": f"{rate_text(summary.tokens_per_s)} tokens/s",
         "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
         f"{schedule.model.spec['dtype']} peak of {peak_of}",
         "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),

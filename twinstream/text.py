@@ -53,7 +53,17 @@ class TextBatches:
 
 
 def check_vocabulary(tokens: NDArray[np.int32], vocab_size: int) -> None:
-    """Raise TextError when a token is outside the model's vocabulary."""
+    """Raise TextError unless this is a stream of token ids of the model's vocabulary."""
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise TextError(
+            "tokens need to be a numpy array of whole numbers with one dimension, got "
+            f"{getattr(tokens, 'dtype', type(tokens).__name__)} of shape {np.shape(tokens)}"
+        )
+    if len(tokens) < 2 or tokens.min() < 0:
+        raise TextError(
+            f"training needs at least 2 tokens, and ids from 0; there are {len(tokens)}, "
+            f"{int((tokens < 0).sum())} of them negative"
+        )
     largest = int(tokens.max())
     if largest >= vocab_size:
         raise TextError(

@@ -4,7 +4,7 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.small_schedule import small_schedule, timeline
-from twinstream.explain import explain
+from twinstream.explanation import explain
 from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.planner.plan import policies
 from twinstream.residence import STATE, RoleResidence, residence

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.front_door.small_schedule import small_schedule, timeline
-from twinstream.explain import explain
+from twinstream.explanation import explain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.report.palette import ROLE_COLOURS, TASK_COLOURS
 from twinstream.report.share_figures import (

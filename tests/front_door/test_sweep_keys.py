@@ -1,6 +1,7 @@
 """What a row of a sweep is known by: all that its result depends on, the sources among it."""
 
 import csv
+import json
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ device_mem = ["8MiB", "16MiB"]
 NO_RESULT = {
     "twinstream", "twinstream.sweep", "twinstream.sweep.config", "twinstream.sweep.sources",
     "twinstream.text", "twinstream.policies_compared", "twinstream.kernel_choice",
+    "twinstream.public",
 }  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def test_rows_of_other_sources_are_made_again_and_kept_aside(swept, monkeypatch)
     old = rows_of(swept / "rows" / "rows.csv")
     monkeypatch.setattr("twinstream.sweep.config.sources_hash", lambda: "other sources")
     monkeypatch.setattr(sweep, "on_cores", lambda cells, jobs: map(sweep_row, cells))
-    told = call("sweep", swept / "two.toml", "-o", swept / "rows", "--json").json()
+    told = json.loads(call("sweep", swept / "two.toml", "-o", swept / "rows", "--json").out)
     assert (told["num_new"], told["num_superseded"]) == (2, 2)
     new = rows_of(swept / "rows" / "rows.csv")
     assert [row["device_mem"] for row in new] == ["8MiB", "16MiB"]
@@ -139,10 +141,10 @@ def test_where_no_cell_can_be_planned_the_reason_is_told(tmp_path):
     path = tmp_path / "odd.toml"
     path.write_text(SWEEP.replace("[axes]", "chunk_tokens = 48\n[axes]"))
     outcome = call("sweep", path, "-o", tmp_path / "rows", "--jobs", 1)
-    assert outcome.code == 0
+    assert outcome.code == 2
     assert "2 refused" in outcome.out
-    assert "No cell could be planned; the first: " in outcome.out
-    assert "48" in outcome.out.partition("the first: ")[2]
+    assert "no cell could be planned; the first: " in outcome.err
+    assert "48" in outcome.err.partition("the first: ")[2]
 
 
 def test_a_row_of_a_gpu_has_the_kernels_of_plan(tmp_path):

@@ -17,6 +17,7 @@ from twinstream.hardware_profiles.loader import (
     save_machine,
 )
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import DocumentError
 
 HEAD = 'name = "m"\ndescription = ""\ndevice = "cuda"\n'
 
@@ -213,7 +214,7 @@ def test_an_unconstrained_number_survives_saving(tmp_path):
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(ProfileError, match=r"cannot write .*none.x\.toml: No such file"):
+    with pytest.raises(DocumentError, match=r"cannot write .*none.x\.toml: No such file"):
         save_machine(toy_machine(), tmp_path / "none" / "x.toml")
 
 

@@ -175,3 +175,13 @@ def test_a_file_of_another_name_names_the_model(tmp_path: Path) -> None:
     file = tmp_path / "my-llama.json"
     file.write_text(json.dumps(META_LLAMA_3_8B))
     assert ModelSpec.from_hf_config(file).name == "my-llama"
+
+
+def test_keys_of_smollm2_that_say_nothing_new_are_read_and_others_refused(tmp_path: Path) -> None:
+    config = META_LLAMA_3_8B | {"is_llama_config": True, "rope_interleaved": False}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert ModelSpec.from_hf_config(path).num_layers == 32
+    path.write_text(json.dumps(config | {"rope_interleaved": True}))
+    with pytest.raises(UnsupportedConfigError, match="rope_interleaved = True"):
+        ModelSpec.from_hf_config(path)

@@ -23,8 +23,10 @@ from twinstream.schedule.conforms import conforms, require_conforming
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Op, Stream
+from twinstream.schedule.tensors import Carried
 from twinstream.schedule.violations import (
     CallDiffers,
+    CarriedNotPersistent,
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
@@ -203,6 +205,16 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "a weight that is forgotten": (
         SCHEDULE.model_copy(update={"carried": ()}),
         PersistentNotCarried("persistent tensor 'weight' is not carried", tensor="weight"),
+    ),
+    "content of a pass that no state fills": (
+        SCHEDULE.model_copy(
+            update={"carried": (*SCHEDULE.carried, Carried(tensor="loss", slot="device.loss"))}
+        ),
+        CarriedNotPersistent(
+            "tensor 'loss' is carried, and no state holds it before the first pass: only "
+            "persistent tensors (parameters, optimizer state) are",
+            tensor="loss",
+        ),
     ),
 }
 

@@ -329,3 +329,10 @@ def test_lengths_that_do_not_fill_a_chunk_are_refused(lengths: tuple[int, ...]) 
             seq_len=7, chunk_tokens=13, chunks_per_round=1, rounds_per_step=1,
             sequence_lengths=lengths,
         )  # fmt: skip
+
+
+def test_passes_in_another_order_than_they_ran_are_refused() -> None:
+    first, second = (PassSpans(start_ns=(0,), end_ns=(end,)) for end in (5, 9))
+    where = Provenance(kind="simulated", where="here")
+    with pytest.raises(ValidationError, match="ends before the one that it follows"):
+        Timeline(op_ids=("a",), passes=(second, first), cold=first, step_ns=4.0, provenance=where)

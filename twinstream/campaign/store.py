@@ -21,7 +21,7 @@ from pathlib import Path
 from twinstream.campaign.jobs import Size
 from twinstream.campaign.results import Outcome, Results, Where
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, read_document, write_document
+from twinstream.schedule.files import DocumentError, read_document, write_bytes, write_document
 
 MAX_LOG_BYTES = 2 * 2**20
 MAX_TIMELINES_BYTES = 12 * 2**20
@@ -75,9 +75,7 @@ class Store:
                 f"timelines of {', '.join(found)} are left out: {path.name} would be too large"
             )
             return
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(packed)
-        partial.replace(path)
+        write_bytes(packed, path)
 
     def _timelines(self, path: Path) -> dict[str, object]:
         if not path.exists():

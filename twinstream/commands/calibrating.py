@@ -75,13 +75,15 @@ def calibrate(  # noqa: PLR0913
         )
     source = provenance(fit, told, datetime.now(UTC).date())
     fitted = fit.machine(output.stem if output else f"{profile.name}_fitted", source)
-    if output is not None:
-        save_machine(fitted, output)
-    if as_json:
-        print_json(fit_json(fit))
-        return
-    print_report(parameter_table(fit), observation_table(fit))
-    if output is not None:
+    try:
+        if output is not None:
+            save_machine(fitted, output)
+    finally:  # what was fitted is told, on a full disk too
+        if as_json:
+            print_json(fit_json(fit))
+        else:
+            print_report(parameter_table(fit), observation_table(fit))
+    if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
 

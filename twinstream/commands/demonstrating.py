@@ -18,7 +18,14 @@ _BUG = 1
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Write JSON here.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            callback=options.check_folder,
+            help="Write JSON here.",
+        ),
     ] = Path("out/demo"),
     backend: options.Backend = "cpu",
     machine: Annotated[

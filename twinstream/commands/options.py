@@ -44,6 +44,7 @@ def check_output(path: Path | None) -> Path | None:
     """Refuse a place that cannot be written before the work, not after it."""
     if path is None:
         return None
+    check_folder(path)
     try:
         path.exists()
     except OSError as error:
@@ -52,8 +53,18 @@ def check_output(path: Path | None) -> Path | None:
         raise DocumentError(f"cannot write {path}: it is not a file; name a file")
     if not path.parent.is_dir():
         raise DocumentError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise DocumentError(f"cannot write {path}: permission denied")
+    return path
+
+
+def check_folder(path: Path | None) -> Path | None:
+    """Refuse `-`, which other programs take for standard output."""
+    if path is not None and str(path) == "-":
+        raise DocumentError(
+            "cannot write -: standard output has the tables, or with --json the figures; name a "
+            "place on the disk"
+        )
     return path
 
 

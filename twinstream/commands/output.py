@@ -1,19 +1,45 @@
 """What commands print: tables or JSON on stdout, progress on stderr."""
 
 import sys
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydantic_core import to_json
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 
 from twinstream.schedule.sizes import gib
 
 _MAX_COLUMNS = 100
 
 Advance = Callable[[], None]
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: names may come from anyone's files.
+
+    >>> printable("\\x1b[31mred")
+    '\ufffd[31mred'
+    """
+    return "".join(
+        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text
+    )
+
+
+class _Screen(Console):
+    """A console whose control characters are its own."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
 
 
 def print_json(document: object) -> None:
@@ -24,7 +50,7 @@ def print_json(document: object) -> None:
 
 def print_report(*parts: RenderableType) -> None:
     """Tables and lines, as wide as the terminal but at most 100 columns."""
-    console = Console(highlight=False, markup=False)
+    console = _Screen(highlight=False, markup=False)
     console.width = min(console.width, _MAX_COLUMNS) if console.is_terminal else _MAX_COLUMNS
     for part in parts:
         console.print(part)
@@ -33,7 +59,7 @@ def print_report(*parts: RenderableType) -> None:
 @contextmanager
 def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Advance]:
     """A bar on stderr while the block runs; nothing if quiet or stderr is no terminal."""
-    console = Console(stderr=True)
+    console = _Screen(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda: None
         return
@@ -57,7 +83,7 @@ class RunBars:
 @contextmanager
 def run_progress(what: str, num_steps: int, *, quiet: bool = False) -> Iterator[RunBars]:
     """Bars on stderr for the steps and, where there is one, for pinning the host arena."""
-    console = Console(stderr=True)
+    console = _Screen(stderr=True)
     if quiet or not console.is_terminal:
         yield RunBars(lambda: None, lambda done, total: None)
         return

@@ -11,7 +11,7 @@ from twinstream import api
 from twinstream.commands import options
 from twinstream.commands.inputs import checked_schedule
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.explain import explain
+from twinstream.explanation import explain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize

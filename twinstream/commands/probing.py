@@ -50,14 +50,16 @@ def probe(
         dtypes = list(dict.fromkeys(d.value for d in dtype or [Dtype.float32]))
         with progress(f"measuring this machine in {', '.join(dtypes)}", quiet=as_json):
             machine = api.probe(dtypes)
-    if output is not None:
-        save_machine(machine, output)
-    if as_json:
-        print_json(machine)
-    else:
-        print_report(probed_table(machine))
+    try:
         if output is not None:
-            print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
+            save_machine(machine, output)
+    finally:  # what was measured is told, on a full disk too
+        if as_json:
+            print_json(machine)
+        else:
+            print_report(probed_table(machine))
+    if output is not None and not as_json:
+        print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
 
 def _probed_cuda(dtype: list[Dtype] | None) -> Machine:

@@ -78,10 +78,12 @@ def run(  # noqa: PLR0913
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
     result = _trained(document, settings, tokens, quiet=as_json)
-    if output is not None:
-        write_document(result.timeline, output)
-    peak = peak_machine(document, wanted.machine, settings.backend)
-    _report(_Outcome(document, result, peak, plan_seconds), as_json=as_json)
+    try:
+        if output is not None:
+            write_document(result.timeline, output)
+    finally:  # what was trained is told, on a full disk too
+        peak = peak_machine(document, wanted.machine, settings.backend)
+        _report(_Outcome(document, result, peak, plan_seconds), as_json=as_json)
 
 
 @dataclass(frozen=True)

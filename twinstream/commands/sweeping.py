@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 _BUG = 1
 
 
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FOLDER", callback=options.check_folder,
+        help="By default named as the config.",
+    ),
+]  # fmt: skip
+
+
 def sweep(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What to vary.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="By default named as the config."),
-    ] = None,
+    output: Folder = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None,
@@ -76,11 +82,21 @@ def sweep(
         print_report(
             f"{len(swept.rows):,} cells: {told}; {swept.num_new:,} now, in {seconds:,.1f} s.",
             f"Wrote {swept.file}, {page} and {_told(images)}.",
-            *_notes(swept, num_planned=count[OK]),
+            *_notes(swept),
         )
+    _require_plans(swept, count)
+
+
+def _require_plans(swept: "Swept", count: Mapping[str, int]) -> None:
+    """End as a bug where a cell fell over, and with the reason where none has a plan."""
+    from twinstream.sweep.cell import BUG, OK
+    from twinstream.sweep.config import SweepError
+
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)
+    if not count[OK]:
+        raise SweepError(f"no cell could be planned; the first: {swept.rows[0]['reason']}")
 
 
 def _swept(wanted: "SweepConfig", settings: "SweepSettings") -> "Swept":
@@ -107,13 +123,11 @@ def _numbers(swept: "Swept") -> dict[str, object]:
     }  # fmt: skip
 
 
-def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
+def _notes(swept: "Swept") -> list[str]:
     """What is not as it was meant to be."""
     from twinstream.sweep.rows import SUPERSEDED
 
     found = []
-    if not num_planned:
-        found.append(f"No cell could be planned; the first: {swept.rows[0]['reason']}")
     if swept.num_mended:
         found.append(
             f"{swept.num_mended:,} of `optimal` now with the plan of a cell with less memory or a "
@@ -153,9 +167,19 @@ def _tell_again(number: int) -> None:
 def _images(
     config: "SweepConfig", rows: Sequence[Mapping[str, str]], folder: Path
 ) -> list[Path] | None:
-    """PNG files; None without matplotlib, which draws them."""
+    """PNG files, where a cell has a plan; None without matplotlib, which draws them.
+
+    Those of the sweep before are removed.
+    """
+    from twinstream.sweep.cell import OK
+
+    for kind in ("heatmap", "curves"):
+        for old in (*folder.glob(f"{kind}.png"), *folder.glob(f"{kind}-*.png")):
+            old.unlink()
     if importlib.util.find_spec("matplotlib") is None:
         return None
+    if all(row["status"] != OK for row in rows):
+        return []
     from twinstream.sweep.images import write_images
 
     return write_images(config, rows, folder)

@@ -64,16 +64,24 @@ def validate(  # noqa: PLR0913
             return stack.enter_context(progress(f"{what} {measured.name}", total, quiet=as_json))
 
         validation = validated(rows, profiles, jobs=jobs, on_start=started)
-    if output is not None:
-        write_rows(validation, output)
-    if html is not None:
-        write_scatter(validation, html)
-    if as_json:
-        print_json(validation_json(validation))
-        return
-    print_report(validation_screen(validation))
+    _deliver(validation, output, html, as_json=as_json)
+
+
+def _deliver(
+    validation: Validation, output: Path | None, html: Path | None, *, as_json: bool
+) -> None:
+    try:
+        if output is not None:
+            write_rows(validation, output)
+        if html is not None:
+            write_scatter(validation, html)
+    finally:  # what was found is told, on a full disk too
+        if as_json:
+            print_json(validation_json(validation))
+        else:
+            print_report(validation_screen(validation))
     for path in (output, html):
-        if path is not None:
+        if path is not None and not as_json:
             print_report(f"Wrote {path}.")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from twinstream import api
-from twinstream.explain import Explanation, explain
+from twinstream.explanation import Explanation, explain
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.overrides import nearest

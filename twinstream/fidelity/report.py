@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from twinstream.fidelity.validation import Validation
-from twinstream.schedule.files import DocumentError
+from twinstream.schedule.files import write_text
 
 _COLUMNS = (
     "machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "status", "status_detail",
@@ -26,7 +26,7 @@ def write_rows(validation: Validation, path: Path) -> None:
     for each in validation.rows:
         values = {**dict(each.row), **dict(each)}
         writer.writerow(["" if values[name] is None else values[name] for name in _COLUMNS])
-    _write(path, text.getvalue())
+    write_text(text.getvalue(), path)
 
 
 def write_scatter(validation: Validation, path: Path) -> None:
@@ -37,11 +37,4 @@ def write_scatter(validation: Validation, path: Path) -> None:
     """
     from twinstream.fidelity.scatter import scatter_html  # plotly is slow to import
 
-    _write(path, scatter_html(validation))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DocumentError(f"cannot write {path}: {error.strerror or error}") from None
+    write_text(scatter_html(validation), path)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from twinstream.explain import Explanation, explain
+from twinstream.explanation import Explanation, explain
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary, summarize
 from twinstream.report.bars import merged_bars, op_bars, shrunk

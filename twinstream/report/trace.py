@@ -15,7 +15,7 @@ from twinstream.report.memory import memory_curve, memory_samples
 from twinstream.report.palette import readable
 from twinstream.report.view import Span, View, stream_name
 from twinstream.schedule.comparison import kind_of
-from twinstream.schedule.files import DocumentError
+from twinstream.schedule.files import write_bytes
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.resource_use import use_over_time
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -58,12 +58,7 @@ def write_trace(trace: dict[str, Any], path: Path) -> None:
         DocumentError: it cannot be written.
     """
     content = json.dumps(trace, separators=(",", ":")).encode()
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-        partial.replace(path)
-    except OSError as error:
-        raise DocumentError(f"cannot write {path}: {error.strerror or error}") from None
+    write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content, path)
 
 
 def _window(view: View, most_ops: int) -> Span:

@@ -1,8 +1,9 @@
 """A training step as a linear chain of tasks over named tensors with declared versions."""
 
-from pydantic import JsonValue, NonNegativeInt, PositiveInt
+from pydantic import JsonValue
 
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Count, PositiveFlops, Size
 from twinstream.schedule.ops import KernelCall, Label, TaskOperand
 from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import ModelRef, Workload
@@ -33,16 +34,16 @@ class Input(Node):
     """Version `version` of `tensor` comes from the host: item `index` of input `source`."""
 
     tensor: str
-    version: NonNegativeInt
+    version: Count
     source: str
-    index: NonNegativeInt
+    index: Count
 
 
 class Output(Node):
     """Version `version` of `tensor` goes to the host as `sink`."""
 
     tensor: str
-    version: NonNegativeInt
+    version: Count
     sink: str
 
 
@@ -64,9 +65,9 @@ class Chain(Node):
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     persistent: tuple[str, ...]
-    round_starts: tuple[NonNegativeInt, ...]
+    round_starts: tuple[Count, ...]
     workload: Workload
     model: ModelRef
     recipe: dict[str, JsonValue]
-    model_flops: PositiveInt
-    library_bytes: NonNegativeInt = 0
+    model_flops: PositiveFlops
+    library_bytes: Size = 0

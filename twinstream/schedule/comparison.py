@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import TwinstreamError, require
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.timeline import Timeline
@@ -62,6 +62,9 @@ def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comp
     Raises:
         TimelineMismatch: one of them has other ops than the schedule.
     """
+    require("schedule", schedule, Schedule)
+    require("predicted", predicted, Timeline)
+    require("measured", measured, Timeline)
     before = _durations_ns(schedule, predicted, "predicted")
     after = _durations_ns(schedule, measured, "measured")
     order = sorted(range(len(before)), key=lambda i: (-abs(before[i] - after[i]), i))

@@ -4,9 +4,11 @@ from collections import Counter
 
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Compute, KernelCall, Stream, TaskOperand
 from twinstream.schedule.violations import (
     CallDiffers,
+    CarriedNotPersistent,
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
@@ -22,6 +24,8 @@ from twinstream.schedule.violations import (
 
 def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
     """All differences between what the schedule computes and the chain; empty is a proof."""
+    require("schedule", schedule, Schedule)
+    require("chain", chain, Chain)
     return [
         *_tensor_violations(schedule, chain),
         *_task_violations(schedule, chain),
@@ -225,9 +229,19 @@ def _carried_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
     carried: set[str] = set()
     for item in schedule.carried:
         carried.update(parts.get(item.tensor, [item.tensor]))
+    persistent = {leaf: root for root in chain.persistent for leaf in parts.get(root, [root])}
     return [
-        PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
-        for root in chain.persistent
-        for leaf in parts.get(root, [root])
-        if leaf not in carried
+        *(
+            PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
+            for leaf in persistent
+            if leaf not in carried
+        ),
+        *(
+            CarriedNotPersistent(
+                f"tensor '{leaf}' is carried, and no state holds it before the first pass: only "
+                "persistent tensors (parameters, optimizer state) are",
+                tensor=leaf,
+            )
+            for leaf in sorted(carried - persistent.keys())
+        ),
     ]

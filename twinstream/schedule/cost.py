@@ -1,8 +1,7 @@
 """What an operation demands of a machine: counts, never seconds."""
 
-from pydantic import NonNegativeInt
-
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Count, Flops, Size
 
 
 class Work(Node):
@@ -17,10 +16,10 @@ class Work(Node):
     """
 
     unit: str
-    shape: tuple[NonNegativeInt, ...]
-    flops: NonNegativeInt
-    hbm_bytes: NonNegativeInt
-    launches: NonNegativeInt
+    shape: tuple[Size, ...]
+    flops: Flops
+    hbm_bytes: Size
+    launches: Count
     dtype: str = "bfloat16"
-    host_dram_bytes: NonNegativeInt = 0
+    host_dram_bytes: Size = 0
     implementation: str | None = None

@@ -2,10 +2,11 @@
 
 from typing import Literal, Self
 
-from pydantic import FiniteFloat, JsonValue, NonNegativeInt, PositiveInt, model_validator
+from pydantic import JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Finite, PositiveFlops, Size
 from twinstream.schedule.ops import Compute, Copy, KernelCall, Op
 from twinstream.schedule.tensors import Carried, Slot, Tensor
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
@@ -18,10 +19,10 @@ class Caps(Node):
     take, and `library_bytes`, which libraries allocate while a kernel runs.
     """
 
-    device_bytes: NonNegativeInt | None = None
-    host_bytes: NonNegativeInt | None = None
-    device_reserve_bytes: NonNegativeInt = 0
-    library_bytes: NonNegativeInt = 0
+    device_bytes: Size | None = None
+    host_bytes: Size | None = None
+    device_reserve_bytes: Size = 0
+    library_bytes: Size = 0
 
     @property
     def outside_arena_bytes(self) -> int:
@@ -50,12 +51,12 @@ class StepBound(Node):
     `fixed` is what was not left to the planner: schedules that have it otherwise may be faster.
     """
 
-    step_s: FiniteFloat
-    device_s_per_gib: FiniteFloat
-    host_s_per_gib: FiniteFloat
-    link_s_per_gb_per_s: dict[str, FiniteFloat]
+    step_s: Finite
+    device_s_per_gib: Finite
+    host_s_per_gib: Finite
+    link_s_per_gb_per_s: dict[str, Finite]
     limits: tuple[str, ...]
-    family_step_s: FiniteFloat | None = None
+    family_step_s: Finite | None = None
     fixed: tuple[str, ...] = ()
 
 
@@ -77,10 +78,18 @@ class Schedule(Node):
     workload: Workload
     model: ModelRef
     recipe: dict[str, JsonValue]
-    model_flops: PositiveInt
+    model_flops: PositiveFlops
     machine: MachineRef
     policy: str
     bound: StepBound | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule of {self.model.name} on {self.machine.name}, policy {self.policy}: "
+            f"{len(self.ops):,} ops, {self.workload.tokens_per_step:,} tokens a step>"
+        )
+
+    __str__ = __repr__
 
     @model_validator(mode="after")
     def _ids_are_unique_and_known(self) -> Self:

@@ -12,6 +12,34 @@ class TwinstreamError(Exception):
         return _made_again, (type(self), self.args, self.__dict__)
 
 
+class ArgumentError(TwinstreamError):
+    """A function was given something else than it takes."""
+
+
+def require(name: str, value: object, *kinds: type) -> None:
+    """Refuse an argument that is of none of these types.
+
+    Raises:
+        ArgumentError: says what is needed and what was given.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        needed = " or ".join(kind.__name__ for kind in kinds)
+        shown = f"{value!r:.60}"
+        raise ArgumentError(f"{name} needs {needed}, got {type(value).__name__} {shown}")
+
+
+def require_whole(name: str, value: object, least: int, most: int) -> None:
+    """Refuse an argument that is no whole number from `least` to `most`.
+
+    Raises:
+        ArgumentError: says the range and what was given.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ArgumentError(
+            f"{name} needs a whole number from {least} to {most}, got {value!r:.60}"
+        )
+
+
 def _made_again(
     kind: type[TwinstreamError], args: tuple[object, ...], state: dict[str, object]
 ) -> TwinstreamError:

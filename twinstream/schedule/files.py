@@ -1,8 +1,11 @@
 """Documents in and out of files."""
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 
 from pydantic import ValidationError
 
@@ -10,6 +13,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 
 Document = TypeVar("Document", bound=Node)
+_NAME_CHARS = 40  # of a name, so that that of a neighbour is not too long
 
 
 class DocumentError(TwinstreamError):
@@ -56,22 +60,45 @@ def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
 
 
 def write_document(document: Node, path: Path) -> None:
-    """Write JSON; as `write_text`."""
+    """Write JSON; as `write_bytes`."""
     write_text(document.model_dump_json(exclude_none=True) + "\n", path)
 
 
-def write_text(text: str, path: Path) -> None:
-    """Write through a temporary neighbour, so that a crash never leaves half a file.
+def write_text(text: str, path: str | Path) -> None:
+    """Write UTF-8; as `write_bytes`. A lone surrogate, which no text has, is written as `?`."""
+    write_bytes(text.encode("utf-8", errors="replace"), path)
+
+
+def write_bytes(content: bytes, path: str | Path) -> None:
+    """Write a whole file: what was there stays as it is until all of the new is on the disk.
+
+    The new content goes to a neighbour with a name of its own, which is synced and takes the
+    file's place; on any error it is removed. Writers of one file do not disturb one another: the
+    last has it. A link stays one, and a file's permissions stay.
 
     Raises:
         DocumentError: it cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise DocumentError(f"cannot write {path}: {error.strerror or error}") from None
+        target = Path(os.path.realpath(path))
+        partial = target.with_name(f"{target.name[:_NAME_CHARS]}.{uuid4().hex}.partial")
+        try:
+            with open(partial, "xb") as file:  # noqa: PTH123 - the one place that writes files
+                if target.exists():
+                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # a ValueError is of a name that can be no file's
+        raise DocumentError(f"cannot write {path}: {told(error)}") from None
+
+
+def told(error: Exception) -> str:
+    """What went wrong, in the system's words."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from twinstream.schedule.cost import Work
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Count, Index, PositiveCount
 
 Attribute = bool | int | float | str | tuple[int, ...]
 Mode = Literal["read", "write", "update", "scratch"]
@@ -18,7 +19,7 @@ class Stream(Node):
     What the host CPU computes has the queue `host_compute`.
     """
 
-    device: NonNegativeInt = 0
+    device: Index = 0
     queue: str
 
     def __str__(self) -> str:
@@ -29,9 +30,9 @@ class Label(Node):
     """What people and reports want to know of an op; nothing dispatches on it."""
 
     kind: str
-    layer: NonNegativeInt | None = None
-    chunk: NonNegativeInt | None = None
-    round: NonNegativeInt | None = None
+    layer: Index | None = None
+    chunk: Index | None = None
+    round: Index | None = None
     level: str | None = None
 
 
@@ -57,9 +58,9 @@ class TaskOperand(Node):
 
     name: str
     tensor: str
-    version: NonNegativeInt
+    version: Count
     mode: Mode
-    num_parts: PositiveInt | None = None
+    num_parts: PositiveCount | None = None
 
 
 class Operand(TaskOperand):
@@ -95,10 +96,10 @@ class Copy(OpBase):
 
     kind: Literal["copy"] = "copy"
     tensor: str
-    version: NonNegativeInt
+    version: Count
     source: str
     destination: str
-    num_parts: PositiveInt | None = None
+    num_parts: PositiveCount | None = None
 
 
 class Feed(OpBase):
@@ -106,10 +107,10 @@ class Feed(OpBase):
 
     kind: Literal["feed"] = "feed"
     tensor: str
-    version: NonNegativeInt
+    version: Count
     slot: str
     source: str
-    index: NonNegativeInt
+    index: Count
 
 
 class Fetch(OpBase):
@@ -117,7 +118,7 @@ class Fetch(OpBase):
 
     kind: Literal["fetch"] = "fetch"
     tensor: str
-    version: NonNegativeInt
+    version: Count
     slot: str
     sink: str
 

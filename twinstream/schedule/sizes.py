@@ -2,7 +2,7 @@
 
 import re
 
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import TwinstreamError, require
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base ** (power + 1)
@@ -11,6 +11,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _LONGEST = 40
 _FEW_BYTES = 1024  # a bare number below that is a slip
+_MOST_BYTES = 2**60
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
 
 
@@ -26,6 +27,7 @@ def parse_bytes(text: str, *, whole_bytes: float | None = None) -> int:
     >>> parse_bytes("24GiB"), parse_bytes("50%", whole_bytes=1000)
     (25769803776, 500)
     """
+    require("a size", text, str)
     match = _SIZE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None or (match[2] != "%" and match[2] not in _UNITS):
         shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -40,6 +42,21 @@ def parse_bytes(text: str, *, whole_bytes: float | None = None) -> int:
             "give it in GiB"
         )
     return int(whole_bytes * float(match[1]) / 100)
+
+
+def whole_bytes_of(name: str, number: int) -> int:
+    """A cap that was given as a number; one of a few bytes is a slip, 0 is meant.
+
+    Raises:
+        SizeError: says what to write.
+    """
+    require(name, number, int)
+    if number < 0 or 0 < number < _FEW_BYTES or number > _MOST_BYTES:
+        raise SizeError(
+            f"{name}={number} is so many bytes; write '{abs(number)}GiB' in quotes, or a number of "
+            f"bytes from {_FEW_BYTES} to 2**60"
+        )
+    return number
 
 
 def brief(size_bytes: int) -> str:

@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Index, PositiveSize, Size
 
 Role = Literal[
     "parameter",
@@ -22,7 +21,7 @@ class Tier(Node):
     """One memory: HBM of a device, host RAM, a disk. Each tier has one arena."""
 
     kind: Literal["device", "host", "disk"]
-    index: NonNegativeInt = 0
+    index: Index = 0
 
     @property
     def alignment_bytes(self) -> int:
@@ -45,12 +44,12 @@ class Tensor(Node):
     """
 
     tensor_id: str
-    size_bytes: PositiveInt
+    size_bytes: PositiveSize
     role: Role
     dtype: str
-    shape: tuple[PositiveInt, ...]
+    shape: tuple[PositiveSize, ...]
     parent: str | None = None
-    offset_bytes: NonNegativeInt = 0
+    offset_bytes: Size = 0
 
 
 class Slot(Node):
@@ -64,9 +63,9 @@ class Slot(Node):
 
     slot_id: str
     tier: Tier
-    offset_bytes: NonNegativeInt
-    size_bytes: PositiveInt
-    origin_bytes: NonNegativeInt = 0
+    offset_bytes: Size
+    size_bytes: PositiveSize
+    origin_bytes: Size = 0
 
 
 class Carried(Node):

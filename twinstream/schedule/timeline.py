@@ -2,10 +2,19 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import (
+    Count,
+    Finite,
+    MeanNs,
+    PositiveCount,
+    PositiveMeanNs,
+    Size,
+    TimeNs,
+)
 
 
 class HostCost(Node):
@@ -20,11 +29,11 @@ class HostCost(Node):
     the pass that is too far behind, and no loss as long as the device has work.
     """
 
-    num_passes: int
-    ns_per_op: float
-    ns_per_call: dict[str, float]
-    calls_per_pass: dict[str, float]
-    waited_ns_per_pass: float
+    num_passes: Count
+    ns_per_op: Finite
+    ns_per_call: dict[str, Finite]
+    calls_per_pass: dict[str, Finite]
+    waited_ns_per_pass: Finite
     ops_timed: bool = False
 
 
@@ -38,15 +47,15 @@ class DeviceMemory(Node):
     of which the plan declared `declared_bytes` at most.
     """
 
-    arena_bytes: NonNegativeInt
-    cap_bytes: NonNegativeInt | None
-    reserve_bytes: NonNegativeInt
-    before_bytes: NonNegativeInt
-    warm_bytes: NonNegativeInt
-    peak_bytes: NonNegativeInt
-    libraries_bytes: NonNegativeInt
-    temporary_bytes: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    declared_bytes: NonNegativeInt = 0
+    arena_bytes: Size
+    cap_bytes: Size | None
+    reserve_bytes: Size
+    before_bytes: Size
+    warm_bytes: Size
+    peak_bytes: Size
+    libraries_bytes: Size
+    temporary_bytes: dict[str, Size] = Field(default_factory=dict)
+    declared_bytes: Size = 0
 
     @property
     def undeclared_bytes(self) -> int:
@@ -75,7 +84,7 @@ class Provenance(Node):
     where: str
     detail: str = ""
     nondeterministic: tuple[str, ...] = ()
-    timed_passes: NonNegativeInt | None = None
+    timed_passes: Count | None = None
     host_cost: HostCost | None = None
     device_memory: DeviceMemory | None = None
 
@@ -91,8 +100,19 @@ class Provenance(Node):
 class PassSpans(Node):
     """Start and end of every op of one pass, ns since the run began, in the schedule's op order."""
 
-    start_ns: tuple[NonNegativeInt, ...]
-    end_ns: tuple[NonNegativeInt, ...]
+    start_ns: tuple[TimeNs, ...]
+    end_ns: tuple[TimeNs, ...]
+
+    @model_validator(mode="after")
+    def _none_ends_before_it_starts(self) -> Self:
+        for i, (start_ns, end_ns) in enumerate(zip(self.start_ns, self.end_ns, strict=False)):
+            if start_ns > end_ns:
+                raise PydanticCustomError(
+                    "ends_before_start",
+                    "op {op} starts at {start} ns and ends at {end} ns, before",
+                    {"op": i, "start": start_ns, "end": end_ns},
+                )
+        return self
 
 
 class Timeline(Node):
@@ -110,11 +130,17 @@ class Timeline(Node):
     op_ids: tuple[str, ...]
     passes: tuple[PassSpans, ...] = Field(min_length=1)
     cold: PassSpans
-    step_ns: FiniteFloat = Field(gt=0)
-    spread_ns: FiniteFloat = Field(default=0.0, ge=0)
-    period_passes: PositiveInt | None = None
-    utilization: dict[str, FiniteFloat] = Field(default_factory=dict)
+    step_ns: PositiveMeanNs
+    spread_ns: MeanNs = 0.0
+    period_passes: PositiveCount | None = None
+    utilization: dict[str, Finite] = Field(default_factory=dict)
     provenance: Provenance
+
+    def __repr__(self) -> str:
+        where = f"{self.provenance.kind} on {self.provenance.where}"
+        return f"<Timeline {where}: {len(self.op_ids):,} ops, {self.step_ns / 1e9:.6g} s a step>"
+
+    __str__ = __repr__
 
     @model_validator(mode="after")
     def _spans_match_ops(self) -> Self:
@@ -131,6 +157,13 @@ class Timeline(Node):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _passes_follow_one_another(self) -> Self:
+        last_ends = [max(spans.end_ns, default=0) for spans in self.passes]
+        if last_ends != sorted(last_ends):
+            raise PydanticCustomError("pass_order", "a pass ends before the one that it follows")
+        return self
+
     @property
     def is_unproven(self) -> bool:
         """Whether the step was predicted without a proof that passes repeat."""
@@ -139,4 +172,4 @@ class Timeline(Node):
     @property
     def cold_ns(self) -> int:
         """Time of one pass from empty streams until its last op has ended."""
-        return max(self.cold.end_ns) - min(self.cold.start_ns)
+        return max(self.cold.end_ns, default=0) - min(self.cold.start_ns, default=0)

@@ -12,6 +12,7 @@ Linear in the number of accesses (and their byte-range look-ups, logarithmic).
 from twinstream.schedule.accesses import Access, AccessMap
 from twinstream.schedule.clocks import Clocks, StreamOrder, merge
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
 from twinstream.schedule.memory_cells import GARBAGE, Cell, MemoryCells
 from twinstream.schedule.ops import Op
 from twinstream.schedule.verify_layout import layout_violations
@@ -25,6 +26,7 @@ def verify(schedule: Schedule) -> list[Violation]:
 
     When slots, parts or waits are malformed, only those are reported: the walk needs them sound.
     """
+    require("schedule", schedule, Schedule)
     access_map = AccessMap(schedule.tensors, schedule.slots)
     order = StreamOrder(schedule.ops)
     waits = ResolvedWaits(schedule, order)

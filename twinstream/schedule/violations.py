@@ -109,6 +109,10 @@ class WorkDiffers(Violation):
     rule = "the model's FLOPs and the kernels' own memory are the chain's"
 
 
+class CarriedNotPersistent(Violation):
+    rule = "only persistent tensors are carried: a pass makes all others, and no state fills them"
+
+
 class PersistentNotCarried(Violation):
     rule = "every persistent tensor is carried from pass to pass"
 

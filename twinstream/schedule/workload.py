@@ -4,7 +4,6 @@ from typing import Any, Self
 
 from pydantic import (
     JsonValue,
-    PositiveInt,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -12,6 +11,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import PositiveCount
 
 
 class Workload(Node):
@@ -23,11 +23,11 @@ class Workload(Node):
     every chunk; `seq_len` is then the longest of them.
     """
 
-    seq_len: PositiveInt
-    chunk_tokens: PositiveInt
-    chunks_per_round: PositiveInt
-    rounds_per_step: PositiveInt
-    sequence_lengths: tuple[PositiveInt, ...] = ()
+    seq_len: PositiveCount
+    chunk_tokens: PositiveCount
+    chunks_per_round: PositiveCount
+    rounds_per_step: PositiveCount
+    sequence_lengths: tuple[PositiveCount, ...] = ()
 
     @model_validator(mode="after")
     def _lengths_fill_chunks(self) -> Self:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twinstream import api
-from twinstream.explain import explain
+from twinstream.explanation import explain
 from twinstream.metrics import summarize
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.document import Schedule

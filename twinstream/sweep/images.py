@@ -3,6 +3,7 @@
 Drawn by matplotlib, which needs nothing but itself; plotly's own PNG export needs a Chrome.
 """
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from twinstream.schedule.files import write_bytes
 from twinstream.sweep.config import SweepConfig
 from twinstream.sweep.grids import METRICS, Curves, Grid, curves, grids
 from twinstream.sweep.pages import LINE_COLOURS
@@ -31,7 +33,9 @@ def write_images(
     for kind, title, figure in drawn:
         suffix = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
         path = folder / (f"{kind}-{suffix}.png" if suffix else f"{kind}.png")
-        figure.savefig(path)
+        drawing = io.BytesIO()
+        figure.savefig(drawing, format="png")
+        write_bytes(drawing.getvalue(), path)
         paths.append(path)
     return paths
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from twinstream.schedule.files import write_text
+from twinstream.schedule.files import told, write_text
 from twinstream.sweep.cell import BUG, FIGURES, INFEASIBLE, OK, OUTCOME, REFUSED, Row
 from twinstream.sweep.config import SweepError
 
@@ -31,7 +31,7 @@ class RowFile:
         self._path, self._columns = path, list(columns)
         self.rows = self._continued() if path.exists() else []
         if not path.exists():
-            self._write(self._columns)
+            _write_whole(path, self._columns, [])
 
     def append(self, row: Row) -> None:
         texts = self._texts(row)
@@ -62,15 +62,16 @@ class RowFile:
         return {n: "" if row.get(n) is None else str(row[n]) for n in self._columns}
 
     def _write(self, values: Sequence[str]) -> None:
-        """One write of a whole line, so that a kill leaves it whole or cut off at the end."""
+        """Append a line, whole or not at all; a kill leaves it whole or cut off at the end."""
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(values)
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.getvalue().encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            append_line(line.getvalue().encode(), self._path)
+        except OSError as error:
+            raise SweepError(
+                f"cannot write {self._path}: {told(error)}; the rows before are kept: once there "
+                "is room, the same command goes on"
+            ) from None
 
     def _continued(self) -> list[dict[str, str]]:
         """The rows there are; a line that a kill cut off is removed."""
@@ -80,7 +81,7 @@ class RowFile:
             with self._path.open("r+b") as file:
                 file.truncate(len(whole))
         if not whole:
-            self._write(self._columns)
+            _write_whole(self._path, self._columns, [])
             return []
         rows = read_rows(self._path)
         header = next(csv.reader(io.StringIO(whole.decode())))
@@ -129,6 +130,26 @@ def _write_whole(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str,
     lines.writeheader()
     lines.writerows({row["key"]: row for row in rows}.values())
     write_text(text.getvalue(), path)
+
+
+def append_line(line: bytes, path: Path) -> None:
+    """Add a line to a file and sync it; on an error the file is as long as before.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        before = os.fstat(handle).st_size
+        try:
+            while line:
+                line = line[os.write(handle, line) :]
+            os.fsync(handle)
+        except BaseException:
+            os.ftruncate(handle, before)
+            raise
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -1,0 +1,88 @@
+"""Whatever one value of a document becomes, there is a result or one message, and no traceback."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.conftest import Files
+from tests.front_door.damaged_documents import as_toml, damaged
+from twinstream import api
+from twinstream.commands.inputs import checked_schedule, read_timelines
+from twinstream.explanation import explain
+from twinstream.hardware_profiles.loader import load_machine, load_machine_text
+from twinstream.metrics import summarize
+from twinstream.planner.chunking import TrainingStep
+from twinstream.report.report import report_html
+from twinstream.report.trace import trace_of
+from twinstream.report.view import View
+from twinstream.schedule.comparison import compare
+from twinstream.schedule.errors import TwinstreamError
+
+NUMBER = int(os.environ.get("TWINSTREAM_DAMAGES", "60"))  # of each kind of document
+SEED = int(os.environ.get("TWINSTREAM_SEED", "0"))
+STEP = TrainingStep(seq_len=64, tokens_per_step=256)
+
+
+def survived(document: object, use: Callable[[object], None]) -> int:
+    """How many damages ended in an error of ours; any other is raised, with what was done."""
+    refused = 0
+    for done, mine in damaged(document, NUMBER, SEED):
+        try:
+            use(mine)
+        except TwinstreamError:
+            refused += 1
+        except Exception as error:
+            raise AssertionError(f"{done}: {error!r}") from error
+    return refused
+
+
+def test_damaged_schedules_are_refused_or_used(files: Files, tmp_path: Path):
+    machine = load_machine("cpu")
+
+    def use(mine: object) -> None:
+        path = tmp_path / "schedule.json"
+        path.write_text(json.dumps(mine))
+        schedule = checked_schedule(path)
+        timeline = api.simulate(schedule, machine)
+        summarize(schedule, timeline, machine)
+        explain(schedule, timeline, machine)
+        trace_of([View("predicted", schedule, timeline)])
+
+    assert survived(json.loads(files.schedule.read_text()), use) > NUMBER // 2
+
+
+@pytest.mark.parametrize("kind", ["predicted", "measured"])
+def test_damaged_timelines_are_refused_or_shown(kind: str, files: Files, tmp_path: Path):
+    machine, schedule = load_machine("cpu"), files.read_schedule()
+    good = read_timelines(files.predicted, None)[0]
+    assert good is not None
+
+    def use(mine: object) -> None:
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(mine))
+        given = (path, None) if kind == "predicted" else (None, path)
+        line = next(line for line in read_timelines(*given) if line is not None)
+        compare(schedule, good, line)
+        summarize(schedule, line, machine)
+        trace_of([View(kind, schedule, line)])
+        report_html(schedule, machine, predicted=line if kind == "predicted" else good,
+                    measured=line if kind == "measured" else None)  # fmt: skip
+
+    assert survived(json.loads(getattr(files, kind).read_text()), use) > NUMBER // 2
+
+
+def test_damaged_profiles_are_refused_or_planned_for(files: Files, tmp_path: Path):
+    schedule = files.read_schedule()
+
+    def use(mine: object) -> None:
+        assert isinstance(mine, dict)
+        machine = load_machine_text(as_toml(mine), source="mine.toml")
+        timeline = api.simulate(schedule, machine)
+        summarize(schedule, timeline, machine)
+        api.plan("tiny", machine, step=STEP, policy="streaming")
+
+    whole = json.loads(load_machine("cpu").model_dump_json(exclude_none=True))
+    assert survived(whole, use) > NUMBER // 4

@@ -1,0 +1,58 @@
+"""What the README names is there, and is what it says."""
+
+import re
+
+from tests.contract.package_tree import REPO
+from tests.front_door.command_line import call, error_of
+from twinstream.hardware_profiles.measured_table import read_measured
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import Timeline
+from twinstream.sweep.config import load_config
+
+
+def test_every_file_of_the_readmes_commands_is_shipped_or_made_by_one_before():
+    readme = (REPO / "README.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^    twinstream .*", readme, re.MULTILINE)
+    made: set[str] = set()
+    for line in lines:
+        command = line.split("#")[0]
+        outputs = set(re.findall(r"(?:-o|--html) (\S+)", command))
+        files = set(re.findall(r"\S+\.(?:toml|csv|json|html|gz)\b", command))
+        missing = {f for f in files - outputs - made if not (REPO / f).is_file()}
+        assert not missing, command
+        made |= outputs
+
+
+def test_the_examples_are_read():
+    cells = load_config(REPO / "examples" / "sweep.toml").cells()
+    assert len(cells) == 4 * 3
+    rows = read_measured(REPO / "examples" / "measured.csv")
+    assert {"H100", "RTX3090"} <= {row.machine for row in rows}
+
+
+def test_a_schedule_a_timeline_and_a_machine_are_shown_in_a_line(files):
+    schedule = files.read_schedule()
+    timeline = Timeline.model_validate_json(files.predicted.read_bytes())
+    assert isinstance(schedule, Schedule)
+    shown = (repr(schedule), repr(timeline))
+    assert shown[0].startswith("<Schedule of tiny on cpu, policy streaming: ")
+    assert shown[0].endswith(" ops, 256 tokens a step>")
+    assert shown[1].startswith("<Timeline simulated on cpu: ")
+    assert all(len(text) < 120 for text in shown)
+
+
+def test_a_profile_of_wrong_fields_lists_the_known_ones_once(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "cpu"\n' + "".join(f"zzz{n}zzz = 1\n" for n in range(11)))
+    message = error_of("plan", "--model", "tiny", "--machine", path, "--seq-len", 64)
+    assert message.count("unknown field") == 11
+    assert message.count("host_dram_bytes_per_s") == 1
+
+
+def test_a_slow_step_has_a_throughput(tmp_path):
+    slow = tmp_path / "slow.toml"
+    slow.write_text('base = "cpu"\npeak_fp32_flop_per_s = 1e8\n')
+    step = ("--model", "tiny", "--seq-len", 64, "--tokens-per-step", 256)
+    told = call("plan", *step, "--machine", slow, "--policy", "streaming").out
+    (line,) = (line for line in told.splitlines() if "throughput" in line)
+    assert re.search(r"[1-9].* tokens/s", line), line

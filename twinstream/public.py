@@ -1,0 +1,47 @@
+"""What `import twinstream` offers, with all that it takes."""
+
+from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
+from twinstream.explanation import Explanation, explain
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary, summarize
+from twinstream.models.presets import load_model
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.chunking import TrainingStep
+from twinstream.policies_compared import PoliciesCompared, compare_policies
+from twinstream.schedule.comparison import Comparison, compare
+from twinstream.schedule.conforms import conforms
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.verify import verify
+
+__all__ = [
+    "Caps",
+    "Comparison",
+    "Explanation",
+    "Machine",
+    "ModelSpec",
+    "PoliciesCompared",
+    "Recipe",
+    "Run",
+    "RunSettings",
+    "Schedule",
+    "Summary",
+    "Timeline",
+    "TrainingStep",
+    "TwinstreamError",
+    "compare",
+    "compare_policies",
+    "conforms",
+    "execute",
+    "explain",
+    "load_machine",
+    "load_model",
+    "plan",
+    "simulate",
+    "summarize",
+    "verify",
+    "write_report",
+]
