@@ -120,7 +120,10 @@ def write_report(
 
 @dataclass(frozen=True)
 class Run:
-    """A measured timeline, the loss of every step, and the state after the last."""
+    """A measured timeline, the loss of every step, and the state after the last.
+
+    `state["step"]` counts the optimizer steps done: `execute(..., state=run.state)` goes on there.
+    """
 
     timeline: Timeline
     losses: tuple[float, ...]
@@ -135,7 +138,8 @@ class RunSettings:
     `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
     auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
     the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
-    every op for NVIDIA's profilers (CUDA).
+    every op for NVIDIA's profilers (CUDA). `skip_trained`: a state that has steps behind it skips
+    the tokens that these took, so that the same stream goes on; False where `tokens` begin there.
     """
 
     backend: str = "auto"
@@ -148,6 +152,7 @@ class RunSettings:
     graphs: str = "auto"
     timed_steps: int | None = None
     nvtx: bool = False
+    skip_trained: bool = True
 
 
 def execute(
@@ -163,7 +168,9 @@ def execute(
         schedule: what to run; it is verified again.
         settings: backend, steps, learning rate, seed.
         tokens: a token stream; by default the bytes of Python's help topics.
-        state: flat parameters and optimizer state to start from; by default fresh ones.
+        state: flat parameters and optimizer state to start from, by default fresh ones; `step` in
+            it, if any, is how many optimizer steps it has behind it. 3 steps and 3 from their
+            `Run.state` give the bits of 6 at once.
 
     Raises:
         TwinstreamError: the schedule is unsafe, there is no torch or no CUDA, memory is short, or
@@ -174,7 +181,7 @@ def execute(
     from twinstream.executor.execute import execute as run
     from twinstream.executor.kernels.availability import require_kernels
     from twinstream.executor.options import RunOptions, choose_graphs, choose_nvtx
-    from twinstream.executor.state import initial_state
+    from twinstream.executor.state import initial_state, steps_done, with_steps_done
     from twinstream.executor.training import Training
 
     settings = settings or RunSettings()
@@ -183,8 +190,11 @@ def execute(
     spec = ModelSpec.model_validate(schedule.model.spec)
     stream = tokens if tokens is not None else byte_tokens(default_text())
     check_vocabulary(stream, spec.vocab_size)
-    batches = TextBatches(stream, schedule.workload)
-    training = Training(_torch_source(batches), settings.learning_rate, settings.seed)
+    done = 0 if state is None else steps_done(state)
+    batches = TextBatches(stream, schedule.workload, 1 if settings.skip_trained else 1 + done)
+    training = Training(
+        _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done
+    )
     options = RunOptions(
         backend=backend,
         num_passes=settings.num_steps,
@@ -199,7 +209,8 @@ def execute(
     start = state if state is not None else initial_state(spec, settings.seed, recipe)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
-    return Run(execution.timeline, tuple(training.losses), execution.state)
+    after = with_steps_done(execution.state, done + settings.num_steps)
+    return Run(execution.timeline, tuple(training.losses), after)
 
 
 def _told(
