@@ -75,8 +75,12 @@ def plan_step(  # noqa: PLR0913
                 return _optimal(family_within, caps, choices, name_caps=name_caps)
             return _first_that_fits(spec, whole, machine, caps, policy, judge)
         except InfeasiblePlan as error:
-            has = machine.device_memory_bytes
-            raise error.on(None if has is None else has.value) from None
+            cut = {
+                "--chunk-tokens": step.chunk_tokens, "--chunks-per-round": step.chunks_per_round,
+            }  # fmt: skip
+            fixed = [flag for flag, value in cut.items() if value is not None]
+            has = (machine.device_memory_bytes, machine.host_memory_bytes)
+            raise error.on(*(None if one is None else one.value for one in has), fixed) from None
 
 
 def policy_names() -> tuple[str, ...]:

@@ -289,34 +289,31 @@ def _torch_source(batches: TextBatches) -> TokenSource:
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
     """The caps given, each by default all that the profile states, and the device's reserve.
 
-    A device's nominal size is all it has: 24GiB on a card with 23.99.
+    A memory's nominal size is all it has: 24GiB on a card with 23.99.
 
     Raises:
-        SizeError: a cap cannot be read, or is more device memory than the machine has.
+        SizeError: a cap cannot be read, or is more memory than the machine has.
     """
-    device_bytes = _cap_bytes(device_mem, machine, "device_memory_bytes")
-    has_bytes = _cap_bytes(None, machine, "device_memory_bytes")
-    if has_bytes is not None and device_bytes is not None and device_bytes > has_bytes:
-        if device_bytes > _NOMINAL * has_bytes:
-            raise SizeError(
-                f"--device-mem {gib(device_bytes)} is more than {machine.name} has, "
-                f'{gib(has_bytes)}; to ask about one with more, give a profile: base = "'
-                f'{machine.name}" and device_memory_bytes = {device_bytes} in a TOML file'
-            )
-        device_bytes = has_bytes
     return Caps(
-        device_bytes=device_bytes,
+        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
         host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
     )
 
 
 def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
-    """The cap given, or all the memory that the profile states."""
+    """The cap given, at most all the memory that the profile states."""
     number = getattr(machine, field)
-    whole = number.value if number is not None else None
-    if isinstance(given, int):
-        return given
+    has = None if number is None or number.value is None else int(number.value)
     if given is None:
-        return None if whole is None else int(whole)
-    return parse_bytes(given, whole_bytes=whole)
+        return has
+    cap = given if isinstance(given, int) else parse_bytes(given, whole_bytes=has)
+    if has is None or cap <= has:
+        return cap
+    if cap > _NOMINAL * has:
+        flag = "--device-mem" if field == "device_memory_bytes" else "--host-mem"
+        raise SizeError(
+            f"{flag} {gib(cap)} is more than {machine.name} has, {gib(has)}; to ask about one "
+            f'with more, give a profile: base = "{machine.name}" and {field} = {cap} in a TOML file'
+        )
+    return has
