@@ -272,12 +272,6 @@ class Machine(Node):
             raise self._missing(field, 'value = ..., kind = "measured", source = "..."')
         return math.inf if number.value is None else number.value
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether what kernels reach of any peak was measured here, or fitted to measured runs."""
-        kinds = {curve.kind for curve in self.efficiency.values()}
-        return not kinds.isdisjoint(("measured", "fitted"))
-
     def curve(self, *keys: str) -> Efficiency:
         """The first of these efficiency curves that the profile states.
 

@@ -26,6 +26,7 @@ from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.uncertainty import uncertainty_of
 
 _ORDERS = ("device", "device_after_backward")
 _GRADIENTS = ("model", "float32")
@@ -79,12 +80,15 @@ def plan(  # noqa: PLR0913
     summary = summarize(schedule, timeline, profile, plan_seconds)
     explanation = explain(schedule, timeline, profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
-    notes = plan_notes(schedule, profile)
+    notes, uncertainty = plan_notes(schedule, profile), uncertainty_of(profile)
     if as_json:
-        more = {"explanation": explanation, "known_plan": taken, "notes": notes}
+        more = {
+            "explanation": explanation, "known_plan": taken, "notes": notes,
+            "uncertainty": uncertainty,
+        }  # fmt: skip
         print_json(summary.model_dump() | describe(schedule) | more)
     else:
-        print_report(plan_screen(schedule, summary, explanation), *notes)
+        print_report(plan_screen(schedule, summary, explanation, uncertainty), *notes)
         if taken is not None:
             print_report(f"Nothing faster than {taken} was found: this is that plan.")
         if output is not None:
@@ -112,12 +116,13 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     best = compared.best
     if output is not None:
         write_document(best, output)
-    notes = plan_notes(best, load_machine(wanted.machine))
+    profile = load_machine(wanted.machine)
+    notes, uncertainty = plan_notes(best, profile), uncertainty_of(profile)
     if as_json:
         found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
-        print_json(found | {"best_schedule": describe(best)})
+        print_json(found | {"best_schedule": describe(best), "uncertainty": uncertainty})
         return
-    print_report(policies_screen(compared.outcomes, best), *notes)
+    print_report(policies_screen(compared.outcomes, best, uncertainty), *notes)
     if output is not None:
         print_report(f"Wrote the schedule of {best.policy} to {output}.")
 

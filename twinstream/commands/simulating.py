@@ -18,6 +18,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import summary_table, utilization_table
+from twinstream.uncertainty import prediction_notes, uncertainty_of
 
 
 def simulate(
@@ -32,7 +33,8 @@ def simulate(
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
     summary = summarize(document, timeline, profile)
-    missing = missing_bytes(document, profile)
+    missing, uncertainty = missing_bytes(document, profile), uncertainty_of(profile)
+    notes = prediction_notes(document, profile)
     if output is not None:
         write_document(timeline, output)
     if as_json:
@@ -40,14 +42,17 @@ def simulate(
             "simulated_on": profile.name,
             "utilization": timeline.utilization,
             "device_memory_missing_bytes": missing,
+            "uncertainty": uncertainty,
+            "notes": notes,
         }
         print_json(summary.model_dump() | describe(document) | more)
     else:
         print_report(
             f"Simulated on {profile.name}:",
             *_told(missing, profile),
-            summary_table(summary, document, profile.name),
+            summary_table(summary, document, profile.name, uncertainty),
             utilization_table(timeline),
+            *notes,
         )
         if output is not None:
             print_report(f"Wrote the timeline to {output}.")

@@ -109,9 +109,10 @@ def _numbers(swept: "Swept") -> dict[str, object]:
 
 def _notes(swept: "Swept", *, num_planned: int) -> list[str]:
     """What is not as it was meant to be."""
+    from twinstream.sweep.certainty import errors_note, ranking_note
     from twinstream.sweep.rows import SUPERSEDED
 
-    found = []
+    found = [note for note in (errors_note(swept.rows), ranking_note(swept.rows)) if note]
     if not num_planned:
         found.append(f"No cell could be planned; the first: {swept.rows[0]['reason']}")
     if swept.num_mended:
