@@ -79,8 +79,11 @@ def plan_step(  # noqa: PLR0913
                 "--chunk-tokens": step.chunk_tokens, "--chunks-per-round": step.chunks_per_round,
             }  # fmt: skip
             fixed = [flag for flag, value in cut.items() if value is not None]
-            has = (machine.device_memory_bytes, machine.host_memory_bytes)
-            raise error.on(*(None if one is None else one.value for one in has), fixed) from None
+            device, host = (
+                None if memory is None else memory.value
+                for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
+            )
+            raise error.on(device, host, fixed) from None
 
 
 def policy_names() -> tuple[str, ...]:

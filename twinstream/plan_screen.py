@@ -21,7 +21,7 @@ from twinstream.uncertainty import Uncertainty, prediction_notes
 
 _GIB = 2**30
 _MIB = 2**20
-_WIDTH = 78
+WIDTH = 78
 _MOST_OF_HOST = 0.9
 
 
@@ -50,13 +50,13 @@ def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
             "for anything else: give a lower --host-mem."
         )
-    return [fill(note, _WIDTH) for note in found]
+    return [fill(note, WIDTH) for note in found]
 
 
 def _headlines(
     schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
 ) -> Table:
-    table = Table(box=None, show_header=False, width=_WIDTH, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     cold = seconds(summary.cold_step_time_s)

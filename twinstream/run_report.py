@@ -44,9 +44,7 @@ def run_table(
             pair = Pair(predicted=getattr(predicted, field), measured=after)
             speeds.add_row(name, shown(pair.predicted), shown(after), f"{pair.error:+.1%}")
     what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
-    notes = (
-        [] if uncertainty is None else [f"Expected of {peak_of}'s profile: {uncertainty.short}."]
-    )
+    notes = [] if uncertainty is None else [uncertainty.sentence]
     if peak_of is not None:
         notes.append(f"MFU and HFU are of the {schedule.model.spec['dtype']} peak of {peak_of}.")
     return Group(f"{what}: {workload_line(schedule.workload)}", speeds, *notes,

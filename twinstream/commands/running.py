@@ -18,7 +18,7 @@ from twinstream.commands.backends import (
 )
 from twinstream.commands.inputs import checked_schedule
 from twinstream.commands.output import print_json, print_report, progress, run_progress
-from twinstream.commands.planning import describe, planned
+from twinstream.commands.planning import describe, dtype_notes, planned
 from twinstream.commands.tokens import token_stream
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary, summarize
@@ -50,6 +50,7 @@ def run(  # noqa: PLR0913
     policy: options.Policy = None,
     kernels: options.Kernels = None,
     attention: options.Attention = None,
+    dtype: options.Dtype = None,
     steps: options.Steps = 4,
     backend: options.Backend = "auto",
     text: options.Text = None,
@@ -67,6 +68,7 @@ def run(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
+        dtype=dtype,
     )  # fmt: skip
     settings = api.RunSettings(
         backend_named(backend), steps, learning_rate, seed, poison,
@@ -82,6 +84,8 @@ def run(  # noqa: PLR0913
     if output is not None:
         write_document(result.timeline, output)
     _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
+    if not as_json:
+        print_report(*dtype_notes(wanted))
 
 
 @dataclass(frozen=True)
