@@ -82,14 +82,12 @@ def plan(  # noqa: PLR0913
     if output is not None:
         write_document(schedule, output)
     summary = summarize(schedule, timeline, profile, plan_seconds)
-    explanation = explain(schedule, timeline, profile)
+    explanation, uncertainty = explain(schedule, timeline, profile), uncertainty_of(profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
     notes = [*dtype_notes(wanted), *plan_notes(schedule, profile)]
-    uncertainty = uncertainty_of(profile)
     if as_json:
         more = {"explanation": explanation, "known_plan": taken, "notes": notes}
-        about = describe(schedule) | {"uncertainty": uncertainty}
-        print_json(summary.model_dump() | about | more)
+        print_json(summary.model_dump() | describe(schedule) | more | {"uncertainty": uncertainty})
         return
     print_report(plan_screen(schedule, summary, explanation, uncertainty), *notes)
     if taken is not None:
