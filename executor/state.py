@@ -14,6 +14,7 @@ from twinstream.schedule.errors import TwinstreamError
 
 State = dict[str, torch.Tensor]
 
+STEP = "step"
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _INIT_STD = 0.02
 
@@ -34,6 +35,27 @@ def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> S
         state[f"param.{group}"] = flat
         state[f"opt.{group}"] = optimizer_state(spec, group, flat, recipe or Recipe())
     return state
+
+
+def steps_done(state: Mapping[str, torch.Tensor]) -> int:
+    """How many optimizer steps a state has behind it; 0 of one that does not say so.
+
+    Raises:
+        TwinstreamError: what it says is no whole number.
+    """
+    told = state.get(STEP)
+    if told is None:
+        return 0
+    if told.numel() != 1 or told.is_floating_point() or told.item() < 0:
+        raise TwinstreamError(
+            f"the state's '{STEP}' is {told}; it counts the steps done: torch.tensor(3)"
+        )
+    return int(told.item())
+
+
+def with_steps_done(state: State, num_steps: int) -> State:
+    """The state, saying how many optimizer steps it has behind it."""
+    return state | {STEP: torch.tensor(num_steps)}
 
 
 def optimizer_state(

@@ -15,6 +15,7 @@ from twinstream.hardware_profiles.overrides import (
     override,
     plain_curve,
     plain_number,
+    require_duplex,
     validated,
 )
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
@@ -127,7 +128,9 @@ def _load_text(text: str, source: str, directory: Path, loading: tuple[Path, ...
         return validated(_with_tables(document, None, source), source)
     base = _load_base(base_name, source, directory, loading)
     document.setdefault("description", f"{base.name} with other numbers: {source}")
-    return merge(base, _with_tables(document, base, source), source)
+    tables = _with_tables(document, base, source)
+    require_duplex(tables, base, source)
+    return merge(base, tables, source)
 
 
 def _load_base(base_name: Any, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:

@@ -8,6 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.link import (
+    D2H,
+    DUPLEX,
+    H2D,
+    duplex_that_follows,
+    link_fault,
+    link_following,
+)
 from twinstream.hardware_profiles.schema import (
     NUMBER_FIELDS,
     AttentionChoice,
@@ -32,8 +40,8 @@ def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
 
     Keys are number fields (`pcie_h2d_bytes_per_s`) or curves (`efficiency.matmul`: the curve's
     `max`). An infinite rate or capacity is unconstrained. The new number's source tells what it
-    was; the name gets the suffix `+what-if`. One direction of a link is one number: a faster
-    link in both directions changes `pcie_duplex_bytes_per_s` too.
+    was; the name gets the suffix `+what-if`. Where a direction of the link changes, both together
+    follow; where only both together do, no direction is faster and they are no more than their sum.
 
     >>> from twinstream.hardware_profiles.loader import load_machine
     >>> override(load_machine("h100"), {"hbm_bytes_per_s": 4.8e12}).number("hbm_bytes_per_s")
@@ -44,7 +52,7 @@ def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
     """
     where = f"override of machine '{machine.name}'"
     document: dict[str, Any] = {"name": machine.name.removesuffix(_WHAT_IF) + _WHAT_IF}
-    for field, value in changes.items():
+    for field, value in {**changes, **link_following(_link(machine), changes)}.items():
         if not field.startswith("efficiency."):
             document[field] = plain_number(value, f"what-if; was {_told(machine, field)}")
             continue
@@ -54,6 +62,40 @@ def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
             value, machine.efficiency.get(key), "what-if", f"{where}: {field}"
         )
     return merge(machine, document, where)
+
+
+def require_duplex(document: Mapping[str, Any], base: Machine, where: str) -> None:
+    """Refuse a profile with another link than its base's and the base's rate of both together.
+
+    Raises:
+        ProfileError: it has the line to add.
+    """
+    before = _link(base)
+    given = {way: document[way] for way in (H2D, D2H) if way in document}
+    if DUPLEX in document or DUPLEX not in before or not given:
+        return
+    try:
+        now = {way: Number.model_validate(table) for way, table in given.items()}
+    except ValidationError:
+        return  # whoever reads the document as a machine says what is wrong
+    after = {way: math.inf if n.value is None else n.value for way, n in now.items()}
+    if all(before.get(way) == rate for way, rate in after.items()):
+        return
+    rates = {**before, **after}
+    line = "the rate of both directions together"
+    if len(before) == 3:
+        line = f"{duplex_that_follows(before, rates[H2D], rates[D2H]):g}"
+    raise ProfileError(
+        f"{where}: {', '.join(after)} changes, and {DUPLEX} would stay that of '{base.name}', "
+        f"{before[DUPLEX]:g}: both directions together would be as fast as before. Add the line "
+        f"{DUPLEX} = {line}"
+    )
+
+
+def _link(machine: Machine) -> dict[str, float]:
+    """The rates of the link that a machine states; inf where unconstrained."""
+    stated = [field for field in (H2D, D2H, DUPLEX) if getattr(machine, field) is not None]
+    return {field: machine.number(field) for field in stated}
 
 
 def plain_number(value: float, source: str) -> dict[str, Any]:
@@ -85,7 +127,10 @@ def merge(base: Machine, document: Mapping[str, Any], where: str) -> Machine:
 def validated(document: Mapping[str, Any], where: str) -> Machine:
     """The machine of a document; every fault of it in one `ProfileError`."""
     try:
-        return Machine.model_validate(document)
+        machine = Machine.model_validate(document)
+        if (fault_of_link := link_fault(_link(machine))) is None:
+            return machine
+        faults = [(fault_of_link, "")]
     except ValidationError as error:
         faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
     told = [f"{fault}: {hint}" if hint else fault for fault, hint in _each_hint_once(faults)]

@@ -156,7 +156,8 @@ class Machine(Node):
 
     A field that is None is unknown, which is neither zero nor unlimited: using it raises
     `MissingNumberError`. `device_reserve_bytes` is what the context and libraries take of
-    `device_memory_bytes`; `pcie_duplex_bytes_per_s` limits both directions together.
+    `device_memory_bytes`; `pcie_duplex_bytes_per_s` limits both directions together (a profile is
+    refused where it is below one direction or above their sum).
 
     Keys of `efficiency` are the links and memories (`h2d`, `d2h`, `duplex`, `hbm`, `host_dram`),
     `sustained` (the fraction of the datasheet's bf16 peak that the board's power limit sustains;
@@ -316,12 +317,6 @@ class Machine(Node):
         if number is None:
             raise self._missing(field, 'value = ..., kind = "measured", source = "..."')
         return math.inf if number.value is None else number.value
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether what kernels reach of any peak was measured here, or fitted to measured runs."""
-        kinds = {curve.kind for curve in self.efficiency.values()}
-        return not kinds.isdisjoint(("measured", "fitted"))
 
     def curve(self, *keys: str) -> Efficiency:
         """The first of these efficiency curves that the profile states.

@@ -122,8 +122,7 @@ class _Config(BaseModel):
 
 def read_hf_config(path: str | Path) -> HfFields:
     """Read a config.json, or the one in a folder; see `ModelSpec.from_hf_config`."""
-    is_folder = os.path.isdir(path)  # noqa: PTH112 - false of too long a name, too
-    file = Path(path) / "config.json" if is_folder else Path(path)
+    file = _file_of(path)
     raw = _read_json_object(file)
     model_type = _read_model_type(file, raw)
     try:
@@ -152,6 +151,17 @@ def read_hf_config(path: str | Path) -> HfFields:
     )
 
 
+def states_dtype(path: str | Path) -> bool:
+    """Whether a config.json says in which dtype its parameters are; float32 where it does not.
+
+    Raises:
+        HfConfigError: the file cannot be read.
+    """
+    file = _file_of(path)
+    raw = _read_json_object(file)
+    return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
+
+
 def describe_problems(error: ValidationError) -> str:
     """Say in one line what pydantic found, in terms of keys and values."""
     told = []
@@ -164,6 +174,11 @@ def describe_problems(error: ValidationError) -> str:
         else:
             told.append(problem["msg"])
     return "; ".join(told)
+
+
+def _file_of(path: str | Path) -> Path:
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - false of too long a name, too
+    return Path(path) / "config.json" if is_folder else Path(path)
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from twinstream.models.hf_config import states_dtype
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, require
 
@@ -66,6 +67,22 @@ def load_model(name_or_path: str | Path | ModelSpec) -> ModelSpec:
     if path.suffix == ".json" or os.path.exists(path):  # noqa: PTH110 - false of too long a name
         return ModelSpec.from_hf_config(path)
     raise UnknownModelError(name=str(name_or_path), known=preset_names())
+
+
+def dtype_note(name_or_path: str | Path, spec: ModelSpec) -> str | None:
+    """That a config.json leaves its dtype open, what is taken, and how to choose; None otherwise.
+
+    Args:
+        spec: what it was loaded as.
+    """
+    if isinstance(name_or_path, str) and name_or_path in preset_names():
+        return None
+    if states_dtype(name_or_path):
+        return None
+    return (
+        f"{name_or_path} states no dtype, so {spec.dtype} is taken, as transformers does. Most "
+        "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."
+    )
 
 
 def _preset_folder() -> Traversable:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import as_cap, gib
 
 _MUCH = 0.1  # of what is needed
 
@@ -16,7 +16,8 @@ class Shortage:
 
     Where they are not known to be the `smallest`, they would do, and less may, too.
     `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned;
-    `machine_bytes` is the device memory that the machine has, where that is known.
+    `device_has_bytes` and `host_has_bytes` are what the machine has, where that is known;
+    `fixed_cut` are the options by which the user cut the step, so that other ways were not tried.
     """
 
     policy: str
@@ -27,7 +28,9 @@ class Shortage:
     smallest_device_bytes: int | None
     smallest_host_bytes: int | None
     library_bytes: int = 0
-    machine_bytes: float | None = None
+    device_has_bytes: float | None = None
+    host_has_bytes: float | None = None
+    fixed_cut: tuple[str, ...] = ()
     smallest: bool = True
 
 
@@ -59,9 +62,16 @@ class InfeasiblePlan(TwinstreamError):
         """The same, at another task."""
         return InfeasiblePlan(replace(self.shortage, task=task))
 
-    def on(self, machine_bytes: float | None) -> "InfeasiblePlan":
-        """The same, of a machine with so much device memory."""
-        return InfeasiblePlan(replace(self.shortage, machine_bytes=machine_bytes))
+    def on(
+        self, device_has_bytes: float | None, host_has_bytes: float | None, fixed_cut: Sequence[str]
+    ) -> "InfeasiblePlan":
+        """The same, of a machine with so much memory and a step that is cut as the user said."""
+        return InfeasiblePlan(
+            replace(
+                self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
+                fixed_cut=tuple(fixed_cut),
+            )
+        )  # fmt: skip
 
 
 def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
@@ -79,19 +89,29 @@ def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
 
 
 def _advice(shortage: Shortage) -> str:
-    options = []
-    if shortage.smallest_device_bytes is not None:
-        has, least = shortage.machine_bytes, shortage.smallest_device_bytes
-        more = "" if has is None or least <= has else f" (the machine has {_gib(round(has))})"
-        options.append(f"--device-mem {_rounded_up(least)}{more}")
-    if shortage.smallest_host_bytes is not None:
-        options.append(f"--host-mem {_rounded_up(shortage.smallest_host_bytes)}")
-    if options:
+    """Caps to type, or machines to have, that would do; ways to cut only where some are untried."""
+    options, machines = [], []
+    for side, least, has in (
+        ("device", shortage.smallest_device_bytes, shortage.device_has_bytes),
+        ("host", shortage.smallest_host_bytes, shortage.host_has_bytes),
+    ):
+        if least is None:
+            continue
+        if has is None or least <= has:
+            options.append(f"--{side}-mem {as_cap(least)}")
+        else:
+            machines.append(
+                f"a machine with {_gib(least)} of {side} memory (this one has {_gib(round(has))})"
+            )
+    cut = ""
+    if shortage.fixed_cut:
+        cut = f" Without {' and '.join(shortage.fixed_cut)} other ways to cut the step are tried."
+    if options or machines:
         less = "" if shortage.smallest else " Less may do, too: effort thorough tells."
-        return f"What would do: {' or '.join(options)}; or smaller chunks (--chunk-tokens).{less}"
+        return f"What would do: {' or '.join([*options, *machines])}.{less}{cut}"
     none = "would do" if shortage.smallest else "is known to do"
     more = "" if shortage.smallest else " More effort may find one (--effort)."
-    return f"No larger cap on one side alone {none}: raise both, or use smaller chunks.{more}"
+    return f"No larger cap on one side alone {none}: raise both.{more}{cut}"
 
 
 def _aside(shortage: Shortage) -> str:
@@ -106,8 +126,3 @@ def _aside(shortage: Shortage) -> str:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.3f} GiB" if size_bytes >= 2**30 else gib(size_bytes)
-
-
-def _rounded_up(size_bytes: int) -> str:
-    """In whole MiB, never less than the bytes."""
-    return f"{-(-size_bytes // 2**20)}MiB"

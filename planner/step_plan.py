@@ -75,8 +75,15 @@ def plan_step(  # noqa: PLR0913
                 return _optimal(family_within, caps, choices, name_caps=name_caps)
             return _first_that_fits(spec, whole, machine, caps, policy, judge)
         except InfeasiblePlan as error:
-            has = machine.device_memory_bytes
-            raise error.on(None if has is None else has.value) from None
+            cut = {
+                "--chunk-tokens": step.chunk_tokens, "--chunks-per-round": step.chunks_per_round,
+            }  # fmt: skip
+            fixed = [flag for flag, value in cut.items() if value is not None]
+            device, host = (
+                None if memory is None else memory.value
+                for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
+            )
+            raise error.on(device, host, fixed) from None
 
 
 def policy_names() -> tuple[str, ...]:

@@ -129,7 +129,10 @@ def write_report(
 
 @dataclass(frozen=True)
 class Run:
-    """A measured timeline, the loss of every step, and the state after the last."""
+    """A measured timeline, the loss of every step, and the state after the last.
+
+    `state["step"]` counts the optimizer steps done: `execute(..., state=run.state)` goes on there.
+    """
 
     timeline: Timeline
     losses: tuple[float, ...]
@@ -144,7 +147,8 @@ class RunSettings:
     `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
     auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
     the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
-    every op for NVIDIA's profilers (CUDA).
+    every op for NVIDIA's profilers (CUDA). `skip_trained`: a state that has steps behind it skips
+    the tokens that these took, so that the same stream goes on; False where `tokens` begin there.
     """
 
     backend: str = "auto"
@@ -157,6 +161,7 @@ class RunSettings:
     graphs: str = "auto"
     timed_steps: int | None = None
     nvtx: bool = False
+    skip_trained: bool = True
 
     def __post_init__(self) -> None:
         require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
@@ -184,7 +189,9 @@ def execute(
         schedule: what to run; it is verified again.
         settings: backend, steps, learning rate, seed.
         tokens: a token stream; by default the bytes of Python's help topics.
-        state: flat parameters and optimizer state to start from; by default fresh ones.
+        state: flat parameters and optimizer state to start from, by default fresh ones; `step` in
+            it, if any, is how many optimizer steps it has behind it. 3 steps and 3 from their
+            `Run.state` give the bits of 6 at once.
 
     Raises:
         TwinstreamError: the schedule is unsafe, there is no torch or no CUDA, memory is short, or
@@ -197,7 +204,7 @@ def execute(
     from twinstream.executor.execute import execute as run
     from twinstream.executor.kernels.availability import require_kernels
     from twinstream.executor.options import RunOptions, choose_graphs, choose_nvtx
-    from twinstream.executor.state import initial_state
+    from twinstream.executor.state import initial_state, steps_done, with_steps_done
     from twinstream.executor.training import Training
 
     settings = settings or RunSettings()
@@ -206,8 +213,11 @@ def execute(
     spec = ModelSpec.model_validate(schedule.model.spec)
     stream = tokens if tokens is not None else byte_tokens(default_text())
     check_vocabulary(stream, spec.vocab_size)
-    batches = TextBatches(stream, schedule.workload)
-    training = Training(_torch_source(batches), settings.learning_rate, settings.seed)
+    done = 0 if state is None else steps_done(state)
+    batches = TextBatches(stream, schedule.workload, 1 if settings.skip_trained else 1 + done)
+    training = Training(
+        _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done
+    )
     options = RunOptions(
         backend=backend,
         num_passes=settings.num_steps,
@@ -222,7 +232,8 @@ def execute(
     start = state if state is not None else initial_state(spec, settings.seed, recipe)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
-    return Run(execution.timeline, tuple(training.losses), execution.state)
+    after = with_steps_done(execution.state, done + settings.num_steps)
+    return Run(execution.timeline, tuple(training.losses), after)
 
 
 def _told(
@@ -301,34 +312,35 @@ def _torch_source(batches: TextBatches) -> TokenSource:
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
     """The caps given, each by default all that the profile states, and the device's reserve.
 
-    A device's nominal size is all it has: 24GiB on a card with 23.99.
+    A memory's nominal size is all it has: 24GiB on a card with 23.99.
 
     Raises:
-        SizeError: a cap cannot be read, or is more device memory than the machine has.
+        SizeError: a cap cannot be read, or is more memory than the machine has.
     """
-    device_bytes = _cap_bytes(device_mem, machine, "device_memory_bytes")
-    has_bytes = _cap_bytes(None, machine, "device_memory_bytes")
-    if has_bytes is not None and device_bytes is not None and device_bytes > has_bytes:
-        if device_bytes > _NOMINAL * has_bytes:
-            raise SizeError(
-                f"--device-mem {gib(device_bytes)} is more than {machine.name} has, "
-                f'{gib(has_bytes)}; to ask about one with more, give a profile: base = "'
-                f'{machine.name}" and device_memory_bytes = {device_bytes} in a TOML file'
-            )
-        device_bytes = has_bytes
     return Caps(
-        device_bytes=device_bytes,
+        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
         host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
     )
 
 
 def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
-    """The cap given, or all the memory that the profile states."""
+    """The cap given, at most all the memory that the profile states."""
     number = getattr(machine, field)
-    whole = number.value if number is not None else None
+    has = None if number is None or number.value is None else int(number.value)
     if given is None:
-        return None if whole is None else int(whole)
-    if not isinstance(given, str):
-        return whole_bytes_of(field.replace("memory_bytes", "mem"), given)
-    return parse_bytes(given, whole_bytes=whole)
+        return has
+    name = field.replace("memory_bytes", "mem")
+    if isinstance(given, str):
+        cap = parse_bytes(given, whole_bytes=has)
+    else:
+        cap = whole_bytes_of(name, given)
+    if has is None or cap <= has:
+        return cap
+    if cap > _NOMINAL * has:
+        flag = f"--{name.replace('_', '-')}"
+        raise SizeError(
+            f"{flag} {gib(cap)} is more than {machine.name} has, {gib(has)}; to ask about one "
+            f'with more, give a profile: base = "{machine.name}" and {field} = {cap} in a TOML file'
+        )
+    return has

@@ -22,23 +22,26 @@ from twinstream.tables import (
     nondeterminism_notes,
     seconds,
     sequences_text,
+    speed_text,
     workload_line,
 )
-from twinstream.uncertainty import rate_notes
+from twinstream.uncertainty import Uncertainty, prediction_notes
 
 _GIB = 2**30
 _MIB = 2**20
-_WIDTH = 78
+WIDTH = 78
 _MOST_OF_HOST = 0.9
 
 
-def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) -> Group:
+def plan_screen(
+    schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
+) -> Group:
     """One plan: speed and gaps, what limits it, what it moves and keeps where, what to buy."""
     work = schedule.workload
     parts: list[RenderableType] = [
         f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}",
         f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}",
-        _headlines(schedule, summary, explanation),
+        _headlines(schedule, summary, explanation, uncertainty),
         _residence_table(explanation.residence, schedule.caps),
     ]
     if any(price.saves_s_per_step for price in explanation.prices):
@@ -48,30 +51,26 @@ def plan_screen(schedule: Schedule, summary: Summary, explanation: Explanation) 
 
 def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
     """What to know before a plan is relied on."""
-    found: list[str] = []
-    if not machine.is_fitted:
-        found.append(
-            f"What kernels reach of {machine.name}'s peaks is assumed or borrowed, not measured: "
-            "`twinstream probe` there tells."
-        )
+    found = prediction_notes(schedule, machine)
     host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
             "for anything else: give a lower --host-mem."
         )
-    found += rate_notes(schedule, machine)
     found += nondeterminism_notes(schedule)
-    return [fill(note, _WIDTH) for note in found]
+    return [fill(note, WIDTH) for note in found]
 
 
-def _headlines(schedule: Schedule, summary: Summary, explanation: Explanation) -> Table:
-    table = Table(box=None, show_header=False, width=_WIDTH, padding=(0, 2, 0, 0))
+def _headlines(
+    schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
+) -> Table:
+    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     cold = seconds(summary.cold_step_time_s)
     table.add_row("step time", f"{seconds(summary.step_time_s)} ({cold} from a cold start)")
-    table.add_row("throughput", f"{rate_text(summary.tokens_per_s)} tokens/s")
+    table.add_row("throughput", speed_text(summary, uncertainty))
     peak = f"of the {schedule.model.spec['dtype']} peak of {schedule.machine.name}"
     table.add_row("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%} {peak}")
     bound = schedule.bound
@@ -186,7 +185,9 @@ def _prices_table(explanation: Explanation, step_s: float) -> Group:
     return Group("", "Worth buying, by the lower bound, to first order", table)
 
 
-def policies_screen(outcomes: Sequence[PolicyOutcome], best: Schedule) -> Group:
+def policies_screen(
+    outcomes: Sequence[PolicyOutcome], best: Schedule, uncertainty: Uncertainty
+) -> Group:
     """A row per policy, the best marked; below, why the others do not fit and what would do."""
     peaks = [o.summary.device_peak_bytes for o in outcomes if o.summary is not None]
     unit, name = _unit(max(peaks, default=0))
@@ -202,7 +203,7 @@ def policies_screen(outcomes: Sequence[PolicyOutcome], best: Schedule) -> Group:
     work = best.workload
     title = (
         f"{best.model.name} on {best.machine.name}: {work.tokens_per_step:,} tokens a step of "
-        f"sequences of {sequences_text(work)}"
+        f"sequences of {sequences_text(work)}; predicted, {uncertainty.short}"
     )
     below = (
         "* the fastest; gaps are to the bound of the policy's own chain; redone is a share of all "

@@ -21,12 +21,11 @@ from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError, require
 from twinstream.schedule.node import Node
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import as_cap, gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 
 ALL = "all"
-_MIB = 2**20
 
 
 class PolicyOutcome(Node):
@@ -48,9 +47,9 @@ class PolicyOutcome(Node):
 
     @property
     def told(self) -> str:
-        """Why there is no plan, and which caps would do, in whole MiB."""
+        """Why there is no plan, and which caps would do."""
         options = [
-            f"{flag} {-(-size // _MIB)}MiB"
+            f"{flag} {as_cap(size)}"
             for flag, size in (
                 ("--device-mem", self.smallest_device_bytes),
                 ("--host-mem", self.smallest_host_bytes),

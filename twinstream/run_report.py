@@ -1,7 +1,86 @@
-"""What a run cost beside the training, for people: host time, device memory."""
+"""What a run came to, for people: predicted beside measured, host time, device memory."""
 
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from twinstream.metrics import Summary
+from twinstream.schedule.comparison import Pair
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance
+from twinstream.tables import seconds, workload_line
+from twinstream.uncertainty import Uncertainty
+
+HEADLINES = ("step_time_s", "cold_step_time_s", "tokens_per_s", "mfu", "hfu")
+
+
+def run_table(
+    schedule: Schedule,
+    predicted: Summary | None,
+    measured: Summary,
+    peak_of: str | None,
+    uncertainty: Uncertainty | None,
+) -> Group:
+    """Predicted beside measured, then what the plan fixed; MFU only where the peak is known.
+
+    Args:
+        predicted: None where no profile of this machine is known.
+        peak_of: the machine whose profile predicts, and whose peak counts.
+    """
+    speeds = Table(box=box.SIMPLE_HEAD)
+    for name in ("", "predicted", "measured", "error"):
+        speeds.add_column(name, justify="right" if name else "left")
+    rate = "{:,.0f} tokens/s".format
+    rows = [("step time", "step_time_s", seconds), ("cold step", "cold_step_time_s", seconds),
+            ("throughput", "tokens_per_s", rate)]  # fmt: skip
+    if peak_of is not None:
+        rows += [("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format)]
+    for name, field, shown in rows:
+        after = getattr(measured, field)
+        if predicted is None:
+            speeds.add_row(name, "-", shown(after), "-")
+        else:
+            pair = Pair(predicted=getattr(predicted, field), measured=after)
+            speeds.add_row(name, shown(pair.predicted), shown(after), f"{pair.error:+.1%}")
+    what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
+    notes = [] if uncertainty is None else [uncertainty.sentence]
+    if peak_of is not None:
+        notes.append(f"MFU and HFU are of the {schedule.model.spec['dtype']} peak of {peak_of}.")
+    return Group(f"{what}: {workload_line(schedule.workload)}", speeds, *notes,
+                 "Planned:", _planned_table(schedule, measured))  # fmt: skip
+
+
+def _planned_table(schedule: Schedule, summary: Summary) -> Table:
+    """What follows from the schedule alone."""
+    caps = schedule.caps
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, taken, cap in (
+        ("device memory", summary.device_peak_bytes, caps.device_bytes),
+        ("host memory", summary.host_peak_bytes, caps.host_bytes),
+    ):
+        table.add_row(name, f"{gib(taken)}, cap {'none' if cap is None else gib(cap)}")
+    copied = f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H"
+    table.add_row("copied per step", copied)
+    table.add_row("recomputed", f"{summary.recompute_fraction:.1%} of the FLOPs")
+    if schedule.bound is not None:
+        table.add_row("lower bound", seconds(schedule.bound.step_s))
+    if summary.plan_seconds is not None:
+        table.add_row("planned in", seconds(summary.plan_seconds))
+    return table
+
+
+def prediction_json(
+    predicted: Summary | None, measured: Summary, uncertainty: Uncertainty | None
+) -> dict[str, object]:
+    """The prediction, the relative error of each headline, and what error was expected."""
+    errors = None
+    if predicted is not None:
+        errors = {
+            name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name)).error
+            for name in HEADLINES
+        }
+    return {"predicted": predicted, "error": errors, "uncertainty": uncertainty}
 
 
 def provenance_lines(provenance: Provenance) -> list[str]:

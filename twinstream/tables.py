@@ -20,6 +20,7 @@ from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
+from twinstream.uncertainty import Uncertainty, uncertainty_of
 
 QUEUE_NAMES = {
     "h2d": "H2D",
@@ -44,7 +45,7 @@ def models_table(models: Sequence[ModelSpec]) -> Group:
 
 
 def machines_table(machines: Sequence[Machine]) -> Group:
-    columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB"
+    columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB,error"
     table = _table(["name", "device"], columns.split(","))
     table.columns[0].no_wrap = True  # a name is there to be copied
     for machine in machines:
@@ -58,20 +59,23 @@ def machines_table(machines: Sequence[Machine]) -> Group:
             _shown(machine.pcie_duplex_bytes_per_s, 1e9),
             _shown(machine.device_memory_bytes, 2**30),
             _shown(machine.host_memory_bytes, 2**30),
+            uncertainty_of(machine).short.removeprefix("+/- "),
         )
-    return Group("Machines", table, *_kinds_told(machines))
+    return Group("Machines", table, *_errors_told(machines))
 
 
-def _kinds_told(machines: Sequence[Machine]) -> list[str]:
-    """Of which machines runs were measured, and of which speeds are assumed."""
-    by_run: dict[bool, list[str]] = {True: [], False: []}
+def _errors_told(machines: Sequence[Machine]) -> list[str]:
+    """Of which machines it was measured how far predictions are off, and how."""
+    by_kind: dict[str, list[str]] = {}
     for machine in machines:
-        by_run[machine.is_fitted].append(machine.name)
-    told = {
-        True: "Fitted to measured runs",
-        False: "What kernels reach of the peaks is assumed, or borrowed from one that is fitted",
-    }
-    return [f"{told[run]}: {', '.join(names)}." for run, names in by_run.items() if names]
+        by_kind.setdefault(uncertainty_of(machine).why, []).append(machine.name)
+    told = [f"  {why}: {', '.join(names)}" for why, names in by_kind.items()]
+    return ["The error of predicted speeds is, of", *told]
+
+
+def speed_text(summary: Summary, uncertainty: Uncertainty) -> str:
+    """Predicted tokens/s with the expected error."""
+    return f"{rate_text(summary.tokens_per_s)} tokens/s ({uncertainty.short})"
 
 
 def probed_table(machine: Machine) -> Group:
@@ -91,13 +95,15 @@ def probed_table(machine: Machine) -> Group:
     return Group(f"{machine.name}: {machine.description}", f"Source: {shared}", table)
 
 
-def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> Group:
-    """Headline figures; MFU only where the machine whose peak counts is known."""
+def summary_table(
+    summary: Summary, schedule: Schedule, peak_of: str, uncertainty: Uncertainty
+) -> Group:
+    """Headline figures of a prediction, with its uncertainty."""
     caps = schedule.caps
     rows = {
         "step time": f"{seconds(summary.step_time_s)} "
         f"({seconds(summary.cold_step_time_s)} from a cold start)",
-        "throughput": f"{rate_text(summary.tokens_per_s)} tokens/s",
+        "throughput": speed_text(summary, uncertainty),
         "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
         f"{schedule.model.spec['dtype']} peak of {peak_of}",
         "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
@@ -107,12 +113,8 @@ def summary_table(summary: Summary, schedule: Schedule, peak_of: str | None) -> 
     }
     if names := nondeterministic_kernels(schedule):
         rows["not deterministic"] = ", ".join(names)
-    if peak_of is None:
-        del rows["MFU, HFU"]
     if schedule.bound is not None and summary.gap is not None:
         rows |= _bound_rows(schedule.bound, summary.gap)
-    if summary.plan_seconds is not None:
-        rows["planned in"] = seconds(summary.plan_seconds)
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)

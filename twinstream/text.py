@@ -38,15 +38,20 @@ def byte_tokens(text: bytes) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Consecutive windows of a token stream, around and around; labels are the next tokens."""
+    """Consecutive windows of a token stream, around and around; labels are the next tokens.
+
+    The stream begins with the tokens of training step `first_step`.
+    """
 
     tokens: NDArray[np.int32]
     workload: Workload
+    first_step: int = 1
 
     def chunk(self, step: int, index: int) -> NDArray[np.int32]:
         """Ids and labels [2, chunk_tokens] of chunk `index` of training step `step` (from 1)."""
         length = self.workload.chunk_tokens
-        first = (step - 1) * self.workload.tokens_per_step + index * length
+        skipped = (step - self.first_step) * self.workload.tokens_per_step
+        first = skipped + index * length
         positions = np.arange(first, first + length + 1) % len(self.tokens)
         window = self.tokens[positions]
         return np.stack([window[:-1], window[1:]]).astype(np.int32)

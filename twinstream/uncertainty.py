@@ -1,7 +1,7 @@
 """How far a predicted number may be off: what every screen and every JSON says beside it."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.curve_choice import curve_for
@@ -40,16 +40,65 @@ class Uncertainty(Node):
         return "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
 
     @property
+    def why(self) -> str:
+        """What kind of test says so."""
+        return _WHY[self.kind]
+
+    @property
     def sentence(self) -> str:
         """For a note: how much, what kind of test says so, and where it is written."""
         worst = "" if self.worst is None else f", worst {_percent(self.worst)}"
         told = self.short if self.mean is None else f"{self.short}{worst}"
-        said = f"Predicted speeds are {told}: {_WHY[self.kind]}"
+        said = f"Predicted speeds are {told}: {self.why}"
         if self.source:
             said += f" ({self.source})"
         if self.hypothetical:
             said += f"; hypothetical: {', '.join(self.hypothetical)}"
         return f"{said}."
+
+
+class Speed(NamedTuple):
+    """A predicted rate and what is known of its error."""
+
+    tokens_per_s: float
+    uncertainty: Uncertainty
+
+    @property
+    def told(self) -> str:
+        return f"{self.tokens_per_s:,.0f} {self.uncertainty.short}"
+
+    def may_be_as_fast_as(self, faster: "Speed") -> bool:
+        """Whether the intervals overlap; whatever has no known error may be anything."""
+        mine, other = self.uncertainty.mean, faster.uncertainty.mean
+        if mine is None or other is None:
+            return True
+        return self.tokens_per_s * (1 + mine) >= faster.tokens_per_s * (1 - other)
+
+
+def order_note(speeds: Mapping[str, Speed]) -> str | None:
+    """Which machines may be as fast as one that is predicted faster; None where none may.
+
+    Args:
+        speeds: of different machines, by name. The error of one profile is common to all that is
+            predicted with it.
+    """
+    order = sorted(speeds, key=lambda name: -speeds[name].tokens_per_s)
+    unsure = []
+    for place, slower in enumerate(order):
+        speed = speeds[slower]
+        reached = [name for name in order[:place] if speed.may_be_as_fast_as(speeds[name])]
+        if reached:
+            fastest = f"{reached[0]} ({speeds[reached[0]].told})"
+            unsure.append(f"{slower} ({speed.told}) may be as fast as {fastest}")
+    return f"The order is not certain, tokens/s: {'; '.join(unsure)}." if unsure else None
+
+
+def prediction_notes(
+    schedule: Schedule, machine: Machine, timeline: Timeline | None = None
+) -> list[str]:
+    """What to know of every number that is predicted for a schedule on a machine."""
+    steady = () if timeline is None else steady_notes(timeline)
+    return [uncertainty_of(machine).sentence, *rate_notes(schedule, machine), *steady]
 
 
 def uncertainty_of(machine: Machine) -> Uncertainty:

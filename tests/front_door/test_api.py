@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 import twinstream as ts
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
+from twinstream.text import byte_tokens, default_text
 
 STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
 
@@ -52,6 +54,38 @@ def test_a_recipe_with_a_float32_master_is_trained_from_a_state_that_has_one():
     schedule = ts.plan(spec, "cpu", step=step, policy="resident")
     run = ts.execute(schedule, ts.RunSettings("cpu", num_steps=2))
     assert 0 < run.losses[1] < run.losses[0]
+
+
+@pytest.fixture(scope="module")
+def six_steps() -> tuple[ts.Schedule, ts.Run]:
+    schedule = ts.plan("tiny", "cpu", step=STEP, policy="resident")
+    return schedule, ts.execute(schedule, ts.RunSettings("cpu", num_steps=6))
+
+
+@pytest.mark.parametrize("rest_only", [False, True])
+def test_three_steps_and_three_from_their_state_are_six_bit_for_bit(six_steps, rest_only):
+    schedule, at_once = six_steps
+    tokens = byte_tokens(default_text())
+    three = ts.RunSettings("cpu", num_steps=3)
+    first = ts.execute(schedule, three, tokens=tokens)
+    if rest_only:  # the fourth step's tokens are the first of what is left
+        tokens, three = tokens[3 * 256 :], replace(three, skip_trained=False)
+    then = ts.execute(schedule, three, tokens=tokens, state=first.state)
+    assert first.losses + then.losses == at_once.losses
+    assert (first.state["step"], then.state["step"]) == (3, 6)
+    assert then.state.keys() == at_once.state.keys()
+    for name, flat in at_once.state.items():
+        assert torch.equal(then.state[name], flat), name
+
+
+def test_a_state_without_its_step_is_a_fresh_one_and_a_wrong_step_is_refused(six_steps):
+    schedule, at_once = six_steps
+    settings = ts.RunSettings("cpu", num_steps=1)
+    unnumbered = {name: flat for name, flat in at_once.state.items() if name != "step"}
+    assert ts.execute(schedule, settings, state=unnumbered).state["step"] == 1
+    for wrong in (torch.tensor(-1), torch.tensor(2.5), torch.tensor([1, 2])):
+        with pytest.raises(ts.TwinstreamError, match="counts the steps done"):
+            ts.execute(schedule, settings, state=at_once.state | {"step": wrong})
 
 
 def test_losses_are_told_as_they_come():

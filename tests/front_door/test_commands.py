@@ -1,5 +1,7 @@
 """Every command does what it says, for people and as JSON."""
 
+import json
+
 import pytest
 
 from tests.front_door.command_line import SUMMARY_KEYS, TINY_STEP, call, error_of
@@ -59,11 +61,37 @@ def test_models_lists_every_preset():
     assert sizes["8b"] == 8_030_261_248
 
 
-def test_machines_says_which_are_fitted_to_measured_runs():
-    fitted, others = call("machines").out.split("Fitted to measured runs: ")[1].split(".\n", 1)
-    assert {"h100", "rtx3090"} <= set(fitted.split(", "))
-    assert "rtx5090" in others.split("fitted: ")[1]
-    assert "h100," not in others
+def test_a_config_that_states_no_dtype_is_float32_and_that_is_said_with_how_to_choose(tmp_path):
+    sizes = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+    }  # fmt: skip
+    for extra, chosen, dtype, noted in (
+        ({}, (), "float32", True),
+        ({}, ("--dtype", "bfloat16"), "bfloat16", False),
+        ({"torch_dtype": "bfloat16"}, (), "bfloat16", False),
+        ({"dtype": "bfloat16"}, ("--dtype", "float32"), "float32", False),
+    ):
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps(sizes | extra))
+        step = ("--seq-len", 64, "--tokens-per-step", 64, "--machine", "cpu")
+        ask = ("plan", "--model", config, *step, "--policy", "resident", *chosen)
+        ask = (*ask, "-o", tmp_path / "p")
+        notes = call(*ask, "--json").json()["notes"]
+        assert json.loads((tmp_path / "p").read_text())["model"]["spec"]["dtype"] == dtype
+        assert any("states no dtype, so float32" in " ".join(n.split()) for n in notes) == noted
+    assert "known: bfloat16, float32" in error_of(*PLAN, "--dtype", "fp8")
+
+
+def test_machines_says_how_far_predictions_are_off_and_how_that_was_found():
+    lines = call("machines").out.split("The error of predicted speeds is")[1].splitlines()
+    by_kind = {why.strip(): names for why, _, names in (line.partition(": ") for line in lines)}
+    held_out = by_kind["mean error on measured runs that the profile was not fitted to"]
+    assert {"h100", "rtx3090"} <= set(held_out.split(", "))
+    borrowed = by_kind["mean error where borrowing what kernels reach could be tested"]
+    assert "mi300x" in borrowed and "h100," not in borrowed
+    listed = {one["name"]: one for one in call("machines", "--json").json()["machines"]}
+    assert listed["h100"]["uncertainty"]["mean"] == 0.0104
 
 
 def test_machines_lists_every_profile():
@@ -195,6 +223,22 @@ def test_run_prints_losses_and_writes_a_timeline(files):
         "run", files.schedule, "--steps", 2, "--backend", "cpu"
     )
     assert read_document(Timeline, files.measured).provenance.kind == "measured"
+
+
+def test_run_shows_the_prediction_beside_what_was_measured_with_the_error(files):
+    run = ("run", files.schedule, "--steps", 2, "--backend", "cpu")
+    told = call(*run, "--json").json()
+    predicted = call("simulate", files.schedule, "--json").json()
+    for name in ("step_time_s", "tokens_per_s", "mfu"):
+        assert told["predicted"][name] == predicted[name]
+        assert told["error"][name] == pytest.approx(predicted[name] / told[name] - 1)
+    out = call(*run).out
+    head = next(line for line in out.splitlines() if "predicted" in line)
+    assert head.split() == ["predicted", "measured", "error"]
+    rate = next(line for line in out.splitlines() if "throughput" in line).split()
+    assert rate[1] == f"{predicted['tokens_per_s']:,.0f}" and rate[-1].endswith("%")
+    planned = out.split("Planned:")[1]
+    assert "device memory" in planned and "cap 6.00 MiB" in planned and "step time" not in planned
 
 
 def test_run_as_json_has_losses_and_measured_figures(files):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from urllib.error import URLError
 from urllib.parse import parse_qs, urlencode, urlsplit
 from urllib.request import urlopen
@@ -22,8 +23,8 @@ from werkzeug.serving import make_server
 from tests.front_door.command_line import call, error_of
 from tests.helpers.browser import browser_page
 from twinstream.explorer.answers import Answer, Answers
-from twinstream.explorer.app import explorer
-from twinstream.explorer.show import timeline_of
+from twinstream.explorer.app import _columns, explorer
+from twinstream.explorer.show import ranking_note, timeline_of
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.schedule.errors import TwinstreamError
 
@@ -149,6 +150,37 @@ def test_a_quick_plan_of_the_page_is_that_of_the_command_shown(machine, cap):
     assert "--effort" not in TINY.command("cpu")
 
 
+@pytest.mark.parametrize("typed", ["2,048", "2_048", " 2048 "])
+def test_a_length_in_the_command_is_one_length_and_not_a_pack(typed):
+    state = replace(TINY, seq_len=typed, tokens_per_step="4,096", device_mem=" 1 GiB")
+    found = Answers({}, {}).answer(state, "cpu")
+    assert isinstance(found, Answer)
+    command = state.command("cpu")
+    assert "--seq-len 2048 --tokens-per-step 4096 --device-mem '1 GiB'" in command
+    shown = cli(command)
+    assert shown["workload"]["seq_len"] == found.schedule.workload.seq_len == 2048
+    assert shown["tokens_per_s"] == found.summary.tokens_per_s
+
+
+def test_models_and_machines_of_files_are_files_in_the_command(tmp_path):
+    machine = tmp_path / "my box.toml"
+    machine.write_text('base = "cpu"\nhbm_bytes_per_s = 30e9\n')
+    answers = Answers({}, {"my box": str(machine)})
+    found = answers.answer(TINY, "my box")
+    assert isinstance(found, Answer)
+    shown = cli(answers.command(TINY, "my box"))
+    assert (shown["machine"], shown["tokens_per_s"]) == ("my box", found.summary.tokens_per_s)
+
+
+def test_machines_that_may_change_places_are_said_to():
+    answers = Answers({}, {})
+    state = State("tiny", "h100,mi300x", "64", "256", "4GiB", "", "streaming")
+    found = {name: answers.answer(state, name) for name in state.machine_names}
+    assert "The order is not certain" in str(ranking_note(found))
+    page = str(_columns(answers, state))
+    assert "+/- 19 %" in page and "+/- 1.0 %" in page and "The order is not certain" in page
+
+
 def test_a_url_may_not_open_files(tmp_path):
     secret = tmp_path / "secret.json"
     secret.write_text('{"password": "1234"}')
@@ -169,6 +201,8 @@ def test_a_url_may_not_open_files(tmp_path):
         ({"seq_len": "9" * 5000}, "whole number from 1"),
         ({"device_mem": "9" * 400}, "cannot read the size"),
         ({"seq_len": ""}, "sequence length is missing"),
+        ({"seq_len": "0"}, "sequence length needs a whole number from 1"),
+        ({"policy": "optimall"}, "did you mean 'optimal'?"),
         ({"tokens_per_step": "100"}, "whole sequences"),
         ({"device_mem": "24XiB"}, "24GiB"),
         ({"policy": "greedy"}, "'greedy'"),

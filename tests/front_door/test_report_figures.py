@@ -88,6 +88,28 @@ def test_the_use_of_links_is_a_share_of_what_the_machine_reaches():
     assert busy == pytest.approx(10 / view.whole.lasting_ns, abs=0.01)
 
 
+def test_the_strips_of_a_slower_measurement_reach_to_its_own_end():
+    machine = load_machine("cpu")
+    fast, slow = (100, 50, 10, 40, 20, 80), (100, 100, 20, 80, 40, 160)
+    both = [View(name, small_schedule(), timeline(*ns)) for name, ns in (("p", fast), ("m", slow))]
+    figure = timeline_figure([Shown(view, view.whole, []) for view in both], machine)
+    strips = next(trace for trace in figure.data if trace.type == "heatmap")
+    of = dict(zip(strips.y, strips.z, strict=True))
+    # From the first compute on, 200 and 400 ns; ``x` goes back until 120 and 240 ns.
+    assert strips.dx * len(of["D2H, m"]) * 1e6 == pytest.approx(400)
+    for name, moved_until_ns in (("p", 120), ("m", 240)):
+        last = max(i for i, share in enumerate(of[f"D2H, {name}"]) if share > 0)
+        assert (last + 1) * strips.dx * 1e6 == pytest.approx(moved_until_ns, abs=2)
+    drawn = [share == share for share in of["D2H, p"]]
+    assert drawn == [True] * (len(drawn) // 2) + [False] * (len(drawn) // 2)
+
+
+def test_memory_is_named_in_the_unit_that_it_is_drawn_in(views):
+    figure = timeline_figure([Shown(v, v.whole, []) for v in views], load_machine("cpu"))
+    titles = [note.text for note in figure.layout.annotations]
+    assert "<b>Device memory, MiB</b>" in titles and "<b>Host memory, MiB</b>" in titles
+
+
 def test_memory_is_drawn_against_its_cap(views):
     view = views[0]
     figure = timeline_figure([Shown(view, view.whole, [])], load_machine("cpu"))

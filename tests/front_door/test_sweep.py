@@ -88,7 +88,8 @@ def test_a_row_says_what_plan_says(swept):
         == ("8MiB", "80MiB", "4000000000.0")
     )  # fmt: skip
     machine = swept / "mine.toml"
-    machine.write_text('base = "cpu"\npcie_h2d_bytes_per_s = 4e9\n')
+    link = "pcie_h2d_bytes_per_s = 4e9\npcie_duplex_bytes_per_s = 9e9\n"  # 12 of 16 GB/s
+    machine.write_text(f'base = "cpu"\n{link}')
     planned = call(
         "plan", "--model", "tiny", "--machine", machine, "--seq-len", 64, "--tokens-per-step", 256,
         "--device-mem", "8MiB", "--host-mem", "80MiB", "--policy", "streaming", "--json",

@@ -71,7 +71,7 @@ def test_unequal_lengths_are_refused_where_a_policy_cannot_pack_them():
 
 def test_a_cap_that_is_too_small_gets_one_that_would_do():
     message = error_of(*PLAN, "--device-mem", "1MiB")
-    suggested = message.split("--device-mem ")[-1].split(";")[0].split(" ")[0]
+    suggested = message.split("--device-mem ")[-1].split(" ")[0].rstrip(".")
     assert suggested.endswith("MiB")
     assert call(*PLAN, "--device-mem", suggested).code == 0
 
@@ -79,7 +79,7 @@ def test_a_cap_that_is_too_small_gets_one_that_would_do():
 def test_a_host_cap_that_is_too_small_gets_one_that_would_do():
     caps = ("--device-mem", "6MiB")
     message = error_of(*PLAN, *caps, "--host-mem", "1MiB")
-    suggested = message.split("--host-mem ")[-1].split(";")[0].split(" ")[0]
+    suggested = message.split("--host-mem ")[-1].split(" ")[0].rstrip(".")
     assert call(*PLAN, *caps, "--host-mem", suggested).code == 0
 
 
@@ -290,7 +290,16 @@ def test_a_cap_beyond_the_machine_is_refused_with_both_numbers(size):
 def test_what_would_do_but_the_machine_lacks_is_said():
     step = ("plan", "--model", "8b", "--seq-len", 8192, "--tokens-per-step", 65536)
     message = error_of(*step, "--machine", "rtx3090", "--policy", "resident")
-    assert "MiB (the machine has 24.000 GiB)" in message
+    assert "of device memory (this one has 24.000 GiB)" in message
+    assert "--device-mem" not in message.split("What would do")[1]
+
+
+@pytest.mark.parametrize("size", ["130GiB", "120%", str(140 * 2**30)])
+def test_a_host_cap_beyond_the_machine_is_refused_with_both_numbers(size):
+    step = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 32768)
+    message = error_of(*step, "--machine", "rtx3090", "--host-mem", size)
+    assert "more than rtx3090 has, 128.00 GiB" in message
+    assert "--host-mem" in message and "host_memory_bytes = " in message
 
 
 def test_a_bare_number_that_can_be_no_size_is_asked_about():

@@ -24,7 +24,7 @@ def toy_machine() -> Machine:
         hbm_bytes_per_s=number(1e12),
         pcie_h2d_bytes_per_s=number(10e9),
         pcie_d2h_bytes_per_s=number(20e9),
-        pcie_duplex_bytes_per_s=number(40e9),
+        pcie_duplex_bytes_per_s=number(30e9),
         host_dram_bytes_per_s=number(100e9),
         launch_latency_ns=number(3000),
         copy_latency_ns=number(700),
@@ -40,7 +40,7 @@ def toy_machine() -> Machine:
             "hbm": curve(0.9, 0, "bytes"),
             "h2d": curve(0.8, 1e6, "bytes"),
             "d2h": curve(0.8, 0, "bytes"),
-            "duplex": curve(0.5, 0, "bytes"),
+            "duplex": curve(2 / 3, 0, "bytes"),
             "host_dram": curve(0.5, 0, "bytes"),
         },
     )

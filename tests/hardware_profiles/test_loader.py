@@ -1,6 +1,7 @@
 """Reading, inheriting, overriding and writing profiles, and every way to get it wrong."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,8 @@ def test_a_name_may_be_written_in_capitals():
 
 
 def test_a_machine_inherits_and_overrides_by_plain_number(write):
-    machine = load_machine(write("fast.toml", 'base = "h100"\npcie_h2d_bytes_per_s = 128e9\n'))
+    link = "pcie_h2d_bytes_per_s = 128e9\npcie_duplex_bytes_per_s = 192e9\n"
+    machine = load_machine(write("fast.toml", f'base = "h100"\n{link}'))
     assert machine.name == "fast"
     assert machine.pcie_h2d_bytes_per_s is not None
     assert machine.pcie_h2d_bytes_per_s.value == 128e9
@@ -78,10 +80,53 @@ def test_a_base_may_be_a_path_relative_to_the_file(write, monkeypatch, tmp_path_
 
 
 def test_infinity_in_a_profile_is_unconstrained():
-    machine = load_machine_text('base = "h100"\npcie_h2d_bytes_per_s = inf\n')
+    both = "pcie_h2d_bytes_per_s = inf\npcie_duplex_bytes_per_s = inf\n"
+    machine = load_machine_text(f'base = "h100"\n{both}')
     assert machine.rate("pcie_h2d_bytes_per_s") == math.inf
     assert machine.pcie_h2d_bytes_per_s is not None
     assert machine.pcie_h2d_bytes_per_s.kind == "unconstrained"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("pcie_h2d_bytes_per_s = 128e9\npcie_d2h_bytes_per_s = 128e9", "= 2.56e+11"),
+        ("pcie_h2d_bytes_per_s = 32e9", "= 9.6e+10"),
+        ("pcie_duplex_bytes_per_s = 63e9", "carries alone, 6.4e+10, and at most 1.28e+11"),
+        ("pcie_duplex_bytes_per_s = 129e9", "state pcie_duplex_bytes_per_s = 1.28e+11"),
+    ],
+)
+def test_a_link_whose_both_directions_do_not_fit_each_is_refused_with_the_line(lines, said):
+    with pytest.raises(ProfileError, match=re.escape(said)):
+        load_machine_text(f'base = "h100"\n{lines}\n')
+    load_machine_text('base = "h100"\npcie_h2d_bytes_per_s = 64e9\n')  # as it is
+    load_machine_text('base = "h100"\npcie_duplex_bytes_per_s = 64e9\n')
+
+
+@pytest.mark.parametrize(
+    ("changes", "h2d", "d2h", "duplex"),
+    [
+        ({"h2d": 128e9}, 128e9, 64e9, 192e9),
+        ({"h2d": 32e9}, 32e9, 64e9, 96e9),
+        ({"h2d": math.inf}, math.inf, 64e9, math.inf),
+        ({"duplex": 32e9}, 32e9, 32e9, 32e9),
+        ({"duplex": 256e9}, 64e9, 64e9, 128e9),
+        ({"h2d": 128e9, "d2h": 128e9, "duplex": 200e9}, 128e9, 128e9, 200e9),
+    ],
+)
+def test_the_rest_of_a_link_follows_a_what_if(changes, h2d, d2h, duplex):
+    rates = {f"pcie_{way}_bytes_per_s": rate for way, rate in changes.items()}
+    machine = override(load_machine("h100"), rates)
+    found = [machine.number(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h", "duplex")]
+    assert found == [h2d, d2h, duplex]
+
+
+def test_both_directions_keep_their_share_of_the_sum_and_a_what_if_that_breaks_it_is_refused():
+    faster = override(load_machine("cpu"), {"pcie_h2d_bytes_per_s": 16e9})
+    assert faster.number("pcie_duplex_bytes_per_s") == 12 / 16 * 24e9
+    wrong = {"pcie_h2d_bytes_per_s": 128e9, "pcie_duplex_bytes_per_s": 100e9}
+    with pytest.raises(ProfileError, match="at least what the faster carries alone"):
+        override(load_machine("h100"), wrong)
 
 
 def test_a_text_without_a_base_leaves_the_rest_unknown():

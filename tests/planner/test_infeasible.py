@@ -1,6 +1,7 @@
 """What an infeasible plan says is true: the caps it names would do, and nothing smaller would."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +17,14 @@ from tests.helpers.plans import (
     smallest_host_bytes,
 )
 from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering import lower
+from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.refusal import _first, refused, with_smallest
+from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -204,7 +209,38 @@ def test_the_message_names_cap_bytes_task_and_flags():
     assert f"'{found.task}'" in message
     assert "more than --device-mem 64.00 KiB allows" in message
     mib = next(n for n in range(10**6) if n * 2**20 >= found.needed_bytes)
-    assert f"What would do: --device-mem {mib}MiB; or smaller chunks (--chunk-tokens)" in message
+    assert message.endswith(f"What would do: --device-mem {mib}MiB.")
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "told"),
+    [
+        (20 * GIB + 1, 60 * GIB, "--device-mem 20.01GiB or --host-mem 60.00GiB."),
+        (None, 600 * GIB, "a machine with 600.000 GiB of host memory (this one has 512.000 GiB)."),
+        (90 * GIB, 60 * GIB, "--host-mem 60.00GiB or a machine with 90.000 GiB of device memory"),
+    ],
+)
+def test_only_caps_that_the_machine_has_are_recommended(device, host, told):
+    short = Shortage("streaming", "device", 1, 2, "a task", device, host)
+    assert f"What would do: {told}" in str(InfeasiblePlan(short).on(80 * GIB, 512 * GIB, ()))
+
+
+def test_other_ways_to_cut_are_recommended_only_where_the_user_fixed_one():
+    """Otherwise smaller chunks were tried, and do not do either."""
+    step = TrainingStep(64, 256)
+    caps, asked = Caps(device_bytes=2**20), (load_model("tiny"), load_machine("cpu"))
+    for policy in ("streaming", "optimal"):
+        for fixed in ({}, {"chunk_tokens": 64}, {"chunk_tokens": 64, "chunks_per_round": 2}):
+            with pytest.raises(InfeasiblePlan) as raised:
+                plan_step(asked[0], replace(step, **fixed), asked[1], caps, policy)
+            assert "smaller chunks" not in str(raised.value)
+            flags = [f"--{name.replace('_', '-')}" for name in fixed]
+            assert raised.value.shortage.fixed_cut == tuple(flags)
+            said = f"Without {' and '.join(flags)} other ways to cut the step are tried"
+            assert (said in str(raised.value)) == bool(fixed)
 
 
 def test_the_message_of_a_short_host_names_both_ways_out():

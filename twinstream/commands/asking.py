@@ -9,12 +9,12 @@ import typer
 from twinstream import api
 from twinstream.commands import options
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.planning import step_of
+from twinstream.commands.planning import dtype_notes, spec_of, step_of
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.presets import load_model
 from twinstream.planner.choices import Choices
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
+from twinstream.uncertainty import uncertainty_of
 from twinstream.whatif.question import Question, question_of
 from twinstream.whatif.target import check_target
 
@@ -39,6 +39,7 @@ def whatif(  # noqa: PLR0913
     kernels: options.Kernels = None,
     attention: options.Attention = None,
     nondeterministic: options.Nondeterministic = False,
+    dtype: options.Dtype = None,
     effort: options.EffortOfPlan = None,
     changes: Annotated[
         str, typer.Option(metavar="LIST", help="How much each property changes.")
@@ -66,7 +67,7 @@ def whatif(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
-        nondeterministic=nondeterministic,
+        nondeterministic=nondeterministic, dtype=dtype,
     )  # fmt: skip
     if target is not None and output is not None:
         raise ChangesError("-o writes the chart of changes, which --target does not make")
@@ -76,6 +77,8 @@ def whatif(  # noqa: PLR0913
         check_target(target)
     with progress(f"planning {model} for {machine}", quiet=as_json):
         question = _question(wanted, effort)
+    if not as_json:
+        print_report(*dtype_notes(wanted))
     if target is not None:
         _search(question, target, num_jobs, as_json=as_json)
     else:
@@ -115,7 +118,7 @@ def _question(wanted: options.PlanOptions, effort: str | None) -> Question:
     assert wanted.model is not None and wanted.machine is not None
     profile, policy = load_machine(wanted.machine), wanted.policy or api.DEFAULT_POLICY
     return question_of(
-        load_model(wanted.model), profile, step_of(wanted),
+        spec_of(wanted), profile, step_of(wanted),
         api.caps_of(profile, wanted.device_mem, wanted.host_mem),
         policy, Choices.of_effort(policy, effort),
     )  # fmt: skip
@@ -137,7 +140,7 @@ def _vary(
     if output is not None:
         write_text(what_if_html(found, question), output)
     if as_json:
-        print_json(found)
+        print_json(found.model_dump() | {"uncertainty": uncertainty_of(question.machine)})
         return
     print_report(what_if_screen(found, question))
     if output is not None:
@@ -151,6 +154,6 @@ def _search(question: Question, target: str, num_jobs: int, *, as_json: bool) ->
     with progress("searching", num_searches(question), quiet=as_json) as advance:
         found = search_target(question, target, num_jobs, advance)
     if as_json:
-        print_json(found)
+        print_json(found.model_dump() | {"uncertainty": uncertainty_of(question.machine)})
     else:
         print_report(target_screen(found, question))

@@ -5,6 +5,7 @@ from twinstream.commands.output import print_json, print_report
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.presets import load_preset, preset_names
 from twinstream.tables import machines_table, models_table
+from twinstream.uncertainty import uncertainty_of
 
 
 def models(as_json: Json = False) -> None:
@@ -21,7 +22,8 @@ def machines(as_json: Json = False) -> None:
     """List the machine profiles that come with the package; --machine also takes a TOML file."""
     profiles = [load_machine(name) for name in machine_names()]
     if as_json:
-        print_json({"machines": profiles})
+        listed = [one.model_dump() | {"uncertainty": uncertainty_of(one)} for one in profiles]
+        print_json({"machines": listed})
     else:
         print_report(
             machines_table(profiles),

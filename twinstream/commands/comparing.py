@@ -10,11 +10,11 @@ from twinstream.commands.inputs import checked_schedule, machine_of, predicted_a
 from twinstream.commands.output import print_json, print_report
 from twinstream.commands.planning import describe
 from twinstream.metrics import Summary, summarize
+from twinstream.run_report import HEADLINES
 from twinstream.schedule.comparison import Comparison, Pair
 from twinstream.schedule.comparison import compare as join
 from twinstream.tables import comparison_tables, nondeterminism_notes
-
-_HEADLINES = ("step_time_s", "cold_step_time_s", "tokens_per_s", "mfu", "hfu")
+from twinstream.uncertainty import prediction_notes, uncertainty_of
 
 
 def compare(
@@ -31,10 +31,13 @@ def compare(
     comparison = join(document, before, after)
     summaries = summarize(document, before, profile), summarize(document, after, profile)
     if as_json:
-        print_json(describe(document) | comparison_json(comparison, *summaries))
+        uncertainty = {"uncertainty": uncertainty_of(profile)}
+        print_json(describe(document) | comparison_json(comparison, *summaries) | uncertainty)
     else:
         tables = comparison_tables(comparison, *summaries, profile.name)
-        print_report(*tables, *nondeterminism_notes(document))
+        print_report(
+            *tables, *nondeterminism_notes(document), *prediction_notes(document, profile, before)
+        )
 
 
 def comparison_json(
@@ -43,7 +46,7 @@ def comparison_json(
     """Both summaries, the relative error of their headlines, and the join op by op."""
     pairs = {
         name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name))
-        for name in _HEADLINES
+        for name in HEADLINES
     }
     return {
         "predicted": predicted,

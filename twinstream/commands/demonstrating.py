@@ -12,6 +12,7 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.planning import describe
 from twinstream.demo import Demo, DemoSettings, run_demo
 from twinstream.tables import comparison_tables, losses_line, side_by_side_table, workload_line
+from twinstream.uncertainty import prediction_notes, uncertainty_of
 
 _BUG = 1
 
@@ -60,6 +61,7 @@ def _json(result: Demo) -> dict[str, object]:
             "same_losses": result.same_losses,
             "same_state": result.same_state,
             "files": result.files,
+            "uncertainty": uncertainty_of(result.machine),
         }
     )
 
@@ -82,6 +84,7 @@ def _report(result: Demo) -> None:
             capped.measured_summary,
             result.machine.name,
         ),
+        *prediction_notes(capped.schedule, result.machine),
         *(f"{name}: {losses_line(trial.run.losses)}" for name, trial in trials.items()),
         "Losses, parameters and optimizer states of the two runs are "
         + ("bit-identical." if result.same_losses and result.same_state else "NOT identical."),

@@ -336,6 +336,15 @@ Master = Annotated[
     ),
 ]
 
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Dtype of parameters and activations, bfloat16 or float32; by default the model's.",
+        rich_help_panel=_PLAN,
+    ),
+]
+
 Backend = Annotated[
     str, typer.Option(metavar="NAME", help="auto (CUDA where there is one), cpu or cuda.")
 ]
@@ -457,6 +466,7 @@ class PlanOptions:
     gradients: str | None = None
     float32_master: bool | None = None
     nondeterministic: bool = False
+    dtype: str | None = None
 
     def given(self) -> list[str]:
         """The flags that are set, but for --machine."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from types import MappingProxyType
 from typing import Annotated
 
@@ -16,9 +17,11 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize
 from twinstream.models.attention_limits import nondeterministic_kernels
-from twinstream.models.presets import load_model
+from twinstream.models.hf_config import DTYPES
+from twinstream.models.presets import dtype_note, load_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.plan_screen import plan_notes, plan_screen, policies_screen
+from twinstream.models.spec import ModelSpec
+from twinstream.plan_screen import WIDTH, plan_notes, plan_screen, policies_screen
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.known import KnownPlanError
@@ -27,6 +30,7 @@ from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.uncertainty import uncertainty_of
 
 _ORDERS = ("device", "device_after_backward")
 _GRADIENTS = ("model", "float32")
@@ -48,6 +52,7 @@ def plan(  # noqa: PLR0913
     nondeterministic: options.Nondeterministic = False,
     gradients: options.Gradients = None,
     float32_master: options.Master = False,
+    dtype: options.Dtype = None,
     home: options.Homes = None,
     recompute: options.RecomputeLevel = None,
     prefetch: options.Prefetch = None,
@@ -61,7 +66,7 @@ def plan(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention, optimizer, gradients,
-        float32_master, nondeterministic,
+        float32_master, nondeterministic, dtype,
     )  # fmt: skip
     choices = choices_of(home, recompute, prefetch, effort)
     if policy == ALL:
@@ -79,18 +84,18 @@ def plan(  # noqa: PLR0913
     if output is not None:
         write_document(schedule, output)
     summary = summarize(schedule, timeline, profile, plan_seconds)
-    explanation = explain(schedule, timeline, profile)
+    explanation, uncertainty = explain(schedule, timeline, profile), uncertainty_of(profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
-    notes = plan_notes(schedule, profile)
+    notes = [*dtype_notes(wanted), *plan_notes(schedule, profile)]
     if as_json:
         more = {"explanation": explanation, "known_plan": taken, "notes": notes}
-        print_json(summary.model_dump() | describe(schedule) | more)
-    else:
-        print_report(plan_screen(schedule, summary, explanation), *notes)
-        if taken is not None:
-            print_report(f"Nothing faster than {taken} was found: this is that plan.")
-        if output is not None:
-            print_report(f"Wrote the schedule to {output}.")
+        print_json(summary.model_dump() | describe(schedule) | more | {"uncertainty": uncertainty})
+        return
+    print_report(plan_screen(schedule, summary, explanation, uncertainty), *notes)
+    if taken is not None:
+        print_report(f"Nothing faster than {taken} was found: this is that plan.")
+    if output is not None:
+        print_report(f"Wrote the schedule to {output}.")
 
 
 def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool) -> None:
@@ -100,7 +105,7 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     try:
         with progress(what, len(policies()), quiet=as_json) as advance:
             compared = compare_policies(
-                wanted.model,
+                spec_of(wanted),
                 wanted.machine,
                 step=step_of(wanted),
                 device_mem=wanted.device_mem,
@@ -114,12 +119,14 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     best = compared.best
     if output is not None:
         write_document(best, output)
-    notes = plan_notes(best, load_machine(wanted.machine))
+    profile = load_machine(wanted.machine)
+    notes = [*dtype_notes(wanted), *plan_notes(best, profile)]
+    uncertainty = uncertainty_of(profile)
     if as_json:
         found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
-        print_json(found | {"best_schedule": describe(best)})
+        print_json(found | {"best_schedule": describe(best), "uncertainty": uncertainty})
         return
-    print_report(policies_screen(compared.outcomes, best), *notes)
+    print_report(policies_screen(compared.outcomes, best, uncertainty), *notes)
     if output is not None:
         print_report(f"Wrote the schedule of {best.policy} to {output}.")
 
@@ -161,7 +168,7 @@ def planned(
     try:
         with progress(f"planning {wanted.model} for {wanted.machine}", quiet=quiet):
             schedule = api.plan(
-                wanted.model,
+                spec_of(wanted),
                 wanted.machine,
                 step=step,
                 device_mem=wanted.device_mem,
@@ -174,6 +181,28 @@ def planned(
         path = next(path for path, plan in known.items() if plan is error.plan)
         raise KnownPlanError(error.plan, f"--no-slower-than {path}", error.why) from None
     return schedule, time.perf_counter() - start_s
+
+
+def spec_of(wanted: options.PlanOptions) -> ModelSpec:
+    """The model, in the dtype asked for.
+
+    Raises:
+        ChoiceError: there is no such dtype.
+        TwinstreamError: there is no such model.
+    """
+    assert wanted.model is not None
+    if wanted.dtype not in (None, *DTYPES):
+        raise ChoiceError(f"--dtype '{wanted.dtype}' is unknown; known: {', '.join(DTYPES)}")
+    spec = load_model(wanted.model)
+    return spec if wanted.dtype is None else spec.model_copy(update={"dtype": wanted.dtype})
+
+
+def dtype_notes(wanted: options.PlanOptions) -> list[str]:
+    """Which dtype is planned where neither the user nor the model's file says."""
+    if wanted.model is None or wanted.dtype is not None:
+        return []
+    note = dtype_note(wanted.model, load_model(wanted.model))
+    return [] if note is None else [fill(note, WIDTH)]
 
 
 def step_of(wanted: options.PlanOptions) -> TrainingStep:
@@ -206,7 +235,7 @@ def step_of(wanted: options.PlanOptions) -> TrainingStep:
             "master: leave out --gradients and --float32-master"
         )
     _check_order(wanted)
-    machine, spec = load_machine(wanted.machine), load_model(wanted.model)
+    machine, spec = load_machine(wanted.machine), spec_of(wanted)
     attention = attention_for(
         machine, spec, wanted.attention or "auto", nondeterministic=wanted.nondeterministic
     )

@@ -11,6 +11,7 @@ from twinstream.commands.inputs import checked_schedule, machine_of, read_timeli
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.metrics import summarize
 from twinstream.schedule.files import write_text
+from twinstream.uncertainty import uncertainty_of
 
 
 def report(
@@ -41,6 +42,7 @@ def report(
             for name, line in (("predicted", before), ("measured", after))
             if line is not None
         }
-        print_json({"output": output, "size_bytes": size_bytes} | headline)
+        about = {"output": output, "size_bytes": size_bytes, "uncertainty": uncertainty_of(profile)}
+        print_json(about | headline)
     else:
         print_report(f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in any browser.")

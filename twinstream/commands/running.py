@@ -17,16 +17,17 @@ from twinstream.commands.backends import (
     planning_machine,
 )
 from twinstream.commands.inputs import checked_schedule
-from twinstream.commands.output import print_json, print_report, run_progress
-from twinstream.commands.planning import describe, planned
+from twinstream.commands.output import print_json, print_report, progress, run_progress
+from twinstream.commands.planning import describe, dtype_notes, planned
 from twinstream.commands.tokens import token_stream
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import summarize
-from twinstream.run_report import provenance_lines
+from twinstream.metrics import Summary, summarize
+from twinstream.run_report import prediction_json, provenance_lines, run_table
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
-from twinstream.tables import losses_line, summary_table
+from twinstream.tables import losses_line
+from twinstream.uncertainty import Uncertainty, uncertainty_of
 
 
 class RunOptionsError(TwinstreamError):
@@ -50,6 +51,7 @@ def run(  # noqa: PLR0913
     kernels: options.Kernels = None,
     attention: options.Attention = None,
     nondeterministic: options.Nondeterministic = False,
+    dtype: options.Dtype = None,
     steps: options.Steps = 4,
     backend: options.Backend = "auto",
     text: options.Text = None,
@@ -67,7 +69,7 @@ def run(  # noqa: PLR0913
     wanted = options.PlanOptions(
         model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
-        nondeterministic=nondeterministic,
+        nondeterministic=nondeterministic, dtype=dtype,
     )  # fmt: skip
     settings = api.RunSettings(
         backend_named(backend), steps, learning_rate, seed, poison,
@@ -77,13 +79,16 @@ def run(  # noqa: PLR0913
         raise RunOptionsError(f"--timed-steps {timed_steps} of --steps {steps}: time fewer")
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
+    peak = peak_machine(document, wanted.machine, settings.backend)
+    predicted = _predicted(document, peak, quiet=as_json)
     result = _trained(document, settings, tokens, quiet=as_json)
     try:
         if output is not None:
             write_document(result.timeline, output)
     finally:  # what was trained is told, on a full disk too
-        peak = peak_machine(document, wanted.machine, settings.backend)
-        _report(_Outcome(document, result, peak, plan_seconds), as_json=as_json)
+        _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
+    if not as_json:
+        print_report(*dtype_notes(wanted))
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,19 @@ class _Outcome:
     run: api.Run
     peak: Machine | None
     plan_seconds: float | None
+    predicted: Summary | None
+
+    @property
+    def uncertainty(self) -> Uncertainty | None:
+        return None if self.peak is None else uncertainty_of(self.peak)
+
+
+def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> Summary | None:
+    """What the run should come to by the profile of the machine here, where one is known."""
+    if machine is None:
+        return None
+    with progress(f"predicting {schedule.model.name}", quiet=quiet):
+        return summarize(schedule, api.simulate(schedule, machine), machine)
 
 
 def _schedule(
@@ -145,17 +163,19 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
             "measured_on": timeline.provenance.where,
             "losses": outcome.run.losses,
             "provenance": timeline.provenance,
-        }
+        } | prediction_json(outcome.predicted, summary, outcome.uncertainty)
         print_json(summary.model_dump() | unknown | describe(schedule) | run)
         return
     print_report(
-        summary_table(summary, schedule, peak.name if peak else None),
+        run_table(
+            schedule, outcome.predicted, summary, peak.name if peak else None, outcome.uncertainty
+        ),
         losses_line(outcome.run.losses),
         f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
         *provenance_lines(timeline.provenance),
     )
     if peak is None:
         print_report(
-            f"It was planned for {schedule.machine.name}. For MFU give the profile of the machine "
-            "this ran on: --machine NAME|FILE."
+            f"It was planned for {schedule.machine.name}. For a prediction and MFU give the "
+            "profile of the machine this ran on: --machine NAME|FILE."
         )

@@ -18,7 +18,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import summary_table, utilization_table
-from twinstream.uncertainty import rate_notes
+from twinstream.uncertainty import prediction_notes, uncertainty_of
 
 
 def simulate(
@@ -33,8 +33,8 @@ def simulate(
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
     summary = summarize(document, timeline, profile)
-    missing = missing_bytes(document, profile)
-    notes = rate_notes(document, profile)
+    missing, uncertainty = missing_bytes(document, profile), uncertainty_of(profile)
+    notes = prediction_notes(document, profile, timeline)
     if output is not None:
         write_document(timeline, output)
     if as_json:
@@ -42,6 +42,7 @@ def simulate(
             "simulated_on": profile.name,
             "utilization": timeline.utilization,
             "device_memory_missing_bytes": missing,
+            "uncertainty": uncertainty,
             "notes": notes,
         }
         print_json(summary.model_dump() | describe(document) | more)
@@ -49,7 +50,7 @@ def simulate(
         print_report(
             f"Simulated on {profile.name}:",
             *_told(missing, profile),
-            summary_table(summary, document, profile.name),
+            summary_table(summary, document, profile.name, uncertainty),
             utilization_table(timeline),
             *notes,
         )

@@ -125,9 +125,10 @@ def _numbers(swept: "Swept") -> dict[str, object]:
 
 def _notes(swept: "Swept") -> list[str]:
     """What is not as it was meant to be."""
+    from twinstream.sweep.certainty import errors_note, ranking_note
     from twinstream.sweep.rows import SUPERSEDED
 
-    found = []
+    found = [note for note in (errors_note(swept.rows), ranking_note(swept.rows)) if note]
     if swept.num_mended:
         found.append(
             f"{swept.num_mended:,} of `optimal` now with the plan of a cell with less memory or a "

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from twinstream import api
@@ -16,7 +16,7 @@ from twinstream.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
 from twinstream.planner.choices import Choices
 from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.step_plan import gc_paused
+from twinstream.planner.step_plan import gc_paused, policy_names
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
@@ -52,6 +52,11 @@ class Answers:
     def machines(self) -> list[str]:
         return list(self._machines)
 
+    def command(self, state: State, machine: str) -> str:
+        """The `plan` command of a state on one of its machines."""
+        of_file = replace(state, model=self._models.get(state.model, state.model))
+        return of_file.command(self._machines.get(machine, machine))
+
     def answer(self, state: State, machine: str) -> Answer | TwinstreamError:
         """The plan of a state on one of its machines, or why there is none."""
         key = state, machine
@@ -71,6 +76,8 @@ class Answers:
         if seq_len is None:
             raise StateError("sequence length is missing; give tokens, such as 8192")
         policy = state.policy or api.DEFAULT_POLICY
+        if policy not in policy_names():
+            raise StateError(f"unknown policy '{policy}': {nearest(policy, list(policy_names()))}")
         machine = load_machine(_offered("machine", machine_name, self._machines))
         spec = load_model(_offered("model", state.model, self._models))
         tokens = count_of(state.tokens_per_step, "tokens a step")

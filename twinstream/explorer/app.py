@@ -7,7 +7,7 @@ from dash import Dash, Input, Output, ctx, dcc, html, no_update
 from flask import Response, request
 
 from twinstream.explorer.answers import Answer, Answers
-from twinstream.explorer.show import column, more_of, timeline_of
+from twinstream.explorer.show import column, more_of, ranking_note, timeline_of
 from twinstream.explorer.state import State
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.step_plan import gc_paused, policy_names
@@ -70,8 +70,13 @@ def explorer(answers: Answers) -> Dash:
 
 
 def _columns(answers: Answers, state: State) -> html.Div:
-    columns = [column(state, name, answers.answer(state, name)) for name in state.machine_names]
-    return html.Div(columns or "Choose a machine.", className="machines")
+    found = {name: answers.answer(state, name) for name in state.machine_names}
+    columns = [
+        column(state, name, answer, answers.command(state, name)) for name, answer in found.items()
+    ]
+    note = ranking_note({name: one for name, one in found.items() if isinstance(one, Answer)})
+    shown = html.Div(columns or "Choose a machine.", className="machines")
+    return html.Div([shown, *([html.P(note, id="order")] if note else [])])
 
 
 def _figures(answers: Answers, state: State) -> list[html.Div]:

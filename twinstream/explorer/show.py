@@ -15,6 +15,7 @@ from twinstream.report.view import View
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.tables import seconds, workload_line
+from twinstream.uncertainty import Speed, order_note, prediction_notes, uncertainty_of
 from twinstream.whatif.question import LINK_FIELDS
 
 # Readable on light and on dark paper alike.
@@ -27,8 +28,11 @@ _FIELD_OF_LINK = {
 }  # fmt: skip
 
 
-def column(state: State, machine: str, answer: Answer | TwinstreamError) -> html.Div:
-    """One machine: its headlines, or why there is no plan, as the command line says it."""
+def column(state: State, machine: str, answer: Answer | TwinstreamError, command: str) -> html.Div:
+    """One machine: its headlines, or why there is no plan, as the command line says it.
+
+    `command` gives the same on the command line.
+    """
     parts: list[Any] = [html.H2(machine)]
     if isinstance(answer, TwinstreamError):
         parts.append(html.Div(f"error: {answer}", className="error", id=f"error-{machine}"))
@@ -36,12 +40,23 @@ def column(state: State, machine: str, answer: Answer | TwinstreamError) -> html
         parts += [
             html.P(workload_line(answer.schedule.workload)),
             html.Div([_card(*card) for card in _cards(machine, answer)], className="cards"),
+            *(html.P(note) for note in prediction_notes(answer.schedule, answer.machine)),
             html.P(
                 html.A("full report", href=f"/report{state.url}&machine={machine}", target="_blank")
             ),
         ]
-    parts.append(html.Code(state.command(machine)))
+    parts.append(html.Code(command))
     return html.Div(parts, className="machine")
+
+
+def ranking_note(answers: Mapping[str, Answer]) -> str | None:
+    """What of the machines' order is not certain."""
+    return order_note(
+        {
+            name: Speed(one.summary.tokens_per_s, uncertainty_of(one.machine))
+            for name, one in answers.items()
+        }
+    )
 
 
 def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
@@ -51,7 +66,8 @@ def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
     gap = "-" if summary.gap is None else f"{summary.gap:.1%}"
     return [
         ("throughput, tokens/s", f"{summary.tokens_per_s:,.0f}",
-         f"{seconds(summary.step_time_s)} a step", f"speed-{machine}"),
+         f"{uncertainty_of(answer.machine).short}, {seconds(summary.step_time_s)} a step",
+         f"speed-{machine}"),
         ("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%}", "of the peak", f"mfu-{machine}"),
         ("above the bound", gap, f"limited by {limits}", f"gap-{machine}"),
         ("compute waits", f"{idle:.1%}", f"{summary.recompute_fraction:.1%} of FLOPs redone",

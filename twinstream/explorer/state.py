@@ -1,5 +1,6 @@
 """What the explorer is asked, in the page's URL and in the controls."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from urllib.parse import parse_qs, urlencode
@@ -48,15 +49,24 @@ class State:
         options = {
             "model": self.model,
             "machine": machine,
-            "seq-len": self.seq_len,
-            "tokens-per-step": self.tokens_per_step,
-            "device-mem": self.device_mem,
-            "host-mem": self.host_mem,
+            "seq-len": _as_typed(self.seq_len),
+            "tokens-per-step": _as_typed(self.tokens_per_step),
+            "device-mem": self.device_mem.strip(),
+            "host-mem": self.host_mem.strip(),
             "policy": self.policy or api.DEFAULT_POLICY,
             "effort": self.effort if self.policy in ("", api.DEFAULT_POLICY) else "",
         }
-        given = (f"--{name} {value}" for name, value in options.items() if value)
+        given = (f"--{name} {shlex.quote(value)}" for name, value in options.items() if value)
         return f"twinstream plan {' '.join(given)}"
+
+
+def _as_typed(text: str) -> str:
+    """A count as the command line reads it: there a comma parts lengths that are packed."""
+    try:
+        number = count_of(text, "")
+    except StateError:
+        return text.strip()
+    return "" if number is None else str(number)
 
 
 def count_of(text: str, name: str) -> int | None:

@@ -23,6 +23,7 @@ from twinstream.schedule.idle import IdleInterval
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.tables import seconds, workload_line
+from twinstream.uncertainty import prediction_notes, uncertainty_of
 
 _NUM_WAITS = 8
 _WORTH_NAMING = 0.05  # tokens/s
@@ -57,7 +58,7 @@ def report_html(
         Page(
             title=title,
             subtitle=f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}. "
-            f"Policy {schedule.policy}. {_provenance(views)}",
+            f"Policy {schedule.policy}. {_provenance(views)}{_notes(schedule, machine, predicted)}",
             cards=_cards(schedule, machine, summaries, explanation),
             sections=_sections(views, machine, explanation, both),
             footer=_footer(views),
@@ -67,6 +68,10 @@ def report_html(
 
 def _provenance(views: Sequence[View]) -> str:
     return " ".join(f"{view.name.capitalize()}: {view.timeline.provenance.told}." for view in views)
+
+
+def _notes(schedule: Schedule, machine: Machine, predicted: Timeline | None) -> str:
+    return "".join(f" {note}" for note in prediction_notes(schedule, machine) if predicted)
 
 
 def _footer(views: Sequence[View]) -> str:
@@ -85,7 +90,8 @@ def _cards(
 
     def also(shown: Callable[[Summary], str], field: str) -> str:
         if len(found) < 2:
-            return next(iter(found))
+            only = next(iter(found))
+            return f"{only}, {uncertainty_of(machine).short}" if only == "predicted" else only
         before, after = found.values()
         error = getattr(before, field) / getattr(after, field) - 1
         return f"measured {shown(after)}; the prediction is {error:+.1%}"

@@ -74,12 +74,8 @@ def timeline_figure(shown: Sequence[Shown], machine: Machine) -> go.Figure:
     each one's own span.
     """
     charts = [f"Streams, {one.view.name}" for one in shown]
-    rows = [
-        *charts,
-        "Device memory, GiB",
-        "Host memory, GiB",
-        "Use of links and memories, % of what the machine reaches",
-    ]
+    unit = size_unit(shown[0].view.schedule)[1]
+    rows = [*charts, f"Device memory, {unit}", f"Host memory, {unit}", _USE]
     strips_px = _STRIP_PX * max(1, len(_usable(machine)) * len(shown))
     heights = [_ROW_PX * len(one.view.queues) for one in shown] + [_AREA_PX] * 2 + [strips_px]
     height = sum(heights) + _BETWEEN_PX * (len(rows) - 1)
@@ -189,16 +185,20 @@ def _add_line(figure: go.Figure, row: int, level: float, dash: str) -> None:
 def _add_use(
     figure: go.Figure, shown: Sequence[Shown], machine: Machine, axis: _Axis, row: int
 ) -> None:
-    """A strip per resource and timeline: share of the usable rate, mean over intervals."""
+    """A strip per resource and timeline: share of the usable rate, mean over intervals.
+
+    All begin with their own span; a shorter one ends before the longest does.
+    """
     usable = _usable(machine)
     names: list[str] = []
     percent: list[Floats] = []
     rates: list[Floats] = []
-    width_ns = shown[0].span.lasting_ns / _NUM_POINTS
+    width_ns = max(one.span.lasting_ns for one in shown) / _NUM_POINTS
     for name in usable:
         for one in shown:
             edges = one.span.start_ns + width_ns * np.arange(_NUM_POINTS + 1.0, dtype=np.float64)
             used = use_over_time(one.view.schedule, one.view.timeline, edges)[name]
+            used = np.where(edges[:-1] < one.span.end_ns, used, np.nan)
             names.append(readable(name) + ("" if len(shown) == 1 else f", {one.view.name}"))
             percent.append((100 * used / usable[name]).astype(np.float32))
             rates.append(used.astype(np.float32))

@@ -71,6 +71,17 @@ def brief(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def as_cap(size_bytes: int) -> str:
+    """A cap to type that is never less: in hundredths of a GiB, small ones in whole MiB.
+
+    >>> as_cap(20 * 2**30 + 1), as_cap(5 * 2**20), as_cap(5 * 2**20 + 1)
+    ('20.01GiB', '5MiB', '6MiB')
+    """
+    if size_bytes < 2**30:
+        return f"{-(-size_bytes // 2**20)}MiB"
+    return f"{-(-size_bytes * 100 // 2**30) / 100:.2f}GiB"
+
+
 def gib(size_bytes: float) -> str:
     """For people: `12.34 GiB`, small sizes in MiB or KiB.
 

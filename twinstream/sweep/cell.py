@@ -12,6 +12,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
 from twinstream.sweep.config import Cell
+from twinstream.uncertainty import uncertainty_of
 
 Row = dict[str, Any]
 
@@ -20,7 +21,7 @@ FIGURES = (
     "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
     "gap_family", "limits", "idle_fraction", "recompute_fraction", "device_peak_bytes",
     "host_peak_bytes", "h2d_bytes", "d2h_bytes", "rounds_per_step", "chunks_per_round",
-    "planned_chunk_tokens",
+    "planned_chunk_tokens", "expected_error_mean", "expected_error_kind",
 )  # fmt: skip
 OUTCOME = (
     "status", "reason", "plan_of", "smallest_device_bytes", "smallest_host_bytes", "less_may_do",
@@ -77,7 +78,7 @@ def _about(cell: Cell) -> Row:
 def _figures(cell: Cell, schedule: Schedule, timeline: Timeline) -> Row:
     summary = summarize(schedule, timeline, cell.machine)
     explanation = explain(schedule, timeline, cell.machine)
-    work = schedule.workload
+    work, uncertainty = schedule.workload, uncertainty_of(cell.machine)
     found = {
         **summary.model_dump(),
         "model_tflop_per_s": schedule.model_flops / summary.step_time_s / 1e12,
@@ -86,5 +87,7 @@ def _figures(cell: Cell, schedule: Schedule, timeline: Timeline) -> Row:
         "rounds_per_step": work.rounds_per_step,
         "chunks_per_round": work.chunks_per_round,
         "planned_chunk_tokens": work.chunk_tokens,
+        "expected_error_mean": uncertainty.mean,
+        "expected_error_kind": uncertainty.kind,
     }
     return {name: found[name] for name in FIGURES}

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twinstream.schedule.files import write_bytes
+from twinstream.sweep.certainty import errors_note
 from twinstream.sweep.config import SweepConfig
 from twinstream.sweep.grids import METRICS, Curves, Grid, curves, grids
 from twinstream.sweep.pages import LINE_COLOURS
@@ -29,8 +30,9 @@ def write_images(
     """Write `heatmap*.png` and `curves*.png` into the folder, one per combination of other axes."""
     drawn = [("heatmap", grid.title, heatmap(grid)) for grid in grids(config, rows)]
     drawn += [("curves", one.title, curve_plot(one)) for one in curves(config, rows)]
-    paths = []
+    paths, errors = [], errors_note(rows)
     for kind, title, figure in drawn:
+        figure.supxlabel(errors, fontsize=8, x=0.01, ha="left")
         suffix = re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
         path = folder / (f"{kind}-{suffix}.png" if suffix else f"{kind}.png")
         drawing = io.BytesIO()

@@ -11,6 +11,7 @@ from plotly.subplots import make_subplots
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import readable
 from twinstream.sweep.cell import BUG, INFEASIBLE, OK
+from twinstream.sweep.certainty import errors_note, ranking_note
 from twinstream.sweep.config import SweepConfig
 from twinstream.sweep.grids import METRICS, Curves, Grid, axis_name, curves, grids, label
 
@@ -24,23 +25,24 @@ _NUM_BEST = 10
 def sweep_html(config: SweepConfig, rows: Sequence[Mapping[str, str]]) -> str:
     """One self-contained page of a sweep's rows."""
     done = [row for row in rows if row["status"] == OK]
+    errors, ranking = errors_note(done), ranking_note(done)
     sections = [
         Section(
             _titled("Throughput over the budget", one.title),
-            "A line ends where nothing fits.", curves_figure(one),
+            f"A line ends where nothing fits. {errors}", curves_figure(one),
         )
         for one in curves(config, rows)
     ]  # fmt: skip
     sections += [
         Section(
             _titled(f"{grid.x_name.capitalize()} x {grid.y_name}", grid.title),
-            "Crossed cells have no plan; hover says why.", heatmap_figure(grid),
+            f"Crossed cells have no plan; hover says why. {errors}", heatmap_figure(grid),
         )
         for grid in grids(config, rows)
     ]  # fmt: skip
     sections.append(
-        Section(f"The fastest {min(_NUM_BEST, len(done))}", "All rows are in rows.csv.",
-                _best(config, done))
+        Section(f"The fastest {min(_NUM_BEST, len(done))}",
+                f"All rows are in rows.csv. {errors} {ranking}".strip(), _best(config, done))
     )  # fmt: skip
     fixed = ", ".join(f"{axis_name(n)} {label(n, v)}" for n, v in config.fixed.items())
     axes = ", ".join(f"{len(v)} of {axis_name(n)}" for n, v in config.axes.items())
@@ -133,13 +135,16 @@ def _best(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> Table:
     best = sorted(done, key=lambda row: -float(row["tokens_per_s"]))[:_NUM_BEST]
     names = list(config.axes)
     shown_as = {(n, str(v)): label(n, v) for n, values in config.axes.items() for v in values}
-    columns = [*map(axis_name, names), "limited by", "gap", *(m.name for m in METRICS)]
+    columns = [
+        *map(axis_name, names), "limited by", "gap", *(m.name for m in METRICS), "error",
+    ]  # fmt: skip
     shown = [
         [
             *(shown_as[name, row[name]] for name in names),
             ", ".join(readable(limit) for limit in row["limits"].split("; ")),
             f"{float(row['gap']):.1%}" if row["gap"] else "-",
             *(format(float(row[m.column]) * m.scale, m.form) for m in METRICS),
+            errors_note([row]).removeprefix("Predicted, ").removesuffix("."),
         ]
         for row in best
     ]  # fmt: skip

@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.table import Table as RichTable
 
 from twinstream.report.page import Card, Page, Section, Table, html_of
-from twinstream.tables import seconds
+from twinstream.tables import seconds, speed_text
+from twinstream.uncertainty import uncertainty_of
 from twinstream.whatif.question import Question
 from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
 from twinstream.whatif.target import TargetFound
@@ -25,14 +26,15 @@ def what_if_screen(found: WhatIf, question: Question) -> Group:
         table.add_column(name, justify="right")
     for one in found.sensitivities:
         table.add_row(*_row(one, found.base.tokens_per_s))
-    base = found.base
+    base, uncertainty = found.base, uncertainty_of(question.machine)
     return Group(
         f"{question.spec.name} on {question.machine.name}, policy {found.policy}, "
-        f"{found.tokens_per_step:,} tokens a step: {base.tokens_per_s:,.0f} tokens/s "
+        f"{found.tokens_per_step:,} tokens a step: {speed_text(base, uncertainty)} "
         f"({seconds(base.step_time_s)} a step)",
         "", "Tokens/s when a property changes and the step is planned again",
         table,
         "The price: what one more unit (10 % more) would bring by the lower bound, to first order.",
+        uncertainty.sentence,
     )  # fmt: skip
 
 
@@ -68,15 +70,16 @@ def target_screen(found: TargetFound, question: Question) -> Group:
     at_most = ["At most: all less that was tried reaches it, too."]
     if not any(one.less_may_do for one in found.found):
         at_most = []
+    uncertainty = uncertainty_of(question.machine)
     share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
     return Group(
         f"{question.spec.name} on {question.machine.name}, policy {question.policy}: now "
-        f"{found.base.tokens_per_s:,.0f} tokens/s; the target is {found.target_tokens_per_s:,.0f}, "
+        f"{speed_text(found.base, uncertainty)}; the target is {found.target_tokens_per_s:,.0f}, "
         f"{share:.1%} of what",
         "compute could do if it never waited and nothing were recomputed "
         f"({found.compute_limit_tokens_per_s:,.0f} tokens/s).",
         "", "The smallest value that reaches it, everything else as it is (within 2 %)", table,
-        *at_most,
+        *at_most, uncertainty.sentence,
     )  # fmt: skip
 
 
@@ -135,7 +138,7 @@ def _most_gain(found: WhatIf) -> Card:
 
 def what_if_html(found: WhatIf, question: Question) -> str:
     """The tornado chart and the table as one page."""
-    base = found.base
+    base, uncertainty = found.base, uncertainty_of(question.machine)
     rows = [_row(one, base.tokens_per_s) for one in found.sensitivities]
     changes = [f"{change.change:+.0%}" for change in found.sensitivities[0].changes]
     columns = ["property", "now", *changes, "price, tokens/s", "10 % of it"]
@@ -145,7 +148,8 @@ def what_if_html(found: WhatIf, question: Question) -> str:
             f"{found.tokens_per_step:,} tokens a step, policy {found.policy}; every change is "
             "planned again.",
             [
-                Card("throughput, tokens/s", f"{base.tokens_per_s:,.0f}", "as it is"),
+                Card("throughput, tokens/s", f"{base.tokens_per_s:,.0f}",
+                     f"{uncertainty.short}, as it is"),
                 Card("MFU", f"{base.mfu:.1%}"),
                 _most_gain(found),
             ],
@@ -159,6 +163,7 @@ def what_if_html(found: WhatIf, question: Question) -> str:
                     Table(columns, rows),
                 ),
             ],
-            "Made by twinstream whatif. Figures are predictions of the simulator.",
+            "Made by twinstream whatif. Figures are predictions of the simulator. "
+            + uncertainty.sentence,
         )
     )  # fmt: skip

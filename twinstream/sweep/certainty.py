@@ -1,0 +1,40 @@
+"""How sure a sweep's figures are, for captions: errors of its machines, and their order."""
+
+from collections.abc import Mapping, Sequence
+
+from twinstream.sweep.cell import OK
+from twinstream.uncertainty import Speed, Uncertainty, order_note
+
+Rows = Sequence[Mapping[str, str]]
+
+
+def errors_note(rows: Rows) -> str:
+    """The expected error of each machine's predictions; empty where nothing is predicted."""
+    found = {row["machine"]: _uncertainty(row).short for row in rows if row["status"] == OK}
+    told = set(found.values())
+    if len(told) < 2:
+        return f"Predicted, {told.pop()}." if told else ""
+    return f"Predicted: {', '.join(f'{name} {short}' for name, short in found.items())}."
+
+
+def ranking_note(rows: Rows) -> str:
+    """What of the order of machines, by the fastest row of each, is not certain."""
+    fastest: dict[str, Speed] = {}
+    for row in rows:
+        if row["status"] != OK:
+            continue
+        speed = Speed(float(row["tokens_per_s"]), _uncertainty(row))
+        known = fastest.get(row["machine"])
+        if known is None or speed.tokens_per_s > known.tokens_per_s:
+            fastest[row["machine"]] = speed
+    return order_note(fastest) or ""
+
+
+def _uncertainty(row: Mapping[str, str]) -> Uncertainty:
+    mean = row["expected_error_mean"]
+    return Uncertainty.model_validate(
+        {
+            "mean": float(mean) if mean else None, "worst": None,
+            "kind": row["expected_error_kind"], "source": "",
+        }
+    )  # fmt: skip
