@@ -311,7 +311,7 @@ def test_figures_are_written_as_one_page_and_as_images(swept):
     assert re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=", html) == []
     assert "<td>4 GB/s</td>" in html
     figures = [json.loads(text) for text in re.findall(r"data-figure=.*?>(.*?)</script>", html)]
-    assert len(figures) == 4
+    assert len(figures) == 2 + 2 * 4  # curves, and a heatmap for each of four metrics
     images = sorted(path.name for path in swept.glob("*.png"))
     assert len(images) == 4
     assert images[0].startswith("curves-pcie")
