@@ -23,19 +23,19 @@ const themed = ({ data, layout }) => {
     ? { ...trace, line: { ...trace.line, color: c.text } } : trace);
   return { data: traces, layout: result };
 };
-// On a phone all legends are one below the figure, in two columns, and the margins are the plot's.
+// On a phone all legends are one below the figure, in as many rows as entries at most, and the margins are the plot's.
 const narrowed = ({ data, layout }) => {
   const named = data.filter((trace) => trace.showlegend !== false && trace.name && !trace.z);
   const names = new Set(named.map((trace) => trace.legendgroup || trace.name));
   const hasLegend = layout.showlegend ?? names.size > 1;
-  const legendPx = hasLegend ? 12 + 19 * Math.ceil(names.size / 2) : 0;
+  const legendPx = hasLegend ? 12 + 19 * names.size : 0;
   const margin = layout.margin || {};
   const hasTexts = data.some((trace) => trace.textposition === "outside");
   const { legend2, ...kept } = layout;
   const result = { ...kept, dragmode: false, height: layout.height + legendPx,
-    margin: { ...margin, l: Math.min(margin.l, 50), r: hasTexts ? 95 : 12, b: margin.b + legendPx },
+    margin: { ...margin, t: Math.min(margin.t, 34), l: Math.min(margin.l, 50), r: hasTexts ? 95 : 12, b: margin.b + legendPx },
     legend: { orientation: "h", x: 0, xref: "container", y: 0, yref: "container", yanchor: "bottom",
-      entrywidth: 112, font: { size: 11 },
+      font: { size: 11 },
       traceorder: layout.legend?.traceorder || "normal" } };
   for (const key of Object.keys(layout).filter(isAxis)) {
     result[key] = { ...layout[key], automargin: true };
