@@ -113,7 +113,10 @@ def test_a_step_of_one_round_is_not_counted():
         return str(timeline_of("cpu", found).children[0].children)
 
     assert title("64") == "cpu: the step's only round"
-    assert re.fullmatch(r"cpu: round \d+ of 0 to \d+", title("65536"))
+    found = re.fullmatch(r"cpu: round (\d+) of (\d+) \(r(\d+) in .*\)", title("65536"))
+    assert found is not None
+    number, rounds, index = map(int, found.groups())
+    assert 1 <= number == index + 1 <= rounds
 
 
 def test_the_report_of_a_plan_is_one_link_away(address):

@@ -47,7 +47,8 @@ def test_the_page_holds_all_it_needs_and_stays_small(page):
     html = page.read_text()
     assert page.stat().st_size < LARGEST_BYTES
     assert re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=", html) == []
-    assert len(figures_of(page)) == 7
+    assert len(figures_of(page)) == 6
+    assert "Nothing is recomputed" in html
 
 
 def test_the_headlines_are_those_of_the_summary(page, files):

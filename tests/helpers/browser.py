@@ -25,8 +25,8 @@ class Opened:
 
 
 @contextmanager
-def browser_page(*, dark: bool = False, height: int = 900) -> Iterator[Opened]:
-    """An empty page of 1,400 pixels' width; skips the test where there is no browser."""
+def browser_page(*, dark: bool = False, width: int = 1400, height: int = 900) -> Iterator[Opened]:
+    """An empty page; skips the test where there is no browser."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
@@ -35,7 +35,7 @@ def browser_page(*, dark: bool = False, height: int = 900) -> Iterator[Opened]:
         # Without a sandbox, because tests may run as root, where Chromium refuses one.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(
-            viewport={"width": 1400, "height": height}, color_scheme="dark" if dark else "light"
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
         )
         opened = Opened(page)
         page.on("pageerror", lambda error: opened.complaints.append(str(error)))

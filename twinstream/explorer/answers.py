@@ -21,7 +21,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
 
-_MOST_KEPT = 24
+_MOST_KEPT = 48
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,18 @@ class Answer:
     explanation: Explanation
 
 
+Asked = tuple[State, str]  # and the machine
+
+
 class Answers:
     """Answers by state and machine. Models and machines are those offered, by name."""
 
     def __init__(self, model_files: Mapping[str, str], machine_files: Mapping[str, str]) -> None:
-        self._models = {name: name for name in preset_names()} | dict(model_files)
-        self._machines = {name: name for name in machine_names()} | dict(machine_files)
-        self._kept: OrderedDict[tuple[State, str], Answer | TwinstreamError] = OrderedDict()
-        self._lock = Lock()
+        self.model_files, self.machine_files = dict(model_files), dict(machine_files)
+        self._models = {name: name for name in preset_names()} | self.model_files
+        self._machines = {name: name for name in machine_names()} | self.machine_files
+        self._kept: OrderedDict[Asked, Answer | TwinstreamError] = OrderedDict()
+        self._lock, self._planning = Lock(), Lock()
 
     @property
     def models(self) -> list[str]:
@@ -59,17 +63,27 @@ class Answers:
 
     def answer(self, state: State, machine: str) -> Answer | TwinstreamError:
         """The plan of a state on one of its machines, or why there is none."""
-        key = state, machine
-        with self._lock:  # one plan at a time: a second would only slow the first
-            if key not in self._kept:
+        with self._planning:  # one plan at a time: a second would only slow the first
+            found = self.kept(state, machine)
+            if found is None:
                 try:
                     with gc_paused():
-                        self._kept[key] = self._planned(state, machine)
+                        found = self._planned(state, machine)
                 except TwinstreamError as error:
-                    self._kept[key] = error
-                while len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
-            return self._kept[key]
+                    found = error
+                self.keep((state, machine), found)
+            return found
+
+    def kept(self, state: State, machine: str) -> Answer | TwinstreamError | None:
+        """The answer if it is known already."""
+        return self._kept.get((state, machine))
+
+    def keep(self, asked: Asked, answer: Answer | TwinstreamError) -> None:
+        """Remember an answer, and forget the oldest of too many."""
+        with self._lock:
+            self._kept[asked] = answer
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
 
     def _planned(self, state: State, machine_name: str) -> Answer:
         seq_len = count_of(state.seq_len, "sequence length")

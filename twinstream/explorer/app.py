@@ -1,16 +1,27 @@
 """The explorer's page: controls write the URL, and the URL is answered."""
 
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from dash import Dash, Input, Output, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from flask import Response, request
+from plotly.offline import get_plotlyjs
 
 from twinstream.explorer.answers import Answer, Answers
-from twinstream.explorer.show import column, more_of, ranking_note, timeline_of
-from twinstream.explorer.state import State
+from twinstream.explorer.refining import Refining, can_be_refined
+from twinstream.explorer.show import (
+    Found,
+    column,
+    compared,
+    more_of,
+    ranking_note,
+    timeline_of,
+)
+from twinstream.explorer.state import State as Question
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.step_plan import gc_paused, policy_names
+from twinstream.report.page import asset
 from twinstream.report.report import report_html
 from twinstream.schedule.errors import TwinstreamError
 
@@ -20,12 +31,22 @@ _TEXTS = {
     "device_mem": "device memory",
     "host_mem": "host memory",
 }
+_SCRIPTS = {"/plotly.js": get_plotlyjs, "/figures.js": lambda: asset("figures.js")}
+_POLL_MS = 700
+_MENU_PX = 560
 _CONTROLS = ("model", "machines", *_TEXTS, "policy", "effort")
 
 
 def explorer(answers: Answers) -> Dash:
     """The page as a Dash app; everything it needs is served from here."""
-    app = Dash("twinstream", title="twinstream explore", assets_folder=_assets(), update_title="")
+    app = Dash(
+        "twinstream", title="twinstream explore", assets_folder=_assets(), update_title="",
+        external_scripts=list(_SCRIPTS),
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+    )  # fmt: skip
+    for path, script in _SCRIPTS.items():
+        app.server.add_url_rule(path, path, _served(script))
+    refining = Refining(answers)
     app.layout = _layout(answers)
 
     @app.callback(
@@ -38,27 +59,39 @@ def explorer(answers: Answers) -> Dash:
         """A new URL sets the controls; a changed control makes a new URL."""
         *controls, search = values
         if ctx.triggered_id in (None, "url"):
-            state = State.of_url(search)
+            state = Question.of_url(search)
             shown = (*vars(state).values(),)
             return (shown[0], list(state.machine_names), *shown[2:], no_update)
         texts = [",".join(v) if isinstance(v, list) else str(v or "") for v in controls]
-        state = State(*texts)
+        state = Question(*texts)
         return (*[no_update] * len(_CONTROLS), state.url)
 
-    @app.callback(Output("answers", "children"), Output("answered", "data"), Input("url", "search"))
-    def answered(search: str | None) -> tuple[html.Div, str]:
-        """The numbers; the figures, which take longer to draw, follow them."""
-        state = State.of_url(search)
-        return _columns(answers, state), state.url
+    @app.callback(
+        Output("answers", "children"),
+        Output("answered", "data"),
+        Output("poll", "disabled"),
+        Input("url", "search"),
+        Input("poll", "n_intervals"),
+        State("answered", "data"),
+    )
+    def answered(search: str | None, _: int | None, before: object) -> tuple[object, ...]:
+        """The numbers; the figures, which take longer to draw, follow them, and better plans."""
+        asked = Question.of_url(search)
+        found = _shown(answers, refining, asked, anew=ctx.triggered_id != "poll")
+        told = [asked.url, [one.machine for one in found if one.is_refined]]
+        done = not any(one.is_being_refined for one in found)
+        if told == before:
+            return no_update, no_update, done
+        return _answers(answers, found), told, done
 
     @app.callback(
         Output("figures", "children"), Input("answered", "data"), prevent_initial_call=True
     )
-    def drawn(search: str) -> list[html.Div]:
-        return _figures(answers, State.of_url(search))
+    def drawn(told: Sequence[str]) -> list[html.Div]:
+        return _figures(_shown(answers, refining, Question.of_url(told[0]), anew=False))
 
     def report() -> Response:
-        state = State.of_url(request.query_string.decode())
+        state = Question.of_url(request.query_string.decode())
         found = answers.answer(state, request.args.get("machine", ""))
         if isinstance(found, TwinstreamError):
             return Response(f"error: {found}\n", status=400, mimetype="text/plain")
@@ -69,23 +102,46 @@ def explorer(answers: Answers) -> Dash:
     return app
 
 
-def _columns(answers: Answers, state: State) -> html.Div:
-    found = {name: answers.answer(state, name) for name in state.machine_names}
-    columns = [
-        column(state, name, answer, answers.command(state, name)) for name, answer in found.items()
+def _shown(answers: Answers, refining: Refining, asked: Question, *, anew: bool) -> list[Found]:
+    """The best answer that is known for each machine; quick ones are planned if need be."""
+    first = {machine: answers.answer(asked, machine) for machine in asked.machine_names}
+    better = asked.refined
+    if better is None:
+        return [Found(machine, asked, found) for machine, found in first.items()]
+    refining.follow([(better, name) for name in first if can_be_refined(first[name])], anew=anew)
+    shown = []
+    for machine, found in first.items():
+        normal = answers.kept(better, machine)
+        if normal is None:
+            left = can_be_refined(found)
+            shown.append(Found(machine, asked, found, is_being_refined=left))
+        else:
+            shown.append(Found(machine, better, normal, is_refined=True))
+    return shown
+
+
+def _answers(answers: Answers, shown: Sequence[Found]) -> list[Any]:
+    if not shown:
+        return [html.Div("Choose a machine.")]
+    columns = [column(one, len(shown), answers.command(one.asked, one.machine)) for one in shown]
+    note = ranking_note(shown)
+    return [
+        *compared(shown),
+        *([html.P(note, id="order")] if note else []),
+        html.Div(columns, className="machines"),
     ]
-    note = ranking_note({name: one for name, one in found.items() if isinstance(one, Answer)})
-    shown = html.Div(columns or "Choose a machine.", className="machines")
-    return html.Div([shown, *([html.P(note, id="order")] if note else [])])
 
 
-def _figures(answers: Answers, state: State) -> list[html.Div]:
-    found = {machine: answers.answer(state, machine) for machine in state.machine_names}
-    plans = {machine: one for machine, one in found.items() if isinstance(one, Answer)}
+def _figures(shown: Sequence[Found]) -> list[html.Div]:
+    plans = {one.machine: one.answer for one in shown if isinstance(one.answer, Answer)}
     if not plans:
         return []
     with gc_paused():
         return [more_of(plans), *(timeline_of(machine, one) for machine, one in plans.items())]
+
+
+def _served(script: Callable[[], str]) -> Callable[[], Response]:
+    return lambda: Response(script(), mimetype="text/javascript")
 
 
 def _assets() -> str:
@@ -94,14 +150,17 @@ def _assets() -> str:
 
 def _layout(answers: Answers) -> html.Div:
     controls = [
-        _control("model", dcc.Dropdown(answers.models, id="model", clearable=False)),
-        _control("machines", dcc.Dropdown(answers.machines, id="machines", multi=True)),
+        _control("model", _dropdown("model", answers.models)),
+        _control(
+            "machines",
+            dcc.Dropdown(answers.machines, id="machines", multi=True, maxHeight=_MENU_PX),
+        ),
         *(
             _control(label, dcc.Input(id=name, debounce=True, className="text"))
             for name, label in _TEXTS.items()
         ),
-        _control("policy", dcc.Dropdown(list(policy_names()), id="policy", clearable=False)),
-        _control("effort", dcc.Dropdown(list(EFFORTS), id="effort", clearable=False)),
+        _control("policy", _dropdown("policy", policy_names())),
+        _control("effort", _dropdown("effort", EFFORTS)),
     ]
     return html.Div(
         [
@@ -109,10 +168,15 @@ def _layout(answers: Answers) -> html.Div:
             html.H1("How fast would it train, and what should I buy?"),
             html.Div(controls, className="controls"),
             dcc.Store(id="answered"),
+            dcc.Interval(id="poll", interval=_POLL_MS, disabled=True),
             dcc.Loading(html.Div(id="answers"), delay_show=400, type="dot"),
             html.Div(id="figures"),
         ]
     )
+
+
+def _dropdown(name: str, options: Sequence[str]) -> dcc.Dropdown:
+    return dcc.Dropdown(list(options), id=name, clearable=False, maxHeight=_MENU_PX)
 
 
 def _control(label: str, control: Any) -> html.Div:

@@ -1,25 +1,28 @@
 """Answers as parts of the page: cards, timeline, what a bit more of each would bring."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
-from dash import dcc, html
+import plotly.io
+from dash import html
 
 from twinstream.explorer.answers import Answer
 from twinstream.explorer.state import State
+from twinstream.metrics import rate_text
 from twinstream.report.bars import op_bars, shrunk
-from twinstream.report.palette import readable
+from twinstream.report.page import split_error
+from twinstream.report.palette import Series, readable, series
 from twinstream.report.timeline_figure import Shown, timeline_figure
-from twinstream.report.view import View
+from twinstream.report.view import View, round_name
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.tables import seconds, workload_line
 from twinstream.uncertainty import Speed, order_note, prediction_notes, uncertainty_of
 from twinstream.whatif.question import LINK_FIELDS
 
-# Readable on light and on dark paper alike.
-_TEXT, _GRID = "#76818d", "rgba(128,128,128,0.22)"
+MOST_IN_CARDS = 3  # machines; more stand in a table
 _MORE = 0.1
 _WORTH = 5e-5  # gains below are not shown
 _FIELD_OF_LINK = {
@@ -28,35 +31,102 @@ _FIELD_OF_LINK = {
 }  # fmt: skip
 
 
-def column(state: State, machine: str, answer: Answer | TwinstreamError, command: str) -> html.Div:
+@dataclass(frozen=True)
+class Found:
+    """What the page shows of a machine: the answer, and the question that it is the answer to."""
+
+    machine: str
+    asked: State
+    answer: Answer | TwinstreamError
+    is_refined: bool = False
+    is_being_refined: bool = False
+
+
+def column(one: Found, num_machines: int, command: str) -> html.Div:
     """One machine: its headlines, or why there is no plan, as the command line says it.
 
-    `command` gives the same on the command line.
+    `command` gives the same on the command line. Of many machines the headlines stand in one table,
+    not in cards here.
     """
-    parts: list[Any] = [html.H2(machine)]
+    machine, answer = one.machine, one.answer
+    parts: list[Any] = [html.H2(machine), html.P(_effort(one), id=f"effort-{machine}")]
     if isinstance(answer, TwinstreamError):
         parts.append(html.Div(f"error: {answer}", className="error", id=f"error-{machine}"))
     else:
-        parts += [
-            html.P(workload_line(answer.schedule.workload)),
-            html.Div([_card(*card) for card in _cards(machine, answer)], className="cards"),
-            *(html.P(note) for note in prediction_notes(answer.schedule, answer.machine)),
-            html.P(
-                html.A("full report", href=f"/report{state.url}&machine={machine}", target="_blank")
-            ),
-        ]
+        parts.append(html.P(workload_line(answer.schedule.workload)))
+        if num_machines <= MOST_IN_CARDS:
+            cards = [_card(name, *rest) for name, *rest in _cards(machine, answer)]
+            parts.append(html.Div(cards, className="cards"))
+        parts += map(html.P, prediction_notes(answer.schedule, answer.machine, answer.timeline))
+        link = f"/report{one.asked.url}&machine={machine}"
+        parts.append(html.P(html.A("full report", href=link, target="_blank")))
     parts.append(html.Code(command))
     return html.Div(parts, className="machine")
 
 
-def ranking_note(answers: Mapping[str, Answer]) -> str | None:
+def ranking_note(shown: Sequence[Found]) -> str | None:
     """What of the machines' order is not certain."""
+    plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
     return order_note(
         {
-            name: Speed(one.summary.tokens_per_s, uncertainty_of(one.machine))
-            for name, one in answers.items()
+            machine: Speed(answer.summary.tokens_per_s, uncertainty_of(answer.machine))
+            for machine, answer in plans
         }
     )
+
+
+def _effort(one: Found) -> str:
+    if one.is_being_refined:
+        return "Quick plan; a better one is being looked for ..."
+    return "Refined: the plan of normal effort." if one.is_refined else ""
+
+
+def compared(shown: Sequence[Found]) -> list[html.Div]:
+    """Of many machines: throughput as bars, and beside them all headlines, the fastest on top."""
+    plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
+    if len(shown) <= MOST_IN_CARDS or not plans:
+        return []
+    plans.sort(key=lambda plan: -plan[1].summary.tokens_per_s)
+    looks = {one.machine: series(number) for number, one in enumerate(shown)}
+    figure = go.Figure(
+        go.Bar(
+            orientation="h", y=[machine for machine, _ in plans],
+            x=[answer.summary.tokens_per_s for _, answer in plans],
+            marker={"color": [looks[machine].colour for machine, _ in plans]},
+            hovertemplate="%{y}: %{x:,.0f} tokens/s<extra></extra>",
+        )
+    )  # fmt: skip
+    figure.update_layout(
+        height=70 + 28 * len(plans), yaxis={"autorange": "reversed"},
+        xaxis={"title": {"text": "tokens/s"}, "tickformat": ",", "rangemode": "tozero"},
+        margin={"l": 110, "r": 20, "t": 10, "b": 50},
+    )  # fmt: skip
+    names = [name for name, *_ in _cards(*plans[0])]
+    rows = [
+        [machine, *((value, identity) for _, value, _, identity in _cards(machine, answer))]
+        for machine, answer in plans
+    ]
+    return [html.Div([_graph(figure, "speeds"), _table(["", *names], rows, looks)],
+                     className="beside")]  # fmt: skip
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], looks: Mapping[str, Series]
+) -> html.Div:
+    """Numbers by machine, each with its swatch; a cell is a text, or a text and its id."""
+
+    def cell(content: str | tuple[str, str]) -> html.Td:
+        if isinstance(content, str):
+            return html.Td(content, className="number")
+        return html.Td(content[0], className="number", id=content[1])
+
+    def name_of(machine: str) -> html.Td:
+        swatch = html.Span(className="swatch", style={"background": looks[machine].colour})
+        return html.Td([swatch, machine])
+
+    head = [html.Th(columns[0]), *(html.Th(name, className="number") for name in columns[1:])]
+    body = [html.Tr([name_of(row[0]), *map(cell, row[1:])]) for row in rows]
+    return html.Div(html.Table([html.Thead(html.Tr(head)), html.Tbody(body)]), className="table")
 
 
 def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
@@ -65,9 +135,9 @@ def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
     idle = sum(answer.explanation.compute_idle_fraction.values())
     gap = "-" if summary.gap is None else f"{summary.gap:.1%}"
     return [
-        ("throughput, tokens/s", f"{summary.tokens_per_s:,.0f}",
-         f"{uncertainty_of(answer.machine).short}, {seconds(summary.step_time_s)} a step",
-         f"speed-{machine}"),
+        ("throughput, tokens/s",
+         f"{rate_text(summary.tokens_per_s)} {uncertainty_of(answer.machine).short}",
+         f"{seconds(summary.step_time_s)} a step", f"speed-{machine}"),
         ("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%}", "of the peak", f"mfu-{machine}"),
         ("above the bound", gap, f"limited by {limits}", f"gap-{machine}"),
         ("compute waits", f"{idle:.1%}", f"{summary.recompute_fraction:.1%} of FLOPs redone",
@@ -86,11 +156,17 @@ def _card(name: str, value: str, note: str, identity: str) -> html.Div:
     return html.Div(
         [
             html.Div(name, className="name"),
-            html.Div(value, className="value", id=identity),
+            html.Div(_value(value, identity), className="value"),
             html.Div(note, className="note"),
         ],
         className="card",
     )
+
+
+def _value(value: str, identity: str) -> list[html.Span]:
+    number, error = split_error(value)
+    beside = [html.Span(f" {error}", className="beside-number")] if error else []
+    return [html.Span(number, id=identity), *beside]
 
 
 def timeline_of(machine: str, answer: Answer) -> html.Div:
@@ -100,8 +176,7 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
     number = rounds // 2
     window = shrunk(view, view.round_span(number))
     figure = timeline_figure([Shown(view, window, op_bars(view, window))], answer.machine)
-    which = f"round {number} of 0 to {rounds - 1}" if rounds > 1 else "the step's only round"
-    title = f"{machine}: {which}"
+    title = f"{machine}: {round_name(number, rounds)}"
     if window != view.round_span(number):
         title += f", {seconds(window.lasting_ns / 1e9)} around its loss"
     return html.Div([html.H2(title), _graph(figure, f"timeline-{machine}")])
@@ -109,33 +184,52 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
 
 def more_of(answers: Mapping[str, Answer]) -> html.Div:
     """What 10 % more of each cap and link would bring, by the prices of the lower bound."""
-    figure = go.Figure()
-    colours = ("#0072B2", "#D55E00", "#009E73", "#E69F00")
     gains = {machine: _gains(answer) for machine, answer in answers.items()}
     worth = (name for found in gains.values() for name, gain in found.items() if gain > _WORTH)
-    names = list(dict.fromkeys(worth))[::-1]
-    for number, (machine, found) in enumerate(gains.items()):
+    names = list(dict.fromkeys(worth))
+    looks = {machine: series(number) for number, machine in enumerate(gains)}
+    parts: list[Any] = [
+        html.H2("What if there were 10 % more?"),
+        html.P("By the lower bound's prices of memories and links, to first order. `twinstream "
+               "whatif` plans every change again, a faster GPU among them."),
+    ]  # fmt: skip
+    if not names:
+        parts.append(html.P("No memory and no link would help alone: compute limits the step."))
+    elif len(gains) == 1:
+        parts.append(_graph(_more_figure(gains, names, looks), "more"))
+    else:
+        rows = [
+            [machine, *(f"{found.get(name, 0.0):+.1%}" for name in names)]
+            for machine, found in gains.items()
+        ]
+        table = _table(["", *names], rows, looks)
+        parts.append(html.Div([_graph(_more_figure(gains, names, looks), "more"), table],
+                              className="beside"))  # fmt: skip
+    return html.Div(parts)
+
+
+def _more_figure(
+    gains: Mapping[str, Mapping[str, float]], names: Sequence[str], looks: Mapping[str, Series]
+) -> go.Figure:
+    """Bars by machine in the colours of the table beside, which is the legend."""
+    figure = go.Figure()
+    for machine, found in gains.items():
+        look = looks[machine]
         figure.add_trace(
             go.Bar(
                 orientation="h", y=names, x=[100 * found.get(name, 0.0) for name in names],
-                name=machine, marker={"color": colours[number % len(colours)]},
+                name=machine,
+                marker={"color": look.colour, "pattern": {"shape": look.pattern}},
                 hovertemplate="10 % more %{y}: %{x:+.2f} % tokens/s<extra>" + machine + "</extra>",
             )
         )  # fmt: skip
     figure.update_layout(
-        barmode="group", height=80 + 26 * len(names) * max(1, len(gains)),
+        barmode="group", height=80 + len(names) * max(26, 14 * len(gains)), showlegend=False,
         xaxis={"title": {"text": "more tokens/s, %"}, "rangemode": "tozero"},
-        margin={"l": 130, "r": 30, "t": 10, "b": 45}, showlegend=len(gains) > 1,
+        yaxis={"autorange": "reversed"},
+        margin={"l": 130, "r": 30, "t": 10, "b": 45},
     )  # fmt: skip
-    return html.Div(
-        [
-            html.H2("What if there were 10 % more?"),
-            html.P("By the lower bound's prices of memories and links, to first order. `twinstream "
-                   "whatif` plans every change again, a faster GPU among them."),
-            _graph(figure, "more") if names else html.P("No memory and no link would help alone: "
-                                                        "compute limits the step."),
-        ]
-    )  # fmt: skip
+    return figure
 
 
 def _gains(answer: Answer) -> dict[str, float]:
@@ -157,13 +251,6 @@ def _gains(answer: Answer) -> dict[str, float]:
     return {name: max(0.0, _MORE * saved / step_s) for name, saved in saved_s.items()}
 
 
-def _graph(figure: go.Figure, identity: str) -> dcc.Graph:
-    figure.update_layout(
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": _TEXT, "family": "system-ui, 'DejaVu Sans', sans-serif", "size": 12.5},
-    )  # fmt: skip
-    figure.update_xaxes(gridcolor=_GRID, zerolinecolor=_GRID, linecolor=_GRID)
-    figure.update_yaxes(gridcolor=_GRID, zerolinecolor=_GRID, linecolor=_GRID)
-    return dcc.Graph(
-        figure=figure, id=identity, config={"displaylogo": False, "displayModeBar": False}
-    )
+def _graph(figure: go.Figure, identity: str) -> html.Div:
+    """What `explorer.js` draws, in the colours and the width of the page."""
+    return html.Div(id=identity, **{"data-figure": plotly.io.to_json(figure, remove_uids=True)})

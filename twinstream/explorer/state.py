@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from urllib.parse import parse_qs, urlencode
 
 from twinstream import api
@@ -43,6 +43,12 @@ class State:
     @property
     def machine_names(self) -> Sequence[str]:
         return [name for name in self.machines.split(",") if name]
+
+    @property
+    def refined(self) -> "State | None":
+        """The same with the normal effort, where this asks for a quick plan of `optimal`."""
+        quick = self.effort == "quick" and self.policy in ("", api.DEFAULT_POLICY)
+        return replace(self, effort="normal") if quick else None
 
     def command(self, machine: str) -> str:
         """The `plan` command that gives the same figures."""

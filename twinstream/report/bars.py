@@ -121,7 +121,7 @@ def _merged(view: View, queue: str, group: list[int]) -> Bar:
     parts = ", ".join(f"{readable(name)} {seconds(ns / 1e9)}" for name, ns in busy.items())
     layer, number = _place(view.schedule.ops[group[0]])
     where = "" if layer is None else f"<br>layer {layer}"
-    where += "" if number is None else f", round {number}"
+    where += "" if number is None else f", round {number + 1}"
     text = f"<b>{parts}</b>{where}<br>{len(group):,} ops, busy {share:.0%} of the bar"
     return Bar(queue, key, start_ns, end_ns, text, len(group))
 

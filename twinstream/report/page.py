@@ -10,6 +10,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 _SHORT = 12  # characters of a card's value that fit in large type
+_ERROR = " +/- "  # of a value; what follows stands in small type beside it
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Section:
 
     title: str
     text: str
-    content: Any  # a plotly figure, or a Table
+    content: Any  # a plotly figure, a Table, or None where there is nothing to show but the text
     half: bool = False
 
 
@@ -58,7 +59,8 @@ def html_of(page: Page) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(page.title)}</title><style>{asset('page.css')}</style>"
-        f"<script>{get_plotlyjs()}</script><script>{asset('page.js')}</script></head>\n<body>"
+        f"<script>{get_plotlyjs()}</script><script>{asset('figures.js')}{asset('page.js')}</script>"
+        "</head>\n<body>"
         f"<header><div><h1>{escape(page.title)}</h1><p>{escape(page.subtitle)}</p></div>"
         '<button id="theme" type="button">light / dark</button></header>'
         f'<div class="cards">{cards}</div>\n{_sections(page.sections)}\n'
@@ -67,12 +69,24 @@ def html_of(page: Page) -> str:
 
 
 def _card(card: Card) -> str:
-    size = "value long" if len(card.value) > _SHORT else "value"
+    number, error = split_error(card.value)
+    size = "value long" if len(number) > _SHORT else "value"
+    beside = f' <span class="error">{escape(error)}</span>' if error else ""
     return (
         f'<div class="card"><div class="name">{escape(card.name)}</div>'
-        f'<div class="{size}">{escape(card.value)}</div>'
+        f'<div class="{size}">{escape(number)}{beside}</div>'
         f'<div class="note">{escape(card.note)}</div></div>'
     )
+
+
+def split_error(value: str) -> tuple[str, str]:
+    """What stands in large type, and in small type beside it.
+
+    >>> split_error("11,114 +/- 1.0 %")
+    ('11,114', '+/- 1.0 %')
+    """
+    number, sign, error = value.partition(_ERROR)
+    return number, f"{sign}{error}".strip()
 
 
 def asset(name: str) -> str:
@@ -94,6 +108,8 @@ def _sections(sections: Sequence[Section]) -> str:
 
 
 def _content(content: Any, number: int) -> str:
+    if content is None:
+        return ""
     if isinstance(content, Table):
         return _table(content)
     name = f"figure{number}"
@@ -113,4 +129,5 @@ def _table(table: Table) -> str:
         )
 
     rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
-    return f"<table><tr>{cells('th', table.columns)}</tr>{rows}</table>"
+    head = f"<tr>{cells('th', table.columns)}</tr>"
+    return f'<div class="table"><table>{head}{rows}</table></div>'

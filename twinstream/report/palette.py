@@ -4,6 +4,8 @@ Task kinds have Okabe and Ito's colours (jfly.uni-koeln.de/color), tensor roles 
 scheme (personal.sron.nl/~pault), so that a task is never taken for a tensor.
 """
 
+from dataclasses import dataclass
+
 TASK_COLOURS = {
     "block_forward": "#0072B2",
     "block_backward": "#D55E00",
@@ -42,6 +44,15 @@ CAUSE_COLOURS = {
     "latency": "#8C8C8C",
 }
 
+# Of machines, models, lines: Okabe and Ito's, then two of Tol's that differ from them most.
+SERIES_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C8C8C", "#999933",
+    "#AA4499",
+)  # fmt: skip
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up", "star")
+_PATTERNS = ("", "/", "x", ".")
+
 QUEUE_NAMES = {
     "compute": "compute",
     "h2d": "H2D",
@@ -53,6 +64,37 @@ QUEUE_NAMES = {
     "host_dram": "host DRAM",
     "pcie": "PCIe, both ways",
 }
+
+
+@dataclass(frozen=True)
+class Series:
+    """How one of many series looks; colours come again with another dash and pattern."""
+
+    colour: str
+    dash: str
+    symbol: str
+    pattern: str
+
+
+def series(number: int) -> Series:
+    """The look of a figure's series `number`; the first 36 all differ."""
+    again, place = divmod(number, len(SERIES_COLOURS))
+    return Series(
+        SERIES_COLOURS[place],
+        _DASHES[again % len(_DASHES)],
+        _SYMBOLS[number % len(_SYMBOLS)],
+        _PATTERNS[again % len(_PATTERNS)],
+    )
+
+
+def lighter(colour: str, share: float) -> str:
+    """A colour mixed with so much white.
+
+    >>> lighter("#0072B2", 0.0), lighter("#0072B2", 1.0)
+    ('#0072b2', '#ffffff')
+    """
+    levels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(level + (255 - level) * share):02x}" for level in levels)
 
 
 def task_colour(kind: str) -> str:

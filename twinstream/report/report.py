@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import plotly.graph_objects as go
+
 from twinstream.explanation import Explanation, explain
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary, summarize
@@ -16,7 +18,7 @@ from twinstream.report.share_figures import (
     traffic_figure,
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
-from twinstream.report.view import View
+from twinstream.report.view import View, round_name
 from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.idle import IdleInterval
@@ -150,10 +152,10 @@ def _sections(
                 [Shown(view, view.whole, merged_bars(view)) for view in views], machine
             ),
         ),
-        Section(
+        _if_any(
             "Idle time of the compute stream, by cause",
             "What compute waited for when it had nothing to run.",
-            idle_figure(views), half=True,
+            idle_figure(views), "Compute never waited.",
         ),
         Section(
             "The critical path",
@@ -161,13 +163,15 @@ def _sections(
             "Copies are hatched.",
             critical_path_figure(views), half=True,
         ),
-        Section("Bytes copied in one step", "By direction and role of the tensor.",
-                traffic_figure(schedule, explanation.residence), half=True),
-        Section(
+        _if_any(
+            "Bytes copied in one step", "By direction and role of the tensor.",
+            traffic_figure(schedule, explanation.residence), "Nothing is copied.",
+        ),
+        _if_any(
             "Recompute by layer",
             "Share of the layer's blocks (a block is a layer of one chunk) made again before "
             "backward, by the level that was saved.",
-            recompute_figure(schedule), half=True,
+            recompute_figure(schedule), "Nothing is recomputed: all that backward needs is saved.",
         ),
         Section("The longest waits of compute", "One row per op, predicted first.",
                 _waits_table(views)),
@@ -178,6 +182,13 @@ def _sections(
             kinds_figure(views, both),
         ),
     ]  # fmt: skip
+
+
+def _if_any(title: str, text: str, figure: go.Figure, otherwise: str) -> Section:
+    """Half a row with the figure; where it would be empty, what that means."""
+    if not figure.data:
+        return Section(title, otherwise, None, half=True)
+    return Section(title, text, figure, half=True)
 
 
 def _one_round(views: Sequence[View], machine: Machine) -> Section:
@@ -191,14 +202,14 @@ def _one_round(views: Sequence[View], machine: Machine) -> Section:
         cut = cut or window != span
         shown.append(Shown(view, window, op_bars(view, window)))
     whole = views[0].round_span(number)
-    which = f"Round {number} of 0 to {rounds - 1}" if rounds > 1 else "The step's only round"
-    text = f"{which}, op by op; hover says op, tensor, bytes and wait."
+    name = round_name(number, rounds)
+    text = f"{name[0].upper()}{name[1:]}, op by op; hover says op, tensor, bytes and wait."
     if rounds > 2:
         text += " It stands for all rounds but the first and the last."
     if cut:
         window = shown[0].span
         text = (
-            f"A window of {seconds(window.lasting_ns / 1e9)} around the loss of round {number}, "
+            f"A window of {seconds(window.lasting_ns / 1e9)} around the loss of {name}, "
             f"which lasts {seconds(whole.lasting_ns / 1e9)}, op by op; hover says op, tensor, "
             "bytes and wait."
         )

@@ -114,3 +114,13 @@ def size_unit(schedule: Schedule) -> tuple[int, str]:
     """GiB, or MiB where the arenas are small."""
     largest = max(arena_bytes(schedule, tier) for tier in (DEVICE, HOST))
     return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
+
+
+def round_name(number: int, rounds: int) -> str:
+    """
+    >>> round_name(1, 2), round_name(0, 1)
+    ('round 2 of 2 (r1 in the names of its ops)', "the step's only round")
+    """
+    if rounds == 1:
+        return "the step's only round"
+    return f"round {number + 1} of {rounds} (r{number} in the names of its ops)"

@@ -59,6 +59,11 @@ class Grid:
     levels: Mapping[str, NDArray[np.float64]]
     reasons: tuple[tuple[str, ...], ...]
 
+    @property
+    def any(self) -> bool:
+        """Whether any cell has a plan."""
+        return any(np.isfinite(levels).any() for levels in self.levels.values())
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -69,6 +74,11 @@ class Curves:
     positions: tuple[float, ...]
     labels: tuple[str, ...]
     lines: Mapping[str, tuple[float, ...]]
+
+    @property
+    def any(self) -> bool:
+        """Whether any point has a plan."""
+        return any(np.isfinite(levels).any() for levels in self.lines.values())
 
 
 def grids(config: SweepConfig, rows: Rows) -> list[Grid]:

@@ -11,14 +11,18 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from twinstream.report.palette import series
 from twinstream.schedule.files import write_bytes
 from twinstream.sweep.certainty import errors_note
 from twinstream.sweep.config import SweepConfig
 from twinstream.sweep.grids import METRICS, Curves, Grid, curves, grids
-from twinstream.sweep.pages import LINE_COLOURS
 
 _DPI = 110
-_DASHES = ("-", "--", ":")
+_LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_MARKERS = {
+    "circle": "o", "diamond": "D", "square": "s", "cross": "P", "x": "X", "triangle-up": "^",
+    "star": "*",
+}  # fmt: skip
 _MOST_LABELLED = 150
 _MOST_TICKS = 16
 _WITH_COMMAS = "{x:,.0f}"
@@ -49,7 +53,7 @@ def heatmap(grid: Grid) -> Figure:
         figsize=(min(15.0, max(10.0, 1.24 * num_x)), min(11.0, max(6.4, 0.6 * num_y + 2))),
         dpi=_DPI, layout="constrained",
     )  # fmt: skip
-    figure.suptitle(grid.title)
+    figure.suptitle(grid.title if grid.any else f"{grid.title} nothing fits".strip())
     panels = figure.subplots(2, 2)
     for metric, axes in zip(METRICS, panels.flat, strict=True):
         levels = grid.levels[metric.column]
@@ -77,12 +81,12 @@ def curve_plot(one: Curves) -> Figure:
     """Tokens/s over the first axis, a line per value of the second."""
     figure = Figure(figsize=(9.0, 5.0), dpi=_DPI, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(one.title, fontsize=11)
+    axes.set_title(one.title if one.any else f"{one.title} nothing fits".strip(), fontsize=11)
     for number, (name, levels) in enumerate(one.lines.items()):
+        look = series(number)
         axes.plot(
-            one.positions, levels, label=name, marker="o", markersize=4, linewidth=1.8,
-            color=LINE_COLOURS[number % len(LINE_COLOURS)],
-            linestyle=_DASHES[number // len(LINE_COLOURS) % len(_DASHES)],
+            one.positions, levels, label=name, marker=_MARKERS[look.symbol], markersize=5,
+            linewidth=1.8, color=look.colour, linestyle=_LINES[look.dash],
         )  # fmt: skip
     axes.set_xlabel(one.x_name)
     axes.set_ylabel("tokens/s")

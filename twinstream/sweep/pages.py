@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from twinstream.report.page import Card, Page, Section, Table, html_of
-from twinstream.report.palette import readable
+from twinstream.report.palette import readable, series
 from twinstream.sweep.cell import BUG, INFEASIBLE, OK
 from twinstream.sweep.certainty import errors_note, ranking_note
 from twinstream.sweep.config import SweepConfig
-from twinstream.sweep.grids import METRICS, Curves, Grid, axis_name, curves, grids, label
+from twinstream.sweep.grids import METRICS, Curves, Grid, Metric, axis_name, curves, grids, label
 
-# Okabe and Ito; lines differ by dash beyond the first seven.
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C8C8C")
-_DASHES = ("solid", "dash", "dot")
 _MOST_LABELLED = 150
 _NUM_BEST = 10
 
@@ -26,24 +22,20 @@ def sweep_html(config: SweepConfig, rows: Sequence[Mapping[str, str]]) -> str:
     """One self-contained page of a sweep's rows."""
     done = [row for row in rows if row["status"] == OK]
     errors, ranking = errors_note(done), ranking_note(done)
-    sections = [
-        Section(
-            _titled("Throughput over the budget", one.title),
-            f"A line ends where nothing fits. {errors}", curves_figure(one),
-        )
-        for one in curves(config, rows)
-    ]  # fmt: skip
-    sections += [
-        Section(
-            _titled(f"{grid.x_name.capitalize()} x {grid.y_name}", grid.title),
-            f"Crossed cells have no plan; hover says why. {errors}", heatmap_figure(grid),
-        )
-        for grid in grids(config, rows)
-    ]  # fmt: skip
-    sections.append(
-        Section(f"The fastest {min(_NUM_BEST, len(done))}",
-                f"All rows are in rows.csv. {errors} {ranking}".strip(), _best(config, done))
-    )  # fmt: skip
+    sections = [_curves_section(one, errors) for one in curves(config, rows)] if done else []
+    for grid in grids(config, rows) if done else ():
+        sections += _grid_sections(grid, errors)
+    failed = [row for row in rows if row["status"] != OK]
+    if done:
+        sections.append(
+            Section(f"The fastest {min(_NUM_BEST, len(done))}",
+                    f"All rows are in rows.csv. {errors} {ranking}".strip(), _best(config, done))
+        )  # fmt: skip
+    elif failed:
+        sections.append(
+            Section("No cell could be planned", f"Of {len(failed):,} rows in rows.csv the first.",
+                    _why(config, failed[:_NUM_BEST]))
+        )  # fmt: skip
     fixed = ", ".join(f"{axis_name(n)} {label(n, v)}" for n, v in config.fixed.items())
     axes = ", ".join(f"{len(v)} of {axis_name(n)}" for n, v in config.axes.items())
     return html_of(
@@ -56,44 +48,44 @@ def _titled(what: str, rest: str) -> str:
     return f"{what}: {rest}" if rest else what
 
 
-def heatmap_figure(grid: Grid) -> go.Figure:
-    """The metrics side by side over the grid, each on its own scale."""
-    figure = make_subplots(
-        rows=2, cols=2, subplot_titles=[f"<b>{metric.name}</b>" for metric in METRICS],
-        shared_xaxes=True, shared_yaxes=True, vertical_spacing=0.09, horizontal_spacing=0.11,
-    )  # fmt: skip
+def _curves_section(one: Curves, errors: str) -> Section:
+    title = _titled("Throughput over the budget", one.title)
+    if not one.any:
+        return Section(title, "Nothing fits here.", None)
+    return Section(title, f"A line ends where nothing fits. {errors}", curves_figure(one))
+
+
+def _grid_sections(grid: Grid, errors: str) -> list[Section]:
+    """A heading, and a heatmap for every metric, two in a row where the page is wide."""
+    title = _titled(f"{grid.x_name.capitalize()} x {grid.y_name}", grid.title)
+    if not grid.any:
+        return [Section(title, "Nothing fits here.", None)]
+    head = Section(title, f"Crossed cells have no plan; hover says why. {errors}", None)
+    return [head, *(Section(m.name, "", heatmap_figure(grid, m), half=True) for m in METRICS)]
+
+
+def heatmap_figure(grid: Grid, metric: Metric) -> go.Figure:
+    """A metric over the grid, with a cross where there is no plan."""
     reasons = np.array([["<br>".join(wrap(r, 70)) for r in line] for line in grid.reasons])
-    for number, metric in enumerate(METRICS):
-        row, column = number // 2 + 1, number % 2 + 1
-        levels = grid.levels[metric.column]
-        domain = figure.get_subplot(row, column)
-        few = levels.size <= _MOST_LABELLED
-        figure.add_trace(
-            go.Heatmap(
-                z=levels, x=grid.x_labels, y=grid.y_labels, colorscale="Viridis", xgap=1, ygap=1,
-                texttemplate="%{z:" + metric.form + "}" if few else None, textfont={"size": 10},
-                colorbar={
-                    "x": domain.xaxis.domain[1] + 0.005, "len": 0.44, "thickness": 10,
-                    "y": sum(domain.yaxis.domain) / 2, "tickfont": {"size": 10},
-                },
-                hovertemplate=f"{grid.x_name} %{{x}}<br>{grid.y_name} %{{y}}<br>"
-                f"{metric.name} %{{z:{metric.form}}}<extra></extra>",
-                hoverongaps=False,
-            ),
-            row=row, col=column,
-        )  # fmt: skip
-        figure.add_trace(_gaps(grid, levels, reasons), row=row, col=column)
-        figure.update_xaxes(type="category", row=row, col=column, showgrid=False)
-        figure.update_yaxes(type="category", row=row, col=column, showgrid=False)
-    for column in (1, 2):
-        figure.update_xaxes(title_text=grid.x_name, row=2, col=column)
-    for row in (1, 2):
-        figure.update_yaxes(title_text=grid.y_name, row=row, col=1)
-    figure.update_layout(
-        height=170 + 2 * max(200, 26 * len(grid.y_labels)), showlegend=False,
-        margin={"l": 90, "r": 70, "t": 35, "b": 60},
+    levels = grid.levels[metric.column]
+    few = levels.size <= _MOST_LABELLED
+    figure = go.Figure(
+        go.Heatmap(
+            z=levels, x=grid.x_labels, y=grid.y_labels, colorscale="Viridis", xgap=1, ygap=1,
+            texttemplate="%{z:" + metric.form + "}" if few else None, textfont={"size": 10},
+            colorbar={"thickness": 10, "tickfont": {"size": 10}, "tickformat": ","},
+            hovertemplate=f"{grid.x_name} %{{x}}<br>{grid.y_name} %{{y}}<br>"
+            f"{metric.name} %{{z:{metric.form}}}<extra></extra>",
+            hoverongaps=False,
+        )
     )  # fmt: skip
-    figure.update_annotations(font={"size": 12})
+    figure.add_trace(_gaps(grid, levels, reasons))
+    figure.update_xaxes(type="category", showgrid=False, title_text=grid.x_name)
+    figure.update_yaxes(type="category", showgrid=False, title_text=grid.y_name)
+    figure.update_layout(
+        height=80 + max(200, 26 * len(grid.y_labels)), showlegend=False,
+        margin={"l": 90, "r": 20, "t": 10, "b": 60},
+    )  # fmt: skip
     return figure
 
 
@@ -112,23 +104,27 @@ def curves_figure(one: Curves) -> go.Figure:
     """Tokens/s over the first axis, from zero, so that heights compare."""
     figure = go.Figure()
     for number, (name, levels) in enumerate(one.lines.items()):
+        look = series(number)
         figure.add_trace(
             go.Scatter(
                 x=one.positions, y=levels, mode="lines+markers", name=name,
-                marker={"size": 6},
-                line={
-                    "color": LINE_COLOURS[number % len(LINE_COLOURS)], "width": 2,
-                    "dash": _DASHES[number // len(LINE_COLOURS) % len(_DASHES)],
-                },
+                marker={"size": 7, "symbol": look.symbol},
+                line={"color": look.colour, "width": 2, "dash": look.dash},
                 hovertemplate=f"{name}<br>%{{x:,.6~g}}: %{{y:,.0f}} tokens/s<extra></extra>",
             )
         )  # fmt: skip
     figure.update_layout(
         height=420, xaxis={"title": {"text": one.x_name}}, showlegend=len(one.lines) > 1,
-        yaxis={"title": {"text": "tokens/s"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "tokens/s"}, "rangemode": "tozero", "tickformat": ","},
         margin={"l": 80, "r": 30, "t": 20, "b": 50},
     )  # fmt: skip
     return figure
+
+
+def _why(config: SweepConfig, failed: Sequence[Mapping[str, str]]) -> Table:
+    names = list(config.axes)
+    shown = [[*(row[name] for name in names), row["reason"]] for row in failed]
+    return Table([*map(axis_name, names), "reason"], shown, num_left=len(names) + 1)
 
 
 def _best(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> Table:

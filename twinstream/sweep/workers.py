@@ -46,7 +46,7 @@ def in_processes(
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(num_jobs, context, initializer=end_with_parent) as pool:
         try:
-            with _interrupts_held():
+            with interrupts_held():
                 futures = {pool.submit(work, item): item for item in items}
             for future in as_completed(futures):
                 error = future.exception()
@@ -65,7 +65,7 @@ def in_processes(
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def interrupts_held() -> Iterator[None]:
     """Processes started inside never see Ctrl-C, which this one sees afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

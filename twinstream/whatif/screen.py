@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 
 from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.palette import lighter
 from twinstream.tables import seconds, speed_text
 from twinstream.uncertainty import uncertainty_of
 from twinstream.whatif.question import Question
@@ -102,10 +103,7 @@ def tornado_figure(found: WhatIf) -> go.Figure:
             go.Bar(
                 orientation="h", y=names, x=percent, name=f"{change:+.0%}",
                 legendrank=1000 + round(100 * change),
-                marker={
-                    "color": MORE_COLOUR if change > 0 else LESS_COLOUR,
-                    "opacity": 0.35 + 0.65 * (1 - _rank(change, changes)),
-                },
+                marker={"color": _shade(change, changes)},
                 width=0.8 - 0.4 * (1 - _rank(change, changes)),
                 hovertext=texts, hoverinfo="text",
             )
@@ -117,6 +115,12 @@ def tornado_figure(found: WhatIf) -> go.Figure:
         margin={"l": 130, "r": 40, "t": 50, "b": 50},
     )  # fmt: skip
     return figure
+
+
+def _shade(change: float, changes: Sequence[float]) -> str:
+    """The colour of a change's bars and of its swatch: the larger the change, the lighter."""
+    colour = MORE_COLOUR if change > 0 else LESS_COLOUR
+    return lighter(colour, 0.6 * _rank(change, changes))
 
 
 def _rank(change: float, changes: Sequence[float]) -> float:

@@ -1,0 +1,133 @@
+"""Pages are readable: colours that differ, nothing empty, ticks, and a phone's width."""
+
+from itertools import combinations
+
+import pytest
+
+from tests.front_door.small_schedule import small_schedule, timeline
+from tests.helpers.browser import browser_page
+from twinstream.fidelity.scatter import log_ticks
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.metrics import Summary
+from twinstream.report.page import Card, Page, Section, html_of
+from twinstream.report.palette import SERIES_COLOURS, series
+from twinstream.report.report import report_html
+from twinstream.sweep.config import config_of
+from twinstream.sweep.grids import Curves
+from twinstream.sweep.images import curve_plot
+from twinstream.sweep.pages import curves_figure, sweep_html
+from twinstream.whatif.screen import tornado_figure
+from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
+
+PAPERS = ("#ffffff", "#14181d")
+
+
+def luminance(colour: str) -> float:
+    """Of WCAG 2.2, relative luminance."""
+    levels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in levels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def nine_lines() -> Curves:
+    lines = {f"machine {number}": (1.0 + number, 2.0 + number) for number in range(9)}
+    return Curves("", "device memory, GiB", (4.0, 6.0), ("4GiB", "6GiB"), lines)
+
+
+def test_nine_machines_have_nine_colours_that_are_seen_on_both_papers():
+    assert len({trace.line.color for trace in curves_figure(nine_lines()).data}) == 9
+    assert len({line.get_color() for line in curve_plot(nine_lines()).axes[0].get_lines()}) == 9
+    for colour in SERIES_COLOURS:
+        assert min(contrast(colour, paper) for paper in PAPERS) > 2.2, colour
+
+
+def test_more_machines_than_colours_look_different_still():
+    assert len(machine_names()) > len(SERIES_COLOURS)
+    looks = [series(number) for number in range(36)]
+    for one, other in combinations(looks, 2):
+        assert (one.colour, one.dash) != (other.colour, other.dash)
+        assert (one.colour, one.pattern) != (other.colour, other.pattern)
+
+
+def what_if(changes=(-0.5, -0.1, 0.1, 1.0)) -> WhatIf:
+    found = tuple(Change(change=c, tokens_per_s=100 * (1 + c / 2)) for c in changes)
+    base = Summary.model_construct(tokens_per_s=100.0)
+    one = Sensitivity.model_construct(name="HBM", unit="GB/s", value=20.0, changes=found)
+    return WhatIf.model_construct(base=base, sensitivities=(one,))
+
+
+def test_swatches_of_small_and_large_changes_differ_as_their_bars_do():
+    traces = tornado_figure(what_if()).data
+    assert {trace.name for trace in traces} == {"-50%", "-10%", "+10%", "+100%"}
+    # A swatch shows the colour, and no opacity.
+    assert len({trace.marker.color for trace in traces}) == 4
+    assert {trace.marker.opacity for trace in traces} == {None}
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(900, 60_000), (9_100, 11_800), (1_100, 1_400), (45_570, 52_430), (2, 3e9)]
+)
+def test_a_logarithmic_axis_has_three_ticks_or_more_wherever_its_values_lie(low, high):
+    ticks = log_ticks(low, high)
+    assert 3 <= len(ticks) <= 12
+    assert low <= min(ticks) <= max(ticks) <= high
+    digits = [f"{tick:.6e}".split("e")[0].rstrip("0").replace(".", "") for tick in ticks]
+    assert max(map(len, digits)) <= 3  # round numbers
+
+
+def test_what_a_step_lacks_is_said_and_not_drawn_as_an_empty_chart():
+    line = timeline(100, 50, 10, 40, 20, 80)
+    page = report_html(small_schedule(), load_machine("cpu"), predicted=line)
+    assert "Nothing is recomputed: all that backward needs is saved." in page
+    assert "% of its blocks" not in page
+
+
+def config():
+    axes = {"device_mem": ["1MiB", "2MiB"], "seq_len": [64, 128]}
+    fixed = {"model": "tiny", "machine": "cpu", "policy": "streaming"}
+    return config_of({"fixed": fixed, "axes": axes}, source="test", folder=None)
+
+
+def failed_rows():
+    return [
+        {"device_mem": size, "seq_len": length, "status": "infeasible", "seconds": "1",
+         "reason": f"too small for {length}"}
+        for size in ("1MiB", "2MiB") for length in ("64", "128")
+    ]  # fmt: skip
+
+
+def test_a_sweep_in_which_nothing_fits_says_why_and_draws_nothing():
+    page = sweep_html(config(), failed_rows())
+    assert "data-figure=" not in page.partition("<body>")[2]
+    assert "No cell could be planned" in page
+    assert "too small for 128" in page
+
+
+def test_an_error_stands_in_small_type_beside_a_cards_number():
+    page = html_of(Page("", "", [Card("speed", "11,114 +/- 1.0 %")], [], ""))
+    assert '<div class="value">11,114 <span class="error">+/- 1.0 %</span></div>' in page
+
+
+def test_a_page_on_a_phone_is_as_wide_as_the_phone_and_its_figures_fill_it(tmp_path):
+    path = tmp_path / "page.html"
+    cards = [Card("throughput, tokens/s", f"{n}1,114 +/- 1.0 %", "measured 9") for n in range(6)]
+    figure = curves_figure(nine_lines())
+    sections = [Section("wide", "", figure), Section("half", "", figure, half=True)]
+    path.write_text(html_of(Page("A page", "with cards", cards, sections, "")))
+    with browser_page(dark=True, width=390) as opened:
+        page = opened.page
+        page.goto(f"file://{path}")
+        page.wait_for_selector("#figure1 .main-svg")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        plot = page.locator("#figure0 .nsewdrag").first.bounding_box()
+        assert plot["width"] > 390 / 2
+        tops = [page.locator(".card").nth(i).bounding_box()["y"] for i in range(3)]
+        assert tops[0] == tops[1] < tops[2]
+        assert page.evaluate(
+            "[...document.querySelectorAll('.card')].every(c => c.scrollWidth <= c.clientWidth)"
+        )

@@ -1,0 +1,62 @@
+"use strict";
+// Figures in the colours and the width of their page. `showFigure` draws one, or draws it again.
+const NARROW_PX = 640;
+const figures = new Map();
+const config = { responsive: true, displaylogo: false, scrollZoom: false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const colours = () => {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name) => style.getPropertyValue(name).trim();
+  return { text: of("--text"), grid: of("--grid"), edge: of("--edge"), card: of("--card") };
+};
+const isAxis = (key) => /^[xy]axis/.test(key);
+const themed = ({ data, layout }) => {
+  const c = colours();
+  const result = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: c.text, family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 12.5 },
+    hoverlabel: { bgcolor: c.card, bordercolor: c.edge, font: { color: c.text }, align: "left" } };
+  for (const key of Object.keys(layout).filter(isAxis)) {
+    result[key] = { ...layout[key], gridcolor: c.grid, zerolinecolor: c.grid, linecolor: c.edge };
+  }
+  // Lines of a black that no dark page shows take the colour of the text.
+  const traces = data.map((trace) => trace.line?.color === "#222222"
+    ? { ...trace, line: { ...trace.line, color: c.text } } : trace);
+  return { data: traces, layout: result };
+};
+// On a phone all legends are one below the figure, in as many rows as entries at most, and the margins are the plot's.
+const narrowed = ({ data, layout }) => {
+  const named = data.filter((trace) => trace.showlegend !== false && trace.name && !trace.z);
+  const names = new Set(named.map((trace) => trace.legendgroup || trace.name));
+  const hasLegend = layout.showlegend ?? names.size > 1;
+  const legendPx = hasLegend ? 12 + 19 * names.size : 0;
+  const margin = layout.margin || {};
+  const hasTexts = data.some((trace) => trace.textposition === "outside");
+  const { legend2, ...kept } = layout;
+  const result = { ...kept, dragmode: false, height: layout.height + legendPx,
+    margin: { ...margin, t: Math.min(margin.t, 34), l: Math.min(margin.l, 50), r: hasTexts ? 95 : 12, b: margin.b + legendPx },
+    legend: { orientation: "h", x: 0, xref: "container", y: 0, yref: "container", yanchor: "bottom",
+      font: { size: 11 },
+      traceorder: layout.legend?.traceorder || "normal" } };
+  for (const key of Object.keys(layout).filter(isAxis)) {
+    result[key] = { ...layout[key], automargin: true };
+  }
+  // What stands at the right of a subplot's title goes a line above it; long titles take two.
+  result.annotations = (layout.annotations || []).map((note) => note.xanchor === "right"
+    ? { ...note, text: `${note.text}<br> `, font: { ...note.font, size: 11 } }
+    : { ...note, align: "left", text: note.text.length > 48 ? note.text.replace(", ", ",<br>") : note.text });
+  const traces = data.map((trace) => ({ ...trace, ...(trace.legend && { legend: "legend" }),
+    ...(trace.z && { showscale: false }) }));
+  return { data: traces, layout: result };
+};
+const isNarrow = (element) => element.clientWidth > 0 && element.clientWidth < NARROW_PX;
+const draw = (element) => {
+  const one = figures.get(element);
+  one.narrow = isNarrow(element);
+  const { data, layout } = themed(one.narrow ? narrowed(one.figure) : one.figure);
+  Plotly.react(element, data, layout, config);
+};
+const drawAll = () => { for (const element of figures.keys()) draw(element); };
+const showFigure = (element, figure) => { figures.set(element, { figure }); draw(element); };
+window.addEventListener("resize", () => {
+  for (const [element, one] of figures) if (isNarrow(element) !== one.narrow) draw(element);
+});
