@@ -1,5 +1,6 @@
 """The command line as a process: start-up, progress on terminals, Ctrl-C."""
 
+import json
 import subprocess
 import sys
 
@@ -49,6 +50,13 @@ def test_help_and_planning_need_no_torch(files, tmp_path):
         ("compare", str(files.schedule), str(files.predicted), str(files.measured), "--json"),
     ):
         run_python("-c", NO_TORCH, *command, cwd=tmp_path)
+
+
+def test_standard_output_of_a_process_is_the_json_document_and_nothing_else(tmp_path):
+    """Libraries write to the process's own stdout, past Python's."""
+    call_main = "from twinstream.cli import main; main()"
+    plan = ("plan", *TINY_STEP, "--machine", "cpu", "--effort", "quick", "--json")
+    assert json.loads(run_python("-c", call_main, *plan, cwd=tmp_path))["model"] == "tiny"
 
 
 def test_ctrl_c_in_a_run_has_no_traceback_and_exits_130(files, tmp_path):
