@@ -2,51 +2,51 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from twinstream.commands.asking import whatif
-from twinstream.commands.calibrating import calibrate
-from twinstream.commands.catalog import machines, models
-from twinstream.commands.comparing import compare
-from twinstream.commands.demonstrating import demo
-from twinstream.commands.exploring import explore
-from twinstream.commands.options import require_own_outputs
-from twinstream.commands.planning import plan
-from twinstream.commands.probing import probe
-from twinstream.commands.reporting import report
-from twinstream.commands.running import run
-from twinstream.commands.simulating import simulate
-from twinstream.commands.sweeping import sweep
-from twinstream.commands.tracing import trace
-from twinstream.commands.validating import validate
-from twinstream.commands.verifying import verify
 from twinstream.schedule.errors import TwinstreamError
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
-    "How fast would it train, what should I buy?": (
-        models,
-        machines,
-        plan,
-        verify,
-        simulate,
-        sweep,
-        whatif,
-        explore,
-    ),
-    "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare, report, trace, validate, calibrate),
+_QUESTIONS = {
+    "How fast would it train, what should I buy?": {
+        "models": "catalog",
+        "machines": "catalog",
+        "plan": "planning",
+        "verify": "verifying",
+        "simulate": "simulating",
+        "sweep": "sweeping",
+        "whatif": "asking",
+        "explore": "exploring",
+    },
+    "Train it here": {"probe": "probing", "run": "running", "demo": "demonstrating"},
+    "How far off was the prediction?": {
+        "compare": "comparing",
+        "report": "reporting",
+        "trace": "tracing",
+        "validate": "validating",
+        "calibrate": "calibrating",
+    },
 }
 
 
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C ends the process at once, quietly."""
+    """The commands, each imported when it is called; Ctrl-C ends the process at once, quietly."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names = [name for commands in _QUESTIONS.values() for name in commands]
+        self.commands = dict.fromkeys(names)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self.commands.get(cmd_name) is None and cmd_name in self.commands:
+            self.commands[cmd_name] = _imported(cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -61,6 +61,8 @@ class _Command(TyperCommand):
     """A command whose outputs are not among its inputs."""
 
     def invoke(self, ctx: Any) -> Any:
+        from twinstream.commands.options import require_own_outputs
+
         require_own_outputs(ctx.params)
         return super().invoke(ctx)
 
@@ -73,13 +75,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _question, _commands in _QUESTIONS.items():
-    for _command in _commands:
-        app.command(rich_help_panel=_question, cls=_Command)(_command)
+
+
+def _imported(name: str) -> Any:
+    """The command of a name, from its module of `twinstream.commands`."""
+    question = next(question for question, names in _QUESTIONS.items() if name in names)
+    module = import_module(f"twinstream.commands.{_QUESTIONS[question][name]}")
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(rich_help_panel=question, cls=_Command)(getattr(module, name))
+    return typer.main.get_command(alone)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"twinstream {version('twinstream')}")
         raise typer.Exit
 

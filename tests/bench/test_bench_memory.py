@@ -1,5 +1,6 @@
-"""Memory of a process that plans 8B 200 times; `pytest -m bench -s tests/bench/test_bench_memory.py`.
+"""Memory of a process that plans 8B 200 times.
 
+`pytest -m bench -s -o faulthandler_timeout=0 tests/bench/test_bench_memory.py`, for half an hour.
 What is kept from plan to plan (`planner/kept.py`, the explorer's last answers) fills up first.
 """
 
