@@ -158,7 +158,7 @@ def test_a_search_never_gets_slower_with_more():
     base = question(override(load_machine("cpu"), link), policy="streaming")
     (one,) = (p for p in properties_of(base) if p.name == "PCIe, all three")
     schedule, summary = base.planned()
-    tried = _Tried(_Search(base, one, 1e9, False, summary.tokens_per_s, schedule))
+    tried = _Tried(_Search(base, one, 1e9, False, summary.tokens_per_s, schedule), base)
     assert not tried.reaches(1.1)
     assert not tried.reaches(2.0)
     assert tried.speeds[1.0] <= tried.speeds[1.1] <= tried.speeds[2.0]
