@@ -156,7 +156,7 @@ class _Silent(highspy.Highs):
 
     def enableCallbacks(self) -> None:  # noqa: N802
         self.setOptionValue("output_flag", False)
-        super().enableCallbacks()
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
 
 
 def _solver() -> highspy.Highs:

@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -13,24 +14,28 @@ from twinstream.schedule.errors import TwinstreamError
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_QUESTIONS = {
+_QUESTIONS: dict[str, dict[str, Callable[[], ModuleType]]] = {
     "How fast would it train, what should I buy?": {
-        "models": "catalog",
-        "machines": "catalog",
-        "plan": "planning",
-        "verify": "verifying",
-        "simulate": "simulating",
-        "sweep": "sweeping",
-        "whatif": "asking",
-        "explore": "exploring",
+        "models": lambda: import_module("twinstream.commands.catalog"),
+        "machines": lambda: import_module("twinstream.commands.catalog"),
+        "plan": lambda: import_module("twinstream.commands.planning"),
+        "verify": lambda: import_module("twinstream.commands.verifying"),
+        "simulate": lambda: import_module("twinstream.commands.simulating"),
+        "sweep": lambda: import_module("twinstream.commands.sweeping"),
+        "whatif": lambda: import_module("twinstream.commands.asking"),
+        "explore": lambda: import_module("twinstream.commands.exploring"),
     },
-    "Train it here": {"probe": "probing", "run": "running", "demo": "demonstrating"},
+    "Train it here": {
+        "probe": lambda: import_module("twinstream.commands.probing"),
+        "run": lambda: import_module("twinstream.commands.running"),
+        "demo": lambda: import_module("twinstream.commands.demonstrating"),
+    },
     "How far off was the prediction?": {
-        "compare": "comparing",
-        "report": "reporting",
-        "trace": "tracing",
-        "validate": "validating",
-        "calibrate": "calibrating",
+        "compare": lambda: import_module("twinstream.commands.comparing"),
+        "report": lambda: import_module("twinstream.commands.reporting"),
+        "trace": lambda: import_module("twinstream.commands.tracing"),
+        "validate": lambda: import_module("twinstream.commands.validating"),
+        "calibrate": lambda: import_module("twinstream.commands.calibrating"),
     },
 }
 
@@ -80,7 +85,7 @@ app = typer.Typer(
 def _imported(name: str) -> Any:
     """The command of a name, from its module of `twinstream.commands`."""
     question = next(question for question, names in _QUESTIONS.items() if name in names)
-    module = import_module(f"twinstream.commands.{_QUESTIONS[question][name]}")
+    module = _QUESTIONS[question][name]()
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(rich_help_panel=question, cls=_Command)(getattr(module, name))
     return typer.main.get_command(alone)
