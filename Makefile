@@ -6,13 +6,21 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed.stamp
 
-.PHONY: demo test bench lint sanitize browser wheels clean
+.PHONY: demo test newest bench lint sanitize browser wheels clean
 
 demo: $(INSTALLED)
 	$(BIN)/twinstream demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# The newest versions that pyproject.toml allows, without torch: planning and simulating need none.
+newest:
+	rm -rf .venv-newest
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet .
+	rm -rf build twinstream.egg-info
+	.venv-newest/bin/python -I tests/newest_versions.py
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench
@@ -44,7 +52,7 @@ wheels:
 		--dest .whl $$(for name in $(WHEELS); do grep "^$$name==" constraints.txt; done)
 
 clean:
-	rm -rf .venv .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes in first, by its exact pin, so that no other package asks for another torch.

@@ -151,8 +151,15 @@ class Program:
         return model
 
 
+class _Silent(highspy.Highs):
+    """A solver that prints nothing: from 1.16 on its banner comes as callbacks are enabled."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+
 def _solver() -> highspy.Highs:
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
+    solver = _Silent()  # type: ignore[no-untyped-call]
     solver.setOptionValue("solver", "simplex")
     return solver

@@ -83,7 +83,8 @@ def plan_step(  # noqa: PLR0913
                 None if memory is None else memory.value
                 for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
             )
-            raise error.on(device, host, fixed) from None
+            refusal = error.on(device, host, fixed)
+        raise refusal  # out here: raised there it would keep all that led to it
 
 
 def policy_names() -> tuple[str, ...]:
@@ -93,20 +94,18 @@ def policy_names() -> tuple[str, ...]:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Planning makes millions of small objects without cycles; looking for any takes a quarter.
+    """Planning makes millions of small objects, few of them in cycles; looking takes a quarter.
 
-    What is left of them counts as old afterwards, or the first thing to happen were a look at all.
+    Those are found at the end, by one look at what was made meanwhile and at nothing older.
     """
-    was_on, none_frozen = gc.isenabled(), not gc.get_freeze_count()
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if none_frozen:
-            gc.freeze()
-            gc.unfreeze()
         if was_on:
             gc.enable()
+            gc.collect(1)
 
 
 def _first_that_fits(

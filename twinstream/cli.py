@@ -3,51 +3,55 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from twinstream.commands.asking import whatif
-from twinstream.commands.calibrating import calibrate
-from twinstream.commands.catalog import machines, models
-from twinstream.commands.comparing import compare
-from twinstream.commands.demonstrating import demo
-from twinstream.commands.exploring import explore
-from twinstream.commands.options import require_own_outputs
-from twinstream.commands.output import printable
-from twinstream.commands.planning import plan
-from twinstream.commands.probing import probe
-from twinstream.commands.reporting import report
-from twinstream.commands.running import run
-from twinstream.commands.simulating import simulate
-from twinstream.commands.sweeping import sweep
-from twinstream.commands.tracing import trace
-from twinstream.commands.validating import validate
-from twinstream.commands.verifying import verify
 from twinstream.schedule.errors import TwinstreamError
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_QUESTIONS: dict[str, tuple[Callable[..., None], ...]] = {
-    "How fast would it train, what should I buy?": (
-        models,
-        machines,
-        plan,
-        verify,
-        simulate,
-        sweep,
-        whatif,
-        explore,
-    ),
-    "Train it here": (probe, run, demo),
-    "How far off was the prediction?": (compare, report, trace, validate, calibrate),
+_QUESTIONS: dict[str, dict[str, Callable[[], ModuleType]]] = {
+    "How fast would it train, what should I buy?": {
+        "models": lambda: import_module("twinstream.commands.catalog"),
+        "machines": lambda: import_module("twinstream.commands.catalog"),
+        "plan": lambda: import_module("twinstream.commands.planning"),
+        "verify": lambda: import_module("twinstream.commands.verifying"),
+        "simulate": lambda: import_module("twinstream.commands.simulating"),
+        "sweep": lambda: import_module("twinstream.commands.sweeping"),
+        "whatif": lambda: import_module("twinstream.commands.asking"),
+        "explore": lambda: import_module("twinstream.commands.exploring"),
+    },
+    "Train it here": {
+        "probe": lambda: import_module("twinstream.commands.probing"),
+        "run": lambda: import_module("twinstream.commands.running"),
+        "demo": lambda: import_module("twinstream.commands.demonstrating"),
+    },
+    "How far off was the prediction?": {
+        "compare": lambda: import_module("twinstream.commands.comparing"),
+        "report": lambda: import_module("twinstream.commands.reporting"),
+        "trace": lambda: import_module("twinstream.commands.tracing"),
+        "validate": lambda: import_module("twinstream.commands.validating"),
+        "calibrate": lambda: import_module("twinstream.commands.calibrating"),
+    },
 }
 
 
 class _Commands(TyperGroup):
-    """The commands; Ctrl-C ends the process at once, quietly."""
+    """The commands, each imported when it is called; Ctrl-C ends the process at once, quietly."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names = [name for commands in _QUESTIONS.values() for name in commands]
+        self.commands = dict.fromkeys(names)  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self.commands.get(cmd_name) is None and cmd_name in self.commands:
+            self.commands[cmd_name] = _imported(cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -62,6 +66,8 @@ class _Command(TyperCommand):
     """A command whose outputs are not among its inputs."""
 
     def invoke(self, ctx: Any) -> Any:
+        from twinstream.commands.options import require_own_outputs
+
         require_own_outputs(ctx.params)
         return super().invoke(ctx)
 
@@ -74,13 +80,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _question, _commands in _QUESTIONS.items():
-    for _command in _commands:
-        app.command(rich_help_panel=_question, cls=_Command)(_command)
+
+
+def _imported(name: str) -> Any:
+    """The command of a name, from its module of `twinstream.commands`."""
+    question = next(question for question, names in _QUESTIONS.items() if name in names)
+    module = _QUESTIONS[question][name]()
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(rich_help_panel=question, cls=_Command)(getattr(module, name))
+    return typer.main.get_command(alone)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"twinstream {version('twinstream')}")
         raise typer.Exit
 
@@ -100,5 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments))
     except TwinstreamError as error:
+        from twinstream.commands.output import printable
+
         typer.echo(f"error: {printable(str(error))}", err=True)
         sys.exit(_USER_ERROR)

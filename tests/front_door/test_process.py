@@ -1,10 +1,17 @@
 """The command line as a process: start-up, progress on terminals, Ctrl-C."""
 
+import io
+import json
+import queue
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from tests.contract.run_python import run_python
 from tests.front_door.command_line import TINY_STEP, call
+from twinstream.cli import _QUESTIONS
+from twinstream.commands import output
 
 NO_TORCH = """
 import sys
@@ -14,6 +21,16 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop.code
 assert "torch" not in sys.modules, "torch was imported"
+"""
+LIGHT = """
+import sys
+from twinstream.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {"torch", "plotly", "matplotlib", "dash", "scipy.optimize", "twinstream.commands.asking"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 INTERRUPTED = """
 import signal, sys, threading
@@ -51,6 +68,13 @@ def test_help_and_planning_need_no_torch(files, tmp_path):
         run_python("-c", NO_TORCH, *command, cwd=tmp_path)
 
 
+def test_standard_output_of_a_process_is_the_json_document_and_nothing_else(tmp_path):
+    """Libraries write to the process's own stdout, past Python's."""
+    call_main = "from twinstream.cli import main; main()"
+    plan = ("plan", *TINY_STEP, "--machine", "cpu", "--effort", "quick", "--json")
+    assert json.loads(run_python("-c", call_main, *plan, cwd=tmp_path))["model"] == "tiny"
+
+
 def test_ctrl_c_in_a_run_has_no_traceback_and_exits_130(files, tmp_path):
     """The signal itself, in a process of its own: streams' threads are at work when it ends."""
     run = ("run", files.schedule, "--backend", "cpu", "--steps", "2000")
@@ -63,8 +87,9 @@ def test_ctrl_c_in_a_run_has_no_traceback_and_exits_130(files, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_progress_is_shown_on_a_terminal_only_and_on_stderr(monkeypatch):
-    plan = ("plan", *TINY_STEP, "--machine", "cpu")
+def test_progress_is_a_bar_on_a_terminal_and_on_stderr(monkeypatch):
+    monkeypatch.setattr(output, "_FIRST_LINE_S", 1e6)
+    plan = ("plan", *TINY_STEP, "--machine", "cpu", "--effort", "quick")
     assert call(*plan).err == ""
     monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take any stream for a terminal
     outcome = call(*plan)
@@ -73,6 +98,55 @@ def test_progress_is_shown_on_a_terminal_only_and_on_stderr(monkeypatch):
     as_json = call(*plan, "--json")
     assert as_json.err == ""
     assert as_json.json()["policy"]
+
+
+def lines_of(monkeypatch, shown: AbstractContextManager[Callable[[], object]]) -> list[str]:
+    """What is told beside a block that goes on twice and ends after the second line."""
+    told: queue.Queue[str] = queue.Queue()
+
+    class Stderr(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.strip():
+                told.put(text)
+            return len(text)
+
+    monkeypatch.setattr(output, "_FIRST_LINE_S", 0.001)
+    monkeypatch.setattr(output, "_LINES_S", 0.001)
+    monkeypatch.setattr(sys, "stderr", Stderr())
+    with shown as advance:
+        first = told.get(timeout=60)
+        advance()
+        advance()
+        seen = [first, told.get(timeout=60), told.get(timeout=60)]
+    while not told.empty():
+        seen.append(told.get())
+    return seen
+
+
+def test_without_a_terminal_progress_is_a_line_every_few_seconds(monkeypatch):
+    first, *_, last = lines_of(monkeypatch, output.progress("searching", 3))
+    assert first.startswith("searching: 0 of 3, ")
+    assert last.startswith("searching: 2 of 3, ")
+
+
+def test_without_a_terminal_a_run_tells_its_steps_and_what_is_pinned(monkeypatch):
+    @contextmanager
+    def running() -> Iterator[Callable[[], None]]:
+        with output.run_progress("training tiny", 4) as bars:
+            bars.pinned(2**30, 2**31)
+            yield bars.advance
+
+    first, *_, last = lines_of(monkeypatch, running())
+    pinned = ", 1.00 GiB of 2.00 GiB of host memory pinned"
+    assert last.startswith(f"training tiny: 2 of 4{pinned}, ")
+    assert first.startswith("training tiny: 0 of 4")
+
+
+def test_help_names_every_command_and_planning_imports_no_other(tmp_path):
+    told = call("--help").out
+    assert all(f" {name} " in told for names in _QUESTIONS.values() for name in names)
+    plan = ("plan", *TINY_STEP, "--machine", "cpu", "--effort", "quick")
+    run_python("-c", LIGHT, *plan, cwd=tmp_path)
 
 
 def test_the_version_is_told():

@@ -163,7 +163,7 @@ def test_a_search_never_gets_slower_with_more():
     base = question(override(load_machine("cpu"), link), policy="streaming")
     (one,) = (p for p in properties_of(base) if p.name == "PCIe, all three")
     schedule, summary = base.planned()
-    tried = _Tried(_Search(base, one, 1e9, False, summary.tokens_per_s, schedule))
+    tried = _Tried(_Search(base, one, 1e9, False, summary.tokens_per_s, schedule), base)
     assert not tried.reaches(1.1)
     assert not tried.reaches(2.0)
     assert tried.speeds[1.0] <= tried.speeds[1.1] <= tried.speeds[2.0]
@@ -223,6 +223,32 @@ def test_less_than_a_refusal_says_would_do_is_tried_where_less_may_do(monkeypatc
     assert 1.0 <= found.value * 2**30 / enough < 1.03
     assert [named for _, named in asked] == [True, *[False] * (len(asked) - 1)]
     assert len(asked) > 1
+
+
+@pytest.mark.parametrize(("enough_mib", "less_may_do"), [(20.0, False), (10.0, True)])
+def test_what_is_found_quickly_is_confirmed_with_the_effort_asked_for(
+    monkeypatch, enough_mib, less_may_do
+):
+    """Quick plans need 20 MiB; where others need no more than 10, a little less does it, too."""
+    base, asked = question(policy="optimal"), []
+    schedule, summary = base.planned()
+    faster = summary.model_copy(update={"tokens_per_s": 2 * summary.tokens_per_s})
+
+    def planned(self, known=(), *, name_caps=True):
+        needed_mib = 20.0 if self.choices.effort == "quick" else enough_mib
+        asked.append((self.choices.effort, self.caps.device_bytes / 2**20))
+        return schedule, faster if asked[-1][1] >= needed_mib else summary
+
+    monkeypatch.setattr(Question, "planned", planned)
+    (memory,) = (one for one in properties_of(base) if one.name == "device memory")
+    target, now = 1.5 * summary.tokens_per_s, summary.tokens_per_s
+    found = _searched(_Search(base, memory, target, False, now, schedule))
+    confirmed = [size_mib for effort, size_mib in asked if effort == "normal"]
+    assert len(confirmed) == (1 if less_may_do else 2)
+    assert found.less_may_do == less_may_do
+    assert found.value == pytest.approx(confirmed[-1] / 1024)
+    least_mib, most_mib = (20 / 1.02, 20) if less_may_do else (20, 20 * 1.02)
+    assert least_mib <= confirmed[-1] <= most_mib
 
 
 def test_less_than_now_is_found_where_the_target_is_reached_already():

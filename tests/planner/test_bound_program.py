@@ -91,3 +91,17 @@ def test_where_going_on_from_a_basis_ends_nowhere_it_begins_anew(monkeypatch):
     assert again is not None
     assert again.dual_objective == first.dual_objective
     assert len(asked) == 2
+
+
+def test_a_solver_is_silent_before_its_callbacks_are_enabled(monkeypatch):
+    """From highspy 1.16 on that prints a banner of two lines to standard output."""
+    enable, loud = highspy.Highs.enableCallbacks, []
+
+    def noted(solver: highspy.Highs) -> None:
+        loud.append(solver.getOptionValue("output_flag")[1])
+        enable(solver)
+
+    monkeypatch.setattr(highspy.Highs, "enableCallbacks", noted)
+    program = Program()
+    assert program.minimise({program.column(): 1.0}) is not None
+    assert loud == [False]

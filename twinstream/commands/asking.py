@@ -151,8 +151,12 @@ def _search(question: Question, target: str, num_jobs: int, *, as_json: bool) ->
     from twinstream.whatif.screen import target_screen
     from twinstream.whatif.target import num_searches, search_target
 
-    with progress("searching", num_searches(question), quiet=as_json) as advance:
-        found = search_target(question, target, num_jobs, advance)
+    told = f"planning {question.spec.name} for {question.machine.name} as it is"
+    with progress(told, quiet=as_json):
+        planned = question.planned()
+    told = "searching what reaches the target (quick plans, then confirmed)"
+    with progress(told, num_searches(question), quiet=as_json) as advance:
+        found = search_target(question, planned, target, num_jobs, advance)
     if as_json:
         print_json(found.model_dump() | {"uncertainty": uncertainty_of(question.machine)})
     else:

@@ -7,7 +7,7 @@ import typer
 
 from twinstream.commands import options
 from twinstream.commands.inputs import checked_schedule, machine_of, predicted_and_measured
-from twinstream.commands.output import print_json, print_report
+from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.planning import describe
 from twinstream.metrics import Summary, summarize
 from twinstream.run_report import HEADLINES
@@ -25,11 +25,12 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Compare a predicted with a measured timeline of a schedule; MFU is of the machine's peak."""
-    document = checked_schedule(schedule)
-    before, after = predicted_and_measured(predicted, measured)
-    profile = machine_of(document, machine)
-    comparison = join(document, before, after)
-    summaries = summarize(document, before, profile), summarize(document, after, profile)
+    with progress(f"comparing {predicted} and {measured}", quiet=as_json):
+        document = checked_schedule(schedule)
+        before, after = predicted_and_measured(predicted, measured)
+        profile = machine_of(document, machine)
+        comparison = join(document, before, after)
+        summaries = summarize(document, before, profile), summarize(document, after, profile)
     if as_json:
         uncertainty = {"uncertainty": uncertainty_of(profile)}
         print_json(describe(document) | comparison_json(comparison, *summaries) | uncertainty)

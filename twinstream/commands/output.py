@@ -1,10 +1,12 @@
 """What commands print: tables or JSON on stdout, progress on stderr."""
 
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -14,6 +16,8 @@ from rich.segment import Segment
 from twinstream.schedule.sizes import gib
 
 _MAX_COLUMNS = 100
+_FIRST_LINE_S, _LINES_S = 2.0, 5.0
+_LINES_OF_ELAPSED = 0.05  # hours do not fill a log
 
 Advance = Callable[[], None]
 
@@ -58,10 +62,17 @@ def print_report(*parts: RenderableType) -> None:
 
 @contextmanager
 def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Advance]:
-    """A bar on stderr while the block runs; nothing if quiet or stderr is no terminal."""
+    """What is going on while the block runs, on stderr; nothing if quiet.
+
+    On a terminal it is a bar, elsewhere a line every few seconds.
+    """
     console = _Screen(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet:
         yield lambda: None
+        return
+    if not console.is_terminal:
+        with _lines(what, total) as stage:
+            yield stage.advance
         return
     columns = [TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()]
     if total is not None:
@@ -70,6 +81,45 @@ def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Ite
     with Progress(*columns, console=console, transient=True, refresh_per_second=3) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
+
+
+@dataclass
+class _Stage:
+    """What lines tell of."""
+
+    what: str
+    total: int | None
+    done: int = 0
+    pinned: str = ""
+    start_s: float = field(default_factory=time.monotonic)
+
+    def advance(self) -> None:
+        self.done += 1
+
+    def told(self) -> str:
+        of = "" if self.total is None else f": {self.done:,} of {self.total:,}"
+        return f"{self.what}{of}{self.pinned}, {time.monotonic() - self.start_s:.0f} s"
+
+
+@contextmanager
+def _lines(what: str, total: int | None) -> Iterator[_Stage]:
+    """A line on stderr after two seconds and then every few, while the block runs."""
+    stage, over, stderr = _Stage(what, total), threading.Event(), sys.stderr
+
+    def tell() -> None:
+        wait_s = _FIRST_LINE_S
+        while not over.wait(wait_s):
+            with suppress(OSError, ValueError):  # nobody listens any more
+                print(printable(stage.told()), file=stderr, flush=True)
+            wait_s = max(_LINES_S, _LINES_OF_ELAPSED * (time.monotonic() - stage.start_s))
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield stage
+    finally:
+        over.set()
+        teller.join()
 
 
 @dataclass(frozen=True)
@@ -82,11 +132,25 @@ class RunBars:
 
 @contextmanager
 def run_progress(what: str, num_steps: int, *, quiet: bool = False) -> Iterator[RunBars]:
-    """Bars on stderr for the steps and, where there is one, for pinning the host arena."""
+    """As `progress`, of a run's steps and, where it is pinned, of the host arena."""
     console = _Screen(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet:
         yield RunBars(lambda: None, lambda done, total: None)
-        return
+    elif console.is_terminal:
+        with _run_bars(console, what, num_steps) as bars:
+            yield bars
+    else:
+        with _lines(what, num_steps) as stage:
+
+            def pinned(done_bytes: int, total_bytes: int) -> None:
+                told = f", {gib(done_bytes)} of {gib(total_bytes)} of host memory pinned"
+                stage.pinned = told if done_bytes < total_bytes else ""
+
+            yield RunBars(stage.advance, pinned)
+
+
+@contextmanager
+def _run_bars(console: Console, what: str, num_steps: int) -> Iterator[RunBars]:
     columns = [
         TextColumn("{task.description}", markup=False),
         BarColumn(),

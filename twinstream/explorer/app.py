@@ -46,7 +46,6 @@ def explorer(answers: Answers) -> Dash:
     )  # fmt: skip
     for path, script in _SCRIPTS.items():
         app.server.add_url_rule(path, path, _served(script))
-    refining = Refining(answers)
     app.layout = _layout(answers)
 
     @app.callback(
@@ -65,6 +64,24 @@ def explorer(answers: Answers) -> Dash:
         texts = [",".join(v) if isinstance(v, list) else str(v or "") for v in controls]
         state = Question(*texts)
         return (*[no_update] * len(_CONTROLS), state.url)
+
+    _add_answers(app, answers)
+
+    def report() -> Response:
+        state = Question.of_url(request.query_string.decode())
+        found = answers.answer(state, request.args.get("machine", ""))
+        if isinstance(found, TwinstreamError):
+            return Response(f"error: {found}\n", status=400, mimetype="text/plain")
+        page = report_html(found.schedule, found.machine, predicted=found.timeline)
+        return Response(page, mimetype="text/html")
+
+    app.server.add_url_rule("/report", view_func=report)
+    return app
+
+
+def _add_answers(app: Dash, answers: Answers) -> None:
+    """The numbers and the figures follow the URL, and plans that are refined meanwhile."""
+    refining = Refining(answers)
 
     @app.callback(
         Output("answers", "children"),
@@ -89,17 +106,6 @@ def explorer(answers: Answers) -> Dash:
     )
     def drawn(told: Sequence[str]) -> list[html.Div]:
         return _figures(_shown(answers, refining, Question.of_url(told[0]), anew=False))
-
-    def report() -> Response:
-        state = Question.of_url(request.query_string.decode())
-        found = answers.answer(state, request.args.get("machine", ""))
-        if isinstance(found, TwinstreamError):
-            return Response(f"error: {found}\n", status=400, mimetype="text/plain")
-        page = report_html(found.schedule, found.machine, predicted=found.timeline)
-        return Response(page, mimetype="text/html")
-
-    app.server.add_url_rule("/report", view_func=report)
-    return app
 
 
 def _shown(answers: Answers, refining: Refining, asked: Question, *, anew: bool) -> list[Found]:

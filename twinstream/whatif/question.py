@@ -45,6 +45,12 @@ class Question:
         schedule = plan_knowing(self._asked, known, name_caps=name_caps)
         return schedule, self._summary(schedule)
 
+    def quickly(self) -> "Question":
+        """The same with quick effort, which only `optimal` has."""
+        if self.policy != "optimal":
+            return self
+        return replace(self, choices=replace(self.choices, effort="quick"))
+
     def best_of(self, planned: Schedule, known: Sequence[Schedule]) -> tuple[Schedule, Summary]:
         """The fastest of a plan of this question and of known ones, and what it yields."""
         best = fastest_of(planned, known, self._asked)

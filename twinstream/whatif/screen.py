@@ -68,7 +68,7 @@ def target_screen(found: TargetFound, question: Question) -> Group:
             needs = f"at most {needs}"
         at = "" if one.value is not None else f" at {one.tried:,.4g} {one.unit}"
         table.add_row(one.name, f"{one.now:,.4g} {one.unit}", needs, f"{one.tokens_per_s:,.0f}{at}")
-    at_most = ["At most: all less that was tried reaches it, too."]
+    at_most = ["At most: all less that was tried with this effort reaches it, too."]
     if not any(one.less_may_do for one in found.found):
         at_most = []
     uncertainty = uncertainty_of(question.machine)

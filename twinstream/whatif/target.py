@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.cost import call_alone_ns
@@ -30,8 +31,9 @@ class Reached(Node):
     """The smallest value of a property that reaches the target, everything else as it is.
 
     It lies within 2 % above the smallest; but where `less_may_do`, every smaller value that was
-    tried reached the target, too. `value` is None where the property alone never reaches it;
-    `tokens_per_s` is then the most that was found, at `tried` of `unit`.
+    tried reached the target, too, or none was tried with the effort asked for. `value` is None
+    where the property alone never reaches it; `tokens_per_s` is then the most that was found, at
+    `tried` of `unit`.
     """
 
     name: str
@@ -109,16 +111,28 @@ class _Search:
 
 
 def search_target(
-    question: Question, text: str, num_jobs: int = 1, on_found: Callable[[], None] = lambda: None
+    question: Question,
+    planned: tuple[Schedule, Summary],
+    text: str,
+    num_jobs: int = 1,
+    on_found: Callable[[], None] = lambda: None,
 ) -> TargetFound:
     """Search the smallest device memory, host memory and link, each alone, for a target.
 
-    More of each is not slower than less of it that was too slow. `on_found` is called after each.
+    The search is with quick effort; what it finds is confirmed with the effort of the question.
+    More of each is not slower than less of it that was too slow.
+
+    Args:
+        question: what to plan.
+        planned: its plan, as `question.planned` makes it.
+        text: the target, as `target_of` reads it.
+        num_jobs: processes.
+        on_found: called after each.
 
     Raises:
-        TwinstreamError: the target cannot be read, or the plan to start from cannot be made.
+        TwinstreamError: the target cannot be read.
     """
-    schedule, base = question.planned()
+    schedule, base = planned
     limit = compute_limit(schedule, question.machine)
     target = target_of(text, limit)
     reached = base.tokens_per_s >= target
@@ -154,12 +168,15 @@ class _Tried:
 
     What is smaller than the smallest that a refusal said would do is not planned. Where it only
     would do, what is smaller is, but not asked what would: that takes longest.
+
+    `question` is that of the search, or the same with another effort.
     """
 
-    def __init__(self, search: _Search) -> None:
-        self._search = search
+    def __init__(self, search: _Search, question: Question) -> None:
+        self._search, self._question = search, question
         self.speeds = {1.0: search.tokens_per_s}
         self._too_slow = [] if search.reached_now else [(1.0, search.schedule)]
+        self._reached: list[tuple[float, Schedule]] = []
         self._would_do = self._smallest = 0.0
 
     def reaches(self, factor: float) -> bool:
@@ -167,11 +184,23 @@ class _Tried:
             self.speeds[factor] = 0.0 if factor < self._smallest else self._planned(factor)
         return self.speeds[factor] >= self._search.target_tokens_per_s
 
+    def again(self, question: Question) -> "_Tried":
+        """Nothing tried with another effort, but what was found so far is known."""
+        found = copy(self)
+        found._question, found.speeds = question, {1.0: self._search.tokens_per_s}
+        return found
+
+    @property
+    def best(self) -> float:
+        """The factor of the most throughput."""
+        return max(self.speeds, key=lambda factor: self.speeds[factor])
+
     def _planned(self, factor: float) -> float:
         search = self._search
-        known = [plan for less, plan in self._too_slow if less < factor]
+        slow = [plan for less, plan in self._too_slow if less < factor]
+        known = slow + [plan for less, plan in self._reached if less <= factor]
         try:
-            plan, summary = changed(search.question, search.one, factor).planned(
+            plan, summary = changed(self._question, search.one, factor).planned(
                 known, name_caps=factor >= self._would_do
             )
         except TwinstreamError as error:
@@ -180,21 +209,27 @@ class _Tried:
             if smallest:
                 self._smallest = max(self._smallest, would_do)
             return 0.0
-        too_slow = summary.tokens_per_s < search.target_tokens_per_s
-        if too_slow and len(known) == len(self._too_slow):
+        if summary.tokens_per_s >= search.target_tokens_per_s:
+            if all(factor < more for more, _ in self._reached):
+                self._reached = [(factor, plan)]
+        elif len(slow) == len(self._too_slow):
             self._too_slow = [(factor, plan)]
         return summary.tokens_per_s
 
 
 def _searched(search: _Search) -> Reached:
-    """Double or halve until the target lies between, then bisect."""
-    tried = _Tried(search)
+    """Double or halve until the target lies between, then bisect; all that with quick effort."""
+    quick = search.question.quickly()
+    tried = _Tried(search, quick)
     low, high = _bracket(tried.reaches, search.reached_now)
     while low is not None and high is not None and high / low > _CLOSE:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if tried.reaches(middle) else (middle, high)
+    less_may_do = low is None
+    if quick != search.question:
+        tried, high, less_may_do = _confirmed(search, tried, low, high)
     now = value_of(search.question, search.one) / search.one.unit_size
-    best = high if high is not None else max(tried.speeds, key=lambda f: tried.speeds[f])
+    best = high if high is not None else tried.best
     return Reached(
         name=search.one.name,
         unit=search.one.unit,
@@ -202,8 +237,22 @@ def _searched(search: _Search) -> Reached:
         value=None if high is None else now * high,
         tried=now * best,
         tokens_per_s=tried.speeds[best],
-        less_may_do=low is None,
+        less_may_do=less_may_do,
     )
+
+
+def _confirmed(
+    search: _Search, quick: _Tried, low: float | None, high: float | None
+) -> tuple[_Tried, float | None, bool]:
+    """What was tried with the effort asked for, what reaches the target so, and whether less may.
+
+    The largest value that did not reach it quickly is tried first: a better plan may.
+    """
+    tried = quick.again(search.question)
+    if low is not None and tried.reaches(low):
+        return tried, low, True
+    best = high if high is not None else quick.best
+    return tried, best if tried.reaches(best) else None, high is None or low is None
 
 
 def _bracket(
