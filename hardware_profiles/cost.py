@@ -17,6 +17,11 @@ PEAK_OF_DTYPE = {
     "float16": "peak_bf16_flop_per_s",
     "float32": "peak_fp32_flop_per_s",
 }
+_FORWARD_OF = {  # priced by the same bytes as forward where no curve is their own
+    "rms_norm_backward": "rms_norm",
+    "rope_backward": "rope",
+    "swiglu_backward": "swiglu",
+}
 _HEAD_DIM = 3  # its place in the shape of attention work
 _ATTENTION_RANK = 5
 _MATMUL_RANK = 3
@@ -138,9 +143,13 @@ def device_copy_alone_ns(size_bytes: int, machine: Machine) -> float:
 def efficiency_keys(work: Work) -> tuple[str, ...]:
     """Keys of the curve of this work, the most specific first.
 
-    Other units than matmul and attention fall back to `vector`.
+    Other units than matmul and attention fall back to `vector`, some backwards before that to
+    their forward.
     """
-    units = (work.unit,) if is_compute_unit(work.unit) else (work.unit, "vector")
+    units = [work.unit]
+    if not is_compute_unit(work.unit):
+        units += [_FORWARD_OF[work.unit]] if work.unit in _FORWARD_OF else []
+        units.append("vector")
     keys: list[str] = []
     for unit in units:
         names = [unit]
