@@ -11,6 +11,7 @@ import torch
 
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
 from twinstream.executor.program import Launch, Program, Work
+from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
 
 
@@ -62,6 +63,27 @@ class _Job:
 _Jobs = queue.SimpleQueue[_Job | None]
 
 
+class _CoreTime:
+    """Sums the time of blocks, and the time that their thread had a core; of one thread."""
+
+    def __init__(self) -> None:
+        self._wall_ns = self._core_ns = 0
+
+    def __enter__(self) -> None:
+        self._wall_ns -= time.perf_counter_ns()
+        self._core_ns -= time.thread_time_ns()
+
+    def __exit__(self, *error: object) -> None:
+        self._core_ns += time.thread_time_ns()
+        self._wall_ns += time.perf_counter_ns()
+
+    @property
+    def share(self) -> float | None:
+        if not self._wall_ns or self._core_ns <= 0:
+            return None
+        return min(1.0, self._core_ns / self._wall_ns)
+
+
 class CpuBackend:
     """One thread per stream, each taking its ops in order, an op at a time.
 
@@ -80,12 +102,13 @@ class CpuBackend:
         self._threads = [
             threading.Thread(
                 target=self._serve,
-                args=(jobs, compute_threads if stream.queue.startswith("compute") else 1),
+                args=(jobs, _is_compute(stream), compute_threads),
                 name=str(stream),
                 daemon=True,
             )
             for stream, jobs in zip(program.streams, self._jobs, strict=True)
         ]
+        self._kernels = _CoreTime()
         self._number = 0
         self._spans: _Spans | None = None
         self._timed: dict[int, _Spans] = {}
@@ -144,6 +167,11 @@ class CpuBackend:
             for number, end_ns in enumerate(self._ends_ns)
         ]
 
+    @property
+    def processor_share(self) -> float | None:
+        """Of the time of kernels, all passes but the first: how much of it they had a core."""
+        return self._kernels.share
+
     def abort(self) -> None:
         self._error = self._error or RuntimeError("the run was given up")
         self._join()
@@ -159,15 +187,19 @@ class CpuBackend:
         jobs.put(_Job(None, self._number, -1, (), end, None))
         return end
 
-    def _serve(self, jobs: _Jobs, intra_op_threads: int) -> None:
+    def _serve(self, jobs: _Jobs, computes: bool, compute_threads: int) -> None:
         """A stream's thread."""
-        torch.set_num_threads(intra_op_threads)
+        torch.set_num_threads(compute_threads if computes else 1)
         with torch.no_grad():
             while (job := jobs.get()) is not None:
                 for event in job.waits:
                     event.wait()
                 if job.work is not None and self._error is None:
-                    self._run(job.work, job)
+                    if computes and job.pass_number:
+                        with self._kernels:
+                            self._run(job.work, job)
+                    else:
+                        self._run(job.work, job)
                 if job.done is not None:
                     job.done.happened()
 
@@ -183,6 +215,10 @@ class CpuBackend:
             job.spans.end_ns[job.position] = end_ns
         if job.position == self._last:
             self._ends_ns[job.pass_number] = end_ns
+
+
+def _is_compute(stream: Stream) -> bool:
+    return stream.queue.startswith("compute")
 
 
 def _pass_spans(spans: _Spans | None) -> PassSpans | None:

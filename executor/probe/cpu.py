@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import torch
 
@@ -11,11 +13,13 @@ from twinstream.executor.host_limits import host_limits
 from twinstream.executor.probe.cpu_attention import attention_samples
 from twinstream.executor.probe.curves import Ceilings, fit_curves
 from twinstream.executor.probe.fit import Line, fit_line
-from twinstream.executor.probe.kernels import Sample, kernel_samples
+from twinstream.executor.probe.kernels import Sample, kernel_samples, pace_samples
 from twinstream.executor.probe.links import copy_line, duplex_bytes_per_s, wake_up_ns
 from twinstream.executor.probe.task_samples import TaskSample
+from twinstream.hardware_profiles.cost import work_alone_ns
 from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 
+T = TypeVar("T")
 _PEAK_FIELDS = {"float32": "peak_fp32_flop_per_s", "bfloat16": "peak_bf16_flop_per_s"}
 
 
@@ -29,7 +33,17 @@ def probe_cpu(compute_threads: int = 1, dtypes: Sequence[str] = ("float32",)) ->
     return _in_a_thread(lambda: _Probe(compute_threads).run(dtypes), compute_threads)
 
 
-def _in_a_thread(measure: Callable[[], Machine], compute_threads: int) -> Machine:
+def cpu_pace(machine: Machine, compute_threads: int = 1) -> float:
+    """How fast the CPU is now, of what a profile says: the median over some of the probe's kernels.
+
+    Raises:
+        MissingNumberError: the profile lacks a number of one of them.
+    """
+    samples = _in_a_thread(lambda: list(pace_samples("float32")), compute_threads)
+    return median(work_alone_ns(s.work, machine) / s.time_ns for s in samples)
+
+
+def _in_a_thread(measure: Callable[[], T], compute_threads: int) -> T:
     """Measure as the streams of a run compute: in a thread, whose memory the C library keeps apart
     and whose number of intra-op threads is its own."""
     with ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(compute_threads)) as pool:

@@ -46,6 +46,13 @@ def kernel_samples(dtype: str) -> Iterator[Sample]:
         yield from case.ends()
 
 
+def pace_samples(dtype: str) -> Iterator[Sample]:
+    """A few of them again, to see whether the machine is as fast as before."""
+    case = _Case(dtype, *_SHAPES[1])
+    yield from case.matmuls()
+    yield from case.vectors()
+
+
 class _Case:
     """Kernels at one size, and what the cost model says they amount to."""
 

@@ -67,7 +67,8 @@ class DeviceMemory(Node):
 class Provenance(Node):
     """Simulated on which profile, or measured on which device, and with what.
 
-    `timed_passes` of the run had every op timed (measured only).
+    `timed_passes` of the run had every op timed (measured only). `processor_share` is the share of
+    their time that kernels on a CPU had a core; the rest other processes had it, or threads waited.
     """
 
     kind: Literal["simulated", "measured"]
@@ -76,6 +77,7 @@ class Provenance(Node):
     timed_passes: NonNegativeInt | None = None
     host_cost: HostCost | None = None
     device_memory: DeviceMemory | None = None
+    processor_share: float | None = Field(default=None, gt=0, le=1)
 
 
 class PassSpans(Node):
