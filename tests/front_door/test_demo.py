@@ -100,7 +100,7 @@ def row(core_share: float) -> Row:
         ((0.97, 0.99), 1.02, None),
         ((0.97, 0.99), None, None),
         ((0.30, 0.55), 1.0, "had a core for 30% to 55% of their time"),
-        ((0.97, 0.99), 0.8, "found 80% of its speed"),
+        ((0.97, 0.99), 0.8, "found it 0.80 times as fast"),
     ],
 )
 def test_a_busy_machine_is_told_in_a_sentence(core_shares, pace, told):
