@@ -82,7 +82,9 @@ class Loop:
                 "only that is counted"
             )
         if self.pace is not None and abs(self.pace - 1.0) > _OFF_PACE:
-            told.append(f"the probe, repeated after the runs, found it {self.pace:.2f} times as fast")
+            told.append(
+                f"the probe, repeated after the runs, found it {self.pace:.2f} times as fast"
+            )
         if not told:
             return None
         return (
