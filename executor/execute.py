@@ -154,5 +154,10 @@ def _run_in(
     backend = CpuBackend(program, works, options.compute_threads)
     passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
     where = f"cpu {platform.machine()}"
-    provenance = Provenance(kind="measured", where=where, detail=f"torch {torch.__version__}")
+    provenance = Provenance(
+        kind="measured",
+        where=where,
+        detail=f"torch {torch.__version__}",
+        processor_share=backend.processor_share,
+    )
     return measured_timeline(schedule, passes, provenance)

@@ -12,6 +12,11 @@ from twinstream.hardware_profiles.attention_rates import (
 from twinstream.hardware_profiles.schema import Efficiency, Machine, is_compute_unit
 from twinstream.schedule.cost import Work
 
+_FORWARD_OF = {  # priced by the same bytes as forward where no curve is their own
+    "rms_norm_backward": "rms_norm",
+    "rope_backward": "rope",
+    "swiglu_backward": "swiglu",
+}
 _HEAD_DIM = 3  # its place in the shape of attention work
 ATTENTION_RANK = 5
 
@@ -33,9 +38,13 @@ class ChosenCurve:
 def efficiency_keys(work: Work) -> tuple[str, ...]:
     """Keys of the curve of this work, the most specific first: unit/implementation/head_dim/dtype.
 
-    Other units than matmul and attention fall back to `vector`.
+    Other units than matmul and attention fall back to `vector`, some backwards before that to
+    their forward.
     """
-    units = [work.unit] if is_compute_unit(work.unit) else [work.unit, "vector"]
+    units = [work.unit]
+    if not is_compute_unit(work.unit):
+        units += [_FORWARD_OF[work.unit]] if work.unit in _FORWARD_OF else []
+        units.append("vector")
     if work.implementation is not None:
         units.insert(0, f"{work.unit}/{work.implementation}")
     keys: list[str] = []

@@ -95,17 +95,17 @@ class ChunkWork:
             *self.positions(),
             self.matmul(t, f, d),  # gradient of the SwiGLU product
             self.gradient_matmul(d, f, t),
-            self.vector("swiglu", 6 * t * f, launches=2),
+            self.vector("swiglu_backward", 6 * t * f, launches=2),
             self.matmul(t, d, 2 * f),
             self.gradient_matmul(2 * f, d, t),
-            self.vector("rms_norm", 8 * t * d, launches=2),
+            self.vector("rms_norm_backward", 8 * t * d, launches=2),
             self.matmul(t, q, d),
             self.gradient_matmul(d, q, t),
             self.attention_backward(),
-            self.vector("rope", 3 * t * (q + k)),
+            self.vector("rope_backward", 3 * t * (q + k)),
             self.matmul(t, d, q + 2 * k),
             self.gradient_matmul(q + 2 * k, d, t),
-            self.vector("rms_norm", 4 * t * d, launches=2),
+            self.vector("rms_norm_backward", 4 * t * d, launches=2),
         )
         return (*works, self.matmul(t, k, d)) if s.qk_norm else works
 

@@ -1,14 +1,15 @@
-"""The whole path in a minute: probe this machine, plan, predict, run, compare."""
+"""The whole path in a minute: probe this machine, plan, predict, run, compare, calibrate."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream import api
+from twinstream.demo_loop import Loop, Trial, calibrated, loop_rows
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary, copied_bytes, executed_flops, summarize
+from twinstream.metrics import copied_bytes, executed_flops, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
@@ -17,13 +18,15 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
+
+ALL_ON_DEVICE, WITHIN_CAPS, OTHER_CAPS = "all on the device", "within the caps", "other caps"
 
 # What a phase does and how many steps it has -> a block that shows it, and counts the steps.
 Progress = Callable[[str, int | None], AbstractContextManager[Callable[[], None]]]
 
 _DEVICE_SHARE = 8  # of what lies between the least that would do and everything resident
+_LOOSER_SHARE = 2
 _HOST_SHARES = (2, 4, 8)
 _HEAD_DIM = 32
 
@@ -66,23 +69,15 @@ class DemoSettings:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A schedule as predicted and as run."""
-
-    schedule: Schedule
-    predicted: Timeline
-    run: api.Run
-    predicted_summary: Summary
-    measured_summary: Summary
-
-
-@dataclass(frozen=True)
 class Demo:
-    """The same training twice: all on the device, and within caps that force everything."""
+    """The same training three times: all on the device, within caps that force everything, and,
+    once the profile is calibrated with these two runs, within other caps by another policy."""
 
     machine: Machine
     resident: Trial
     capped: Trial
+    other: Trial
+    loop: Loop
     comparison: Comparison
     same_losses: bool
     same_state: bool
@@ -101,17 +96,38 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     with progress("planning", None):
         resident = api.plan(settings.spec, machine, step=settings.step, policy="resident")
         capped = plan_within_tight_caps(settings, machine, resident)
-    free = _trial(settings, machine, resident, progress)
-    tight = _trial(settings, machine, capped, progress)
+    trials = {
+        ALL_ON_DEVICE: _trial(settings, machine, resident, progress),
+        WITHIN_CAPS: _trial(settings, machine, capped, progress),
+    }
+    with progress("calibrating with these runs", None):
+        after, fit = calibrated(machine, list(trials.values()))
+        seen = tuple(trials)
+        other = plan_within_looser_caps(settings, after, resident)
+    trials[OTHER_CAPS] = _trial(settings, machine, other, progress)
+    pace = _pace(settings, machine, progress)
+    loop = Loop(after, fit, loop_rows(trials, after, seen), pace)
+    runs = [trial.run for trial in trials.values()]
+    tight = trials[WITHIN_CAPS]
     return Demo(
         machine=machine,
-        resident=free,
+        resident=trials[ALL_ON_DEVICE],
         capped=tight,
+        other=trials[OTHER_CAPS],
+        loop=loop,
         comparison=compare(capped, tight.predicted, tight.run.timeline),
-        same_losses=free.run.losses == tight.run.losses,
-        same_state=_same_state(free.run, tight.run),
-        files=_write(settings.out, machine, tight),
+        same_losses=all(run.losses == runs[0].losses for run in runs),
+        same_state=all(_same_state(runs[0], run) for run in runs),
+        files=_write(settings.out, {"machine": machine, "calibrated": after}, tight),
     )
+
+
+def plan_within_looser_caps(
+    settings: DemoSettings, machine: Machine, resident: Schedule
+) -> Schedule:
+    """By `streaming`, with half of what lies between the least that would do and everything."""
+    device_bytes = _device_cap(settings, machine, resident, _LOOSER_SHARE)
+    return _planned(settings, machine, (device_bytes, None), "streaming")
 
 
 def plan_within_tight_caps(
@@ -125,15 +141,9 @@ def plan_within_tight_caps(
     """
 
     def planned(device_bytes: int, host_bytes: int | None, policy: str = "streaming") -> Schedule:
-        return api.plan(
-            settings.spec, machine, step=settings.step, device_mem=device_bytes,
-            host_mem=host_bytes, policy=policy,
-        )  # fmt: skip
+        return _planned(settings, machine, (device_bytes, host_bytes), policy)
 
-    least = _shortage(lambda: planned(0, None)).smallest_device_bytes
-    assert least is not None, "without a host cap some device cap does"
-    most = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes
-    device_bytes = least + (most - least) // _DEVICE_SHARE
+    device_bytes = _device_cap(settings, machine, resident, _DEVICE_SHARE)
     most_host = arena_bytes(planned(device_bytes, None), HOST)
     least_host = _shortage(lambda: planned(device_bytes, 0)).smallest_host_bytes
     assert least_host is not None, "without a host cap this device cap does"
@@ -143,6 +153,24 @@ def plan_within_tight_caps(
         if executed_flops(schedule)[1] and copied_bytes(schedule).get("h2d"):
             return schedule
     raise DemoError("no caps make the planner offload and recompute this model; make it larger")
+
+
+def _device_cap(settings: DemoSettings, machine: Machine, resident: Schedule, share: int) -> int:
+    """The least that would do, and one part in `share` of what lies between it and everything."""
+    least = _shortage(lambda: _planned(settings, machine, (0, None), "streaming"))
+    assert least.smallest_device_bytes is not None, "without a host cap some device cap does"
+    most = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes
+    return least.smallest_device_bytes + (most - least.smallest_device_bytes) // share
+
+
+def _planned(
+    settings: DemoSettings, machine: Machine, caps: tuple[int, int | None], policy: str
+) -> Schedule:
+    """Within device and host bytes."""
+    return api.plan(
+        settings.spec, machine, step=settings.step, device_mem=caps[0], host_mem=caps[1],
+        policy=policy,
+    )  # fmt: skip
 
 
 def _shortage(plan: Callable[[], Schedule]) -> Shortage:
@@ -166,6 +194,14 @@ def _machine(settings: DemoSettings, progress: Progress) -> Machine:
         return api.probe()
 
 
+def _pace(settings: DemoSettings, machine: Machine, progress: Progress) -> float | None:
+    """How fast the CPU is now, of what the probe found before the runs."""
+    if settings.machine is not None:
+        return None
+    with progress("measuring this machine again", None):
+        return api.pace(machine)
+
+
 def _trial(
     settings: DemoSettings, machine: Machine, schedule: Schedule, progress: Progress
 ) -> Trial:
@@ -176,11 +212,11 @@ def _trial(
             api.RunSettings(settings.backend, settings.num_steps, on_loss=lambda loss: advance()),
         )
     return Trial(
-        schedule,
-        predicted,
-        run,
-        summarize(schedule, predicted, machine),
-        summarize(schedule, run.timeline, machine),
+        schedule=schedule,
+        predicted=predicted,
+        run=run,
+        predicted_summary=summarize(schedule, predicted, machine),
+        measured_summary=summarize(schedule, run.timeline, machine),
     )
 
 
@@ -200,7 +236,7 @@ def _make_folder(folder: Path) -> None:
         raise DemoError(f"cannot make the folder {folder}: {error.strerror or error}") from None
 
 
-def _write(folder: Path, machine: Machine, trial: Trial) -> tuple[Path, ...]:
+def _write(folder: Path, machines: Mapping[str, Machine], trial: Trial) -> tuple[Path, ...]:
     documents = {
         "schedule.json": trial.schedule,
         "predicted.json": trial.predicted,
@@ -208,5 +244,6 @@ def _write(folder: Path, machine: Machine, trial: Trial) -> tuple[Path, ...]:
     }
     for name, document in documents.items():
         write_document(document, folder / name)
-    save_machine(machine, folder / "machine.toml")
-    return tuple(folder / name for name in (*documents, "machine.toml"))
+    for name, machine in machines.items():
+        save_machine(machine, folder / f"{name}.toml")
+    return tuple(folder / name for name in (*documents, *(f"{name}.toml" for name in machines)))

@@ -3,98 +3,174 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
 from twinstream.executor.program import Launch, Program, Work
+from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
 
-Job = Callable[[], None]
-_Spans = tuple[list[int], list[int]]
+
+class Happening:
+    """What one thread waits for until another says it has happened; once, for any number.
+
+    A lock that is held until then: unlike `threading.Event`, whose every call is Python code, it
+    costs nothing when it has happened already. Threads that wait would take that time from the
+    kernel's thread, since only one runs Python at a time.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def happened(self) -> None:
+        self._lock.release()
+
+    def wait(self) -> None:
+        with self._lock:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Start and end of every op of a pass, filled in by the streams; ns."""
+
+    start_ns: list[int]
+    end_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One op of a stream, all of it: what it waits for, its work, where its span goes.
+
+    `work` is None for the end of a pass. `spans` is None where the op is not timed.
+    """
+
+    work: Work | None
+    pass_number: int
+    position: int
+    waits: tuple[Happening, ...]
+    done: Happening | None
+    spans: _Spans | None
+
+
+_Jobs = queue.SimpleQueue[_Job | None]
+
+
+class _CoreTime:
+    """Sums the time of blocks, and the time that their thread had a core; of one thread."""
+
+    def __init__(self) -> None:
+        self._wall_ns = self._core_ns = 0
+
+    def __enter__(self) -> None:
+        self._wall_ns -= time.perf_counter_ns()
+        self._core_ns -= time.thread_time_ns()
+
+    def __exit__(self, *error: object) -> None:
+        self._core_ns += time.thread_time_ns()
+        self._wall_ns += time.perf_counter_ns()
+
+    @property
+    def share(self) -> float | None:
+        if not self._wall_ns or self._core_ns <= 0:
+            return None
+        return min(1.0, self._core_ns / self._wall_ns)
 
 
 class CpuBackend:
-    """One thread per stream, each taking its jobs in order; events are `threading.Event`.
+    """One thread per stream, each taking its ops in order, an op at a time.
 
     Kernels use `compute_threads` intra-op threads, copies and the host one each, so that they
     overlap the way a GPU's copy engines overlap its kernels. The first error stops all further
-    work and is raised by `finish`.
+    work and is raised by `finish`. Spans are kept of passes that are timed; of the others when
+    they ended.
     """
 
     def __init__(self, program: Program, works: Sequence[Work], compute_threads: int) -> None:
         self.waited_ns = 0
         self._program = program
         self._works = works
-        self._jobs: list[queue.SimpleQueue[Job | None]] = [
-            queue.SimpleQueue() for _ in program.streams
-        ]
+        self._last = program.last_compute()
+        self._jobs: list[_Jobs] = [queue.SimpleQueue() for _ in program.streams]
         self._threads = [
             threading.Thread(
-                target=_serve,
-                args=(jobs, compute_threads if stream.queue.startswith("compute") else 1),
+                target=self._serve,
+                args=(jobs, _is_compute(stream), compute_threads),
                 name=str(stream),
                 daemon=True,
             )
             for stream, jobs in zip(program.streams, self._jobs, strict=True)
         ]
-        for thread in self._threads:
-            thread.start()
-        self._spans: list[_Spans] = []
-        self._timed: list[bool] = []
-        self._ends_of_passes: list[list[threading.Event]] = []
+        self._kernels = _CoreTime()
+        self._number = 0
+        self._spans: _Spans | None = None
+        self._timed: dict[int, _Spans] = {}
+        self._ends_ns: list[int] = []
+        self._waits: list[Happening] = []
+        self._done: Happening | None = None
+        self._ends_of_passes: deque[list[Happening]] = deque()
         self._error: BaseException | None = None
         self._zero_ns = time.perf_counter_ns()
+        for thread in self._threads:
+            thread.start()
 
     def begin_pass(self, number: int, *, timed: bool) -> None:
         if number:
-            self._ends_of_passes.append([self._put_event(jobs) for jobs in self._jobs])
+            self._ends_of_passes.append([self._put_end(jobs) for jobs in self._jobs])
         if number >= PASSES_AHEAD:
             before_ns = time.perf_counter_ns()
-            for event in self._ends_of_passes[number - PASSES_AHEAD]:
-                event.wait()
+            for end in self._ends_of_passes.popleft():
+                end.wait()
             self.waited_ns += time.perf_counter_ns() - before_ns
         if self._error is not None:
             raise self._error
-        num_ops = len(self._program.launches)
-        self._spans.append(([0] * num_ops, [0] * num_ops))
-        self._timed.append(timed)
+        self._number, self._spans = number, None
+        if timed:
+            num_ops = len(self._program.launches)
+            self._spans = self._timed[number] = _Spans([0] * num_ops, [0] * num_ops)
+        self._ends_ns.append(0)
 
-    def wait(self, launch: Launch, event: threading.Event) -> None:
-        self._jobs[launch.stream].put(lambda: _until(event))
+    def wait(self, launch: Launch, event: Happening) -> None:
+        self._waits.append(event)
 
     def launch(self, launch: Launch) -> None:
-        number, position = len(self._spans) - 1, launch.position
-        work, (starts, ends) = self._works[position], self._spans[number]
+        self._done = Happening() if launch.records else None
+        self._jobs[launch.stream].put(
+            _Job(
+                work=self._works[launch.position],
+                pass_number=self._number,
+                position=launch.position,
+                waits=tuple(self._waits),
+                done=self._done,
+                spans=self._spans,
+            )
+        )
+        self._waits.clear()
 
-        def timed() -> None:
-            if self._error is not None:
-                return
-            starts[position] = time.perf_counter_ns() - self._zero_ns
-            try:
-                work(number)
-            except BaseException as error:  # handed to the thread that called finish
-                self._error = error
-            ends[position] = time.perf_counter_ns() - self._zero_ns
-
-        self._jobs[launch.stream].put(timed)
-
-    def record(self, launch: Launch) -> threading.Event:
-        return self._put_event(self._jobs[launch.stream])
+    def record(self, launch: Launch) -> Happening:
+        assert self._done is not None, "the op just launched records"
+        return self._done
 
     def finish(self) -> list[PassTimes]:
         self._join()
         if self._error is not None:
             raise self._error
-        last = self._program.last_compute()
         return [
-            PassTimes(
-                ends[last],
-                PassSpans(start_ns=tuple(starts), end_ns=tuple(ends)) if timed else None,
-            )
-            for (starts, ends), timed in zip(self._spans, self._timed, strict=True)
+            PassTimes(end_ns, _pass_spans(self._timed.get(number)))
+            for number, end_ns in enumerate(self._ends_ns)
         ]
+
+    @property
+    def processor_share(self) -> float | None:
+        """Of the time of kernels, all passes but the first: how much of it they had a core."""
+        return self._kernels.share
 
     def abort(self) -> None:
         self._error = self._error or RuntimeError("the run was given up")
@@ -106,18 +182,46 @@ class CpuBackend:
         for thread in self._threads:
             thread.join()
 
-    def _put_event(self, jobs: "queue.SimpleQueue[Job | None]") -> threading.Event:
-        event = threading.Event()
-        jobs.put(event.set)
-        return event
+    def _put_end(self, jobs: _Jobs) -> Happening:
+        end = Happening()
+        jobs.put(_Job(None, self._number, -1, (), end, None))
+        return end
+
+    def _serve(self, jobs: _Jobs, computes: bool, compute_threads: int) -> None:
+        """A stream's thread."""
+        torch.set_num_threads(compute_threads if computes else 1)
+        with torch.no_grad():
+            while (job := jobs.get()) is not None:
+                for event in job.waits:
+                    event.wait()
+                if job.work is not None and self._error is None:
+                    if computes and job.pass_number:
+                        with self._kernels:
+                            self._run(job.work, job)
+                    else:
+                        self._run(job.work, job)
+                if job.done is not None:
+                    job.done.happened()
+
+    def _run(self, work: Work, job: _Job) -> None:
+        start_ns = time.perf_counter_ns()
+        try:
+            work(job.pass_number)
+        except BaseException as error:  # handed to the thread that called finish
+            self._error = error
+        end_ns = time.perf_counter_ns() - self._zero_ns
+        if job.spans is not None:
+            job.spans.start_ns[job.position] = start_ns - self._zero_ns
+            job.spans.end_ns[job.position] = end_ns
+        if job.position == self._last:
+            self._ends_ns[job.pass_number] = end_ns
 
 
-def _serve(jobs: "queue.SimpleQueue[Job | None]", intra_op_threads: int) -> None:
-    torch.set_num_threads(intra_op_threads)
-    with torch.no_grad():
-        while (job := jobs.get()) is not None:
-            job()
+def _is_compute(stream: Stream) -> bool:
+    return stream.queue.startswith("compute")
 
 
-def _until(event: threading.Event) -> None:
-    event.wait()
+def _pass_spans(spans: _Spans | None) -> PassSpans | None:
+    if spans is None:
+        return None
+    return PassSpans(start_ns=tuple(spans.start_ns), end_ns=tuple(spans.end_ns))

@@ -1,17 +1,25 @@
 """Measure this machine's CPU as the device of the `cpu` backend; the result is a profile."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import torch
 
 from twinstream.executor.host_limits import host_limits
+from twinstream.executor.probe.cpu_attention import PROBED_ATTENTION, attention_samples
+from twinstream.executor.probe.curves import Ceilings, fit_curves
 from twinstream.executor.probe.fit import Line, fit_line
-from twinstream.executor.probe.kernels import Sample, kernel_samples
+from twinstream.executor.probe.kernels import Sample, kernel_samples, pace_samples
 from twinstream.executor.probe.links import copy_line, duplex_bytes_per_s, wake_up_ns
-from twinstream.hardware_profiles.schema import Efficiency, Machine, Number, is_compute_unit
+from twinstream.executor.probe.task_samples import TaskSample
+from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 
+T = TypeVar("T")
 _PEAK_FIELDS = {"float32": "peak_fp32_flop_per_s", "bfloat16": "peak_bf16_flop_per_s"}
 
 
@@ -22,12 +30,24 @@ def probe_cpu(compute_threads: int = 1, dtypes: Sequence[str] = ("float32",)) ->
     kernels has its own curve. What a copy or a wake-up costs is a latency; what a kernel launch
     costs is in the unit's curve.
     """
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(compute_threads)
-    try:
-        return _Probe(compute_threads).run(dtypes)
-    finally:
-        torch.set_num_threads(threads_before)
+    return _in_a_thread(lambda: _Probe(compute_threads).run(dtypes), compute_threads)
+
+
+def cpu_pace(machine: Machine, compute_threads: int = 1) -> float:
+    """How fast the CPU is now, of what a profile says: the median over some of the probe's kernels.
+
+    Raises:
+        MissingNumberError: the profile lacks a number of one of them.
+    """
+    samples = _in_a_thread(lambda: list(pace_samples("float32")), compute_threads)
+    return median(work_alone_ns(s.work, machine) / s.time_ns for s in samples)
+
+
+def _in_a_thread(measure: Callable[[], T], compute_threads: int) -> T:
+    """Measure as the streams of a run compute: in a thread, whose memory the C library keeps apart
+    and whose number of intra-op threads is its own."""
+    with ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(compute_threads)) as pool:
+        return pool.submit(measure).result()
 
 
 class _Probe:
@@ -52,7 +72,7 @@ class _Probe:
             **_memory_bytes(),
         }
         numbers["host_dram_bytes_per_s"] = 2 * numbers["pcie_duplex_bytes_per_s"]
-        curves = {name: self._curve(1.0, 0.0, "bytes") for name in _FULL_RATE_CURVES}
+        curves = {name: self._curve(1.0, 0.0) for name in _FULL_RATE_CURVES}
         for dtype in dtypes:
             samples = list(kernel_samples(dtype))
             numbers[_PEAK_FIELDS[dtype]] = peak = _peak(samples)
@@ -73,34 +93,49 @@ class _Probe:
     def _unit_curves(
         self, samples: Sequence[Sample], dtype: str, peak: float, hbm: float
     ) -> Iterator[tuple[str, Efficiency]]:
+        """Of matmul and attention by FLOPs and depth together, of every other unit by its bytes."""
         by_unit: dict[str, list[Sample]] = {}
         for sample in samples:
             by_unit.setdefault(sample.work.unit, []).append(sample)
+        products = [
+            TaskSample(f"matmul {i}", (sample.work,), sample.time_ns)
+            for i, sample in enumerate(by_unit.pop("matmul"))
+        ]
+        fit = fit_curves(
+            [*products, *attention_samples(dtype)],
+            Ceilings(peak, hbm, hbm, launch_ns=0.0),
+            self._source,
+            attention_starts=True,
+        )
+        yield from fit.curves.items()
+        for unit in ("attention_forward", "attention_backward"):  # the widest heads' for others
+            widest = max((key for key in fit.curves if key.startswith(unit)), key=_head_dim)
+            yield f"{unit}/{PROBED_ATTENTION}/{dtype}", fit.curves[widest]
         for unit, found in by_unit.items():
-            compute = is_compute_unit(unit)
-            line = _line(found, compute=compute)
-            maximum, half = line.efficiency(peak if compute else hbm)
-            of = "flops" if compute else "bytes"
-            curve = self._curve(maximum, half, of, f", worst residual {line.residual:.0%}")
-            curve = curve.model_copy(update={"implementation": found[0].work.implementation})
+            line = _line(found)
+            maximum, half = line.efficiency(hbm)
+            curve = self._curve(maximum, half, f", worst residual {line.residual:.0%}")
             yield f"{unit}/{dtype}", curve
             if unit == "swiglu":  # the unit whose mix of reads, writes and exp is most ordinary
                 yield f"vector/{dtype}", curve
 
-    def _curve(self, maximum: float, half: float, of: str, more: str = "") -> Efficiency:
+    def _curve(self, maximum: float, half: float, more: str = "") -> Efficiency:
         return Efficiency(
-            max=maximum, half=half, of="flops" if of == "flops" else "bytes", kind="measured",
-            source=self._source + more,
-        )  # fmt: skip
+            max=maximum, half=half, of="bytes", kind="measured", source=self._source + more
+        )
 
 
 _FULL_RATE_CURVES = ("hbm", "h2d", "d2h", "duplex", "host_dram")
 
 
-def _line(samples: Sequence[Sample], *, compute: bool) -> Line:
-    """Time per launch over the amount per launch."""
-    works = [sample.work for sample in samples]
-    amounts = [(w.flops if compute else w.hbm_bytes) / w.launches for w in works]
+def _head_dim(key: str) -> int:
+    """Of a curve's key: attention_forward/eager/head_dim_64/float32."""
+    return int(key.split("/head_dim_")[1].split("/")[0])
+
+
+def _line(samples: Sequence[Sample]) -> Line:
+    """Time per launch over the bytes per launch."""
+    amounts = [sample.work.hbm_bytes / sample.work.launches for sample in samples]
     times = [sample.time_ns / sample.work.launches for sample in samples]
     return fit_line(amounts, times)
 

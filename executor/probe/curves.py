@@ -8,6 +8,7 @@ one least-squares problem of relative errors.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ _MOST_EFFICIENT = 1.5  # no curve may have more
 _ROBUST_FROM = 0.05
 _REWEIGHTINGS = 8
 _VECTOR_LAUNCH = "vector launch"
+_STARTS = ("matmul",)  # attention's fixed part is its depth's where a kernel is one launch
+_ATTENTION = ("attention_forward", "attention_backward")
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,25 @@ class Fit:
         return max((abs(ratio - 1.0) for ratio in self.ratios.values()), default=0.0)
 
 
-def fit_curves(samples: Sequence[TaskSample], ceilings: Ceilings, source: str) -> Fit:
-    """Curves that give the samples' times best, by relative error."""
-    columns = sorted({name for sample in samples for name in _terms(sample.works)})
+def fit_curves(
+    samples: Sequence[TaskSample],
+    ceilings: Ceilings,
+    source: str,
+    *,
+    attention_starts: bool = False,
+) -> Fit:
+    """Curves that give the samples' times best, by relative error.
+
+    With `attention_starts` a call of attention has a fixed cost beside its depth's: many small
+    ops a tile, as on a CPU.
+    """
+    terms_of = partial(_terms, starts=_STARTS + (_ATTENTION if attention_starts else ()))
+    columns = sorted({name for sample in samples for name in terms_of(sample.works)})
     index = {name: i for i, name in enumerate(columns)}
     rows, goals = [], []
     for sample in samples:
         launches_ns = ceilings.launch_ns * sum(work.launches for work in sample.works)
-        row = _row(_terms(sample.works), index)
+        row = _row(terms_of(sample.works), index)
         rows.append(row / sample.time_ns)
         goals.append(max(0.0, 1.0 - launches_ns / sample.time_ns))
     priors = {
@@ -73,15 +87,18 @@ def fit_curves(samples: Sequence[TaskSample], ceilings: Ceilings, source: str) -
     solved = _solve_robustly(np.array(rows), np.array(goals))
     found = dict(zip(columns, solved, strict=True))
     predicted = [
-        _ns(_terms(s.works), found) + ceilings.launch_ns * sum(w.launches for w in s.works)
+        _ns(terms_of(s.works), found) + ceilings.launch_ns * sum(w.launches for w in s.works)
         for s in samples
     ]
     ratios = {s.name: s.time_ns / ns for s, ns in zip(samples, predicted, strict=True) if ns}
     return Fit(_curves(samples, found, ceilings, source), ratios)
 
 
-def _terms(works: Sequence[Work]) -> dict[str, float]:
-    """Amounts by the coefficient, in ns per unit of amount, that they are times."""
+def _terms(works: Sequence[Work], starts: tuple[str, ...]) -> dict[str, float]:
+    """Amounts by the coefficient, in ns per unit of amount, that they are times.
+
+    Launches of the units in `starts` cost something by themselves.
+    """
     terms: dict[str, float] = {}
     for work in works:
         key = curve_key(work)
@@ -90,7 +107,7 @@ def _terms(works: Sequence[Work]) -> dict[str, float]:
             amounts[f"flops {key}"] = work.flops
             if depth := inner_depth(work):
                 amounts[f"depth {key}"] = work.flops / depth
-            if work.unit == "matmul":  # attention's fixed part is its depth's
+            if work.unit in starts:
                 amounts[f"launches {key}"] = work.launches
         else:
             amounts[f"bytes {key}"] = work.hbm_bytes

@@ -1,24 +1,17 @@
 """Time the executor's own kernels, one unit of the cost model at a time, on random data."""
 
-import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.kernels.attention.implementation import (
-    AttentionGradients,
-    AttentionInputs,
-    AttentionResult,
-)
-from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.eager_vector import EagerVector
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
-from twinstream.executor.kernels.query_key import write_rotated
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.kernels.rms_norm import RmsNorm, write_normed, write_rstd
+from twinstream.executor.kernels.rms_norm import RmsNorm
 from twinstream.executor.kernels.rope import Rope
-from twinstream.executor.kernels.swiglu import write_swiglu
+from twinstream.executor.kernels.vector_ops import LogitRows, NormGradients, VectorGradient
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.timing import median_ns
 from twinstream.models.declarations import STEP_STATE_BYTES
@@ -29,6 +22,7 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Mode
 from twinstream.schedule.workload import Workload
 
+_EAGER = EagerVector()
 _SCRATCH_BYTES = 64 * 2**20
 # (tokens, d_model, heads): from a demo's model to a small real one.
 _SHAPES = ((128, 128, 4), (256, 256, 4), (512, 512, 8), (1024, 512, 8))
@@ -47,9 +41,16 @@ def kernel_samples(dtype: str) -> Iterator[Sample]:
     for tokens, width, heads in _SHAPES:
         case = _Case(dtype, tokens, width, heads)
         yield from case.matmuls()
-        yield from case.attention()
         yield from case.vectors()
+        yield from case.head()
         yield from case.ends()
+
+
+def pace_samples(dtype: str) -> Iterator[Sample]:
+    """A few of them again, to see whether the machine is as fast as before."""
+    case = _Case(dtype, *_SHAPES[1])
+    yield from case.matmuls()
+    yield from case.vectors()
 
 
 class _Case:
@@ -68,6 +69,7 @@ class _Case:
         self.tokens = tokens
         self.dtype = DTYPES[dtype]
         self.generator = torch.Generator().manual_seed(tokens + width)
+        self.workspace = Workspace(torch.empty(_SCRATCH_BYTES, dtype=torch.uint8))
 
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
@@ -84,44 +86,61 @@ class _Case:
             lambda: torch.addmm(weight, y.t(), x, out=weight),
         )
 
-    def attention(self) -> Iterator[Sample]:
-        spec, t = self.spec, self.tokens
-        implementation = attention_implementation("eager")
-        workspace = Workspace(torch.empty(_SCRATCH_BYTES, dtype=torch.uint8))
-        q = self.random(1, t, spec.num_heads, spec.head_dim)
-        kv = self.random(1, t, 2, spec.num_kv_heads, spec.head_dim)
-        inputs = AttentionInputs(q, kv[:, :, 0], kv[:, :, 1], 1.0 / math.sqrt(spec.head_dim))
-        lse = torch.empty(1, spec.num_heads, t)
-        result = AttentionResult(torch.empty_like(q), lse)
-        yield _sample(
-            self.work.attention_forward(),
-            lambda: implementation.forward(inputs, result, workspace),
-        )
-        gradients = AttentionGradients(torch.empty_like(q), torch.empty_like(kv), accumulate=False)
-        d_out = torch.randn(q.shape, generator=self.generator).to(q.dtype)
-        yield _sample(
-            self.work.attention_backward(),
-            lambda: implementation.backward(inputs, result, d_out, gradients, workspace),
-        )
-
     def vectors(self) -> Iterator[Sample]:
+        """What blocks do beside matmuls and attention, forward and as a backward does it."""
         spec, t = self.spec, self.tokens
-        d, f = spec.d_model, spec.d_ff
-        x, out = self.random(t, d), self.random(t, d)
+        d, f, q, k = spec.d_model, spec.d_ff, spec.d_q, spec.d_kv
+        vector = self.work.vector
+        x, out, d_x = self.random(t, d), self.random(t, d), self.random(t, d)
         norm = RmsNorm(x=x, weight=self.random(d), rstd=torch.ones(t))
-
-        def rms_norm() -> None:
-            write_rstd(x, spec.norm_eps, norm.rstd)
-            write_normed(norm, out)
-
-        yield _sample(self.work.vector("rms_norm", 4 * t * d, launches=2), rms_norm)
-        gate_up, product = self.random(t, 2 * f), self.random(t, f)
-        yield _sample(self.work.vector("swiglu", 3 * t * f), lambda: write_swiglu(gate_up, product))
-        heads = self.random(t, spec.num_heads, spec.head_dim)
-        rope = Rope(spec.rope_theta, spec.head_dim, t, 0)
         yield _sample(
-            self.work.vector("rope", 2 * t * spec.d_q),
-            lambda: write_rotated(heads, None, rope, heads),
+            vector("rms_norm", 2 * t * d),
+            lambda: _EAGER.write_normed(norm, out, eps=spec.norm_eps),
+        )
+        gradients = NormGradients(out, d_x, VectorGradient(self.random(d), "update"), True)
+
+        def rms_norm_backward() -> None:
+            _EAGER.write_normed(norm, out)
+            _EAGER.rms_norm_backward(norm, gradients, self.workspace)
+
+        yield _sample(vector("rms_norm_backward", 6 * t * d, launches=2), rms_norm_backward)
+        gate_up, d_gate_up = self.random(t, 2 * f), self.random(t, 2 * f)
+        product = d_gate_up[:, :f]
+        yield _sample(vector("swiglu", 3 * t * f), lambda: _EAGER.write_swiglu(gate_up, product))
+
+        def swiglu_backward() -> None:
+            _EAGER.write_swiglu(gate_up, product)
+            _EAGER.swiglu_backward(gate_up, d_gate_up, None)
+
+        yield _sample(vector("swiglu_backward", 6 * t * f, launches=2), swiglu_backward)
+        q_THE = self.random(t, spec.num_heads, spec.head_dim)
+        k_THE = self.random(t, spec.num_kv_heads, spec.head_dim)
+        rope = Rope(spec.rope_theta, spec.head_dim, t, 0)
+
+        def rotate() -> None:
+            for heads in (q_THE, k_THE):
+                _EAGER.write_rotated(heads, None, rope, heads)
+
+        def rotate_backward() -> None:
+            _EAGER.write_rotated(q_THE, None, rope, q_THE)
+            for heads in (q_THE, k_THE):
+                _EAGER.rotated_backward(heads, rope, None, self.workspace)
+
+        yield _sample(vector("rope", 2 * t * (q + k)), rotate)
+        yield _sample(vector("rope_backward", 3 * t * (q + k)), rotate_backward)
+
+    def head(self) -> Iterator[Sample]:
+        """Cross entropy of all rows at once, as of a head that is not sliced."""
+        v = self.spec.vocab_size
+        rows = LogitRows(
+            logits=self.random(self.tokens, v),
+            labels=torch.randint(0, v, (self.tokens,), generator=self.generator).int(),
+            losses=torch.empty(self.tokens),
+            loss_scale=1.0,
+        )
+        yield _sample(
+            self.work.vector("cross_entropy", 4 * self.tokens * v, launches=2),
+            lambda: _EAGER.cross_entropy(rows, self.workspace),
         )
 
     def ends(self) -> Iterator[Sample]:

@@ -88,7 +88,7 @@ def _float32_twins(base: Machine) -> dict[str, Efficiency]:
 
 def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter, ...]:
     """The parameters of a prepared base that bear on this work and on copies."""
-    used = _used_curves(base, works)
+    used = used_curves(base, works)
     matmul = [key for key in used if key.startswith("matmul")]
     forward = _family(base, used, "attention_forward")
     backward = _family(base, used, "attention_backward")
@@ -172,7 +172,7 @@ def _curves(
     return Parameter(name, meaning, targets, *prior)
 
 
-def _used_curves(base: Machine, works: Iterable[Work]) -> list[str]:
+def used_curves(base: Machine, works: Iterable[Work]) -> list[str]:
     """Keys of the curves that price this work, in the profile's order."""
     wanted = {curve_for(work, base).key for work in works}
     return [key for key in base.efficiency if key in wanted]

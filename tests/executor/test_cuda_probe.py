@@ -90,6 +90,29 @@ def test_curves_are_found_again_from_products_and_whole_kernels():
     assert fitted.half_depth == pytest.approx(150.0, rel=0.1)
 
 
+def test_what_starting_attention_costs_is_found_where_it_is_asked_for():
+    """Times by hand: 2 us a call, 1 us a GFLOP, and as much again at a depth of 512 keys."""
+    shapes = [(256, 256), (256, 1024), (1024, 1024), (512, 2048)]
+    samples = []
+    for queries, keys in shapes:
+        depth = keys - queries / 2
+        gflop = 4 * 8 * 64 * queries * depth / 1e9
+        work = Work(
+            unit="attention_forward", shape=(queries, keys, 8, 64, 1), flops=round(gflop * 1e9),
+            hbm_bytes=1, launches=1,
+        )  # fmt: skip
+        time_ns = 2000.0 + 1000.0 * gflop * (1 + 512 / depth)
+        samples.append(TaskSample(f"{queries} of {keys}", (work,), time_ns))
+    ceilings = Ceilings(2e15, 1e12, 1e12, launch_ns=0.0)
+    fitted = fit_curves(samples, ceilings, "test", attention_starts=True)
+    (found,) = fitted.curves.values()
+    assert fitted.worst_residual < 1e-3
+    assert found.max == pytest.approx(0.5, rel=0.01)
+    assert found.half_depth == pytest.approx(512.0, rel=0.02)
+    assert found.half == pytest.approx(2000.0 * 1e6, rel=0.02)  # 2 us at 1 GFLOP a us
+    assert fit_curves(samples, ceilings, "test").worst_residual > 0.1
+
+
 def test_one_disturbed_sample_does_not_pull_the_others_along():
     truth = a_machine(**KNOWN)
     samples = samples_of(truth)

@@ -1,6 +1,7 @@
 """Running a schedule: what is refused, what is measured, and that it learns."""
 
 import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -260,6 +261,31 @@ def test_an_error_in_the_copy_of_one_stream_does_not_leave_the_others_waiting(sc
     backend = CpuBackend(program, [work(op) for op in schedule.ops], 1)
     error = within_a_minute(lambda: dispatch.run_passes(program, backend, dispatch.PassOptions(3)))
     assert isinstance(error, BrokenError)
+
+
+def test_passes_that_are_not_timed_leave_nothing_behind_but_their_end(schedule):
+    program = compile_program(schedule)
+    works: list[Work] = [lambda number: None for _ in schedule.ops]
+
+    def kept_bytes(num_passes: int) -> int:
+        tracemalloc.start()
+        try:
+            backend = CpuBackend(program, works, 1)
+            options = dispatch.PassOptions(num_passes, timed_passes=1)
+            times = dispatch.run_passes(program, backend, options).times
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert [t.spans is not None for t in times] == [
+            number in (0, num_passes - 1) for number in range(num_passes)
+        ]
+        ends = [t.end_ns for t in times]
+        assert ends == sorted(ends) and ends[0] > 0
+        return kept
+
+    kept_bytes(8)
+    a_pass = (kept_bytes(108) - kept_bytes(8)) / 100
+    assert a_pass < 8 * len(schedule.ops)  # two ints an op would be 64 bytes and more
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.probe import cpu, kernels, links, timing
+from twinstream.executor.probe import cpu, cpu_attention, kernels, links, timing
 from twinstream.executor.probe.cpu import probe_cpu
 from twinstream.executor.probe.fit import Line, fit_line
 from twinstream.hardware_profiles.loader import load_machine, save_machine
@@ -19,6 +19,7 @@ from twinstream.simulator.replay import simulate
 def probed() -> Machine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_SHAPES", ((32, 32, 4), (64, 64, 4)))
+        patch.setattr(cpu_attention, "_SHAPES", ((32, 32, 32), (64, 64, 32), (64, 32, 64)))
         patch.setattr(links, "_SIZES", (2**12, 2**16, 2**20))
         patch.setattr(timing, "_BUDGET_S", 0.002)
         return probe_cpu(dtypes=("float32", "bfloat16"))
@@ -44,6 +45,16 @@ def test_every_number_says_that_it_was_measured_and_how(probed):
         assert number.kind == "measured"
         assert f"torch {torch.__version__}, 1 compute thread" in number.source
     assert probed.device == "cpu"
+
+
+def test_backwards_and_head_dimensions_have_curves_of_their_own(probed):
+    for dtype in ("float32", "bfloat16"):
+        for unit in ("rms_norm", "swiglu", "rope"):
+            assert f"{unit}_backward/{dtype}" in probed.efficiency
+        for unit in ("attention_forward", "attention_backward"):
+            widest = probed.efficiency[f"{unit}/head_dim_64/{dtype}"]
+            assert probed.efficiency[f"{unit}/head_dim_32/{dtype}"] != widest
+            assert probed.efficiency[f"{unit}/{dtype}"] == widest
 
 
 def test_a_probed_profile_survives_its_file(probed, tmp_path):

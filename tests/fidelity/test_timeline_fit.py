@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.plans import planned
-from twinstream.fidelity.timeline_fit import fit_timeline
+from tests.helpers.tiny_chains import WORKLOADS, small
+from twinstream.fidelity.timeline_fit import fit_timeline, fit_timelines
+from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
     declared_parameters,
@@ -16,6 +18,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering import lower
 from twinstream.models.presets import load_preset
 from twinstream.schedule.document import Caps
+from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 
@@ -61,6 +64,43 @@ def test_known_constants_come_back_from_a_noisy_timeline(schedule, timeline):
     assert found.summary().mean_error < NOISE
     before = [abs(o.before_error) for o in found.observations]
     assert np.mean(before) > 4 * found.summary().mean_error
+
+
+def test_a_cpu_that_is_slower_in_runs_is_predicted_within_other_caps_too():
+    """A run says that it has 0.6 of its pace, and vector kernels 0.95 of that beside."""
+    base, workload = load_machine("cpu"), WORKLOADS["sliced"]
+    chain = lower(small("tiny"), workload)
+    resident, streaming = (planned(chain, base, Caps(), p) for p in ("resident", "streaming"))
+    truth_of = {"pace": 0.6, "vector": 0.95}
+    parameters = cpu_parameters(base, works_of(resident))
+    factors = [truth_of.get(p.name, 1.0) for p in parameters]
+    truth = applied(base, parameters, factors, "the truth")
+    found = fit_timelines(base, [(resident, simulate(resident, truth))])
+    fitted = found.machine("fitted", "a run")
+    for schedule in (resident, streaming):
+        true_ns = simulate(schedule, truth).step_ns
+        assert abs(simulate(schedule, base).step_ns / true_ns - 1) > 0.2
+        assert simulate(schedule, fitted).step_ns == pytest.approx(true_ns, rel=0.01)
+
+
+def test_runs_are_fitted_together(schedule, timeline):
+    """A second run at half the speed: what is fitted lies between the two."""
+    halved = timeline.model_copy(
+        update={
+            "passes": tuple(
+                PassSpans(
+                    start_ns=tuple(2 * t for t in spans.start_ns),
+                    end_ns=tuple(2 * t for t in spans.end_ns),
+                )
+                for spans in timeline.passes
+            )
+        }
+    )
+    both = fit_timelines(H100, [(schedule, timeline), (schedule, halved)])
+    alone = fit_timeline(H100, schedule, timeline)
+    assert len(both.observations) == 2 * len(alone.observations)
+    sums_s = [sum(o.predicted_s for o in fit.observations) for fit in (alone, both)]
+    assert sums_s[0] < sums_s[1] / 2 < 2 * sums_s[0]
 
 
 def test_a_timeline_of_another_schedule_is_refused(schedule, timeline):

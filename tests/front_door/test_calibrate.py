@@ -104,10 +104,10 @@ def test_a_run_of_ones_own_calibrates_too(tmp_path):
     given = ("--schedule", plan, "--timeline", timeline, "-o", tmp_path / "me.toml", "--json")
     found = call("calibrate", "--base", "cpu", *given).json()
     by_name = {p["name"]: p for p in found["parameters"]}
-    assert by_name["matmul_float32"]["identified"]
-    assert by_name["matmul_float32"]["value"] == pytest.approx(0.2, rel=0.05)
+    assert by_name["matmul"]["identified"]
+    assert by_name["matmul"]["value"] == pytest.approx(0.2, rel=0.05)
     assert found["mean_error"] < 0.01
-    assert load_machine(tmp_path / "me.toml").efficiency["matmul/float32"].kind == "fitted"
+    assert load_machine(tmp_path / "me.toml").efficiency["matmul"].kind == "fitted"
 
 
 WRONG_TABLES = {

@@ -1,10 +1,15 @@
 """The demo, from the probe to the comparison."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.front_door.command_line import SUMMARY_KEYS, call
 from twinstream.demo import DemoSettings, run_demo
+from twinstream.demo_loop import Loop, Row, Trial
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.schedule.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import Timeline
@@ -31,6 +36,16 @@ def test_the_demo_offloads_recomputes_and_trains_to_the_same_bits(tmp_path):
     for name, kind in (("predicted", "simulated"), ("measured", "measured")):
         assert read_document(Timeline, folder / f"{name}.json").provenance.kind == kind
     assert load_machine(folder / "machine.toml").name == "cpu-probed"
+    assert load_machine(folder / "calibrated.toml").name == "cpu-probed-calibrated"
+    plans = document["calibration"]["plans"]
+    assert [(plan["policy"], plan["calibrated_with"]) for plan in plans] == [
+        ("resident", True), ("optimal", True), ("streaming", False)
+    ]  # fmt: skip
+    for plan in plans:
+        counted, told = plan["counted_step_s"], plan["after_step_s"]
+        assert plan["after_error"] == pytest.approx(told / counted - 1)
+        assert counted <= plan["measured_step_s"]
+    assert document["calibration"]["pace"] > 0
     compare = [folder / f"{name}.json" for name in ("schedule", "predicted", "measured")]
     assert call("compare", *compare, "--machine", folder / "machine.toml").code == 0
 
@@ -39,6 +54,7 @@ def test_the_demo_prints_both_runs_side_by_side(tmp_path):
     outcome = call("demo", *SMALL, "--machine", "cpu", "-o", tmp_path)
     assert outcome.code == 0, outcome.err
     assert "all on the device" in outcome.out
+    assert "other caps (new)" in outcome.out
     assert "bit-identical" in outcome.out
     assert "NOT" not in outcome.out
     assert "block_recompute" in outcome.out
@@ -66,5 +82,50 @@ def test_every_phase_of_the_demo_is_shown(tmp_path):
         yield lambda: advanced.append(1)
 
     run_demo(DemoSettings(tmp_path, machine="cpu", num_steps=2, num_layers=2), progress)
-    assert [total for _, total in shown] == [None, 2, 2]
-    assert len(advanced) == 4
+    assert [total for _, total in shown] == [None, 2, 2, None, 2]
+    assert len(advanced) == 6
+
+
+# --- busy machines
+
+
+def row(core_share: float) -> Row:
+    pair = Pair(predicted=1.0, measured=1.0)
+    return Row("plan", "optimal", pair, pair, True, 1.0, core_share)
+
+
+@pytest.mark.parametrize(
+    ("core_shares", "pace", "told"),
+    [
+        ((0.97, 0.99), 1.02, None),
+        ((0.97, 0.99), None, None),
+        ((0.30, 0.55), 1.0, "had a core for 30% to 55% of their time"),
+        ((0.97, 0.99), 0.8, "found it 0.80 times as fast"),
+    ],
+)
+def test_a_busy_machine_is_told_in_a_sentence(core_shares, pace, told):
+    fit: Any = None
+    machine = load_machine("cpu")
+    loop = Loop(machine, fit, tuple(map(row, core_shares)), pace)
+    if told is None:
+        assert loop.disturbed is None
+    else:
+        assert loop.disturbed is not None
+        assert told in loop.disturbed
+
+
+def test_of_a_disturbed_run_only_the_time_with_a_core_counts(files):
+    _, timeline = (read_document(Timeline, p) for p in (files.predicted, files.measured))
+    schedule: Schedule = files.read_schedule()
+
+    def trial(share: float | None) -> Trial:
+        provenance = timeline.provenance.model_copy(update={"processor_share": share})
+        told: Any = SimpleNamespace(timeline=timeline.model_copy(update={"provenance": provenance}))
+        summary: Any = None
+        return Trial(schedule, timeline, told, summary, summary)
+
+    assert trial(None).alone.step_ns == trial(0.95).alone.step_ns == timeline.step_ns
+    half = trial(0.5).alone
+    assert half.step_ns == pytest.approx(timeline.step_ns / 2)
+    last, before = half.passes[-1].end_ns[-1], timeline.passes[-1].end_ns[-1]
+    assert last == pytest.approx(before / 2, abs=1)

@@ -90,6 +90,14 @@ def test_attention_is_priced_by_head_dim_and_dtype(head_dim, dtype, flop_per_s):
 def test_curves_are_looked_up_from_the_most_specific():
     assert efficiency_keys(work("matmul")) == ("matmul/bfloat16", "matmul")
     assert efficiency_keys(work("rope")) == ("rope/bfloat16", "rope", "vector/bfloat16", "vector")
+    assert efficiency_keys(work("rope_backward")) == (
+        "rope_backward/bfloat16",
+        "rope_backward",
+        "rope/bfloat16",
+        "rope",
+        "vector/bfloat16",
+        "vector",
+    )
     assert efficiency_keys(work("attention_forward", shape=(8, 8, 2, 64, 1))) == (
         "attention_forward/head_dim_64/bfloat16",
         "attention_forward/bfloat16",

@@ -4,15 +4,32 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.table import Table
 
 from twinstream.commands import options
 from twinstream.commands.backends import backend_named
 from twinstream.commands.comparing import comparison_json
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.planning import describe
-from twinstream.demo import Demo, DemoSettings, run_demo
-from twinstream.tables import comparison_tables, losses_line, side_by_side_table, workload_line
-from twinstream.uncertainty import prediction_notes, uncertainty_of
+from twinstream.demo import (
+    ALL_ON_DEVICE,
+    OTHER_CAPS,
+    WITHIN_CAPS,
+    Demo,
+    DemoSettings,
+    run_demo,
+)
+from twinstream.demo_loop import Loop
+from twinstream.fidelity.fit_report import fit_json
+from twinstream.tables import (
+    kinds_table,
+    losses_line,
+    seconds,
+    side_by_side_table,
+    workload_line,
+)
+from twinstream.uncertainty import uncertainty_of
 
 _BUG = 1
 
@@ -37,7 +54,7 @@ def demo(
     num_layers: Annotated[int, typer.Option(min=1, hidden=True)] = 6,
     as_json: options.Json = False,
 ) -> None:
-    """Probe, plan within tight caps, predict, train on real text and compare, in a minute."""
+    """Probe, plan within tight caps, predict, train on real text, compare, calibrate."""
     settings = DemoSettings(out, backend_named(backend), machine, steps, num_layers)
     result = run_demo(settings, lambda what, total: progress(what, total, quiet=as_json))
     if as_json:
@@ -45,7 +62,7 @@ def demo(
     else:
         _report(result)
     if not (result.same_losses and result.same_state):
-        typer.echo("error: the two runs differ, which is a bug in twinstream", err=True)
+        typer.echo("error: the runs differ, which is a bug in twinstream", err=True)
         raise typer.Exit(_BUG)
 
 
@@ -58,6 +75,7 @@ def _json(result: Demo) -> dict[str, object]:
         | {
             "losses": capped.run.losses,
             "losses_resident": result.resident.run.losses,
+            "calibration": _loop_json(result.loop),
             "same_losses": result.same_losses,
             "same_state": result.same_state,
             "files": result.files,
@@ -66,28 +84,74 @@ def _json(result: Demo) -> dict[str, object]:
     )
 
 
+def _loop_json(loop: Loop) -> dict[str, object]:
+    """Step times by the profile as probed and as calibrated; shares and errors are fractions."""
+    return {
+        "plans": [
+            {
+                "name": row.name,
+                "policy": row.policy,
+                "calibrated_with": row.calibrated_with,
+                "measured_step_s": row.wall_ns / 1e9,
+                "core_share": row.core_share,
+                "counted_step_s": row.before.measured / 1e9,
+                "before_step_s": row.before.predicted / 1e9,
+                "before_error": row.before.error,
+                "after_step_s": row.after.predicted / 1e9,
+                "after_error": row.after.error,
+            }
+            for row in loop.rows
+        ],
+        "pace": loop.pace,
+        "disturbed": loop.disturbed,
+        "fit": fit_json(loop.fit),
+    }
+
+
 def _report(result: Demo) -> None:
-    trials = {"all on the device": result.resident, "within the caps": result.capped}
+    trials = {
+        ALL_ON_DEVICE: result.resident, WITHIN_CAPS: result.capped, OTHER_CAPS: result.other
+    }  # fmt: skip
     figures = {
         name: (trial.schedule, trial.predicted_summary, trial.measured_summary)
         for name, trial in trials.items()
     }
     capped, spec = result.capped, result.capped.schedule.model.spec
-    schedule, predicted, measured, machine = result.files
+    schedule, predicted, measured, machine, _ = result.files
     print_report(
         f"{spec['num_layers']} layers of width {spec['d_model']} on {result.machine.name}: "
         f"{workload_line(capped.schedule.workload)}",
         side_by_side_table(figures),
-        *comparison_tables(
-            result.comparison,
-            capped.predicted_summary,
-            capped.measured_summary,
-            result.machine.name,
-        ),
-        *prediction_notes(capped.schedule, result.machine),
-        *(f"{name}: {losses_line(trial.run.losses)}" for name, trial in trials.items()),
-        "Losses, parameters and optimizer states of the two runs are "
+        kinds_table(f"Busy time by kind of op, {WITHIN_CAPS}", result.comparison),
+        "The profile, calibrated with the first two runs, and a plan that it has not seen:",
+        _loop_table(result.loop),
+        *([result.loop.disturbed] if result.loop.disturbed else []),
+        losses_line(capped.run.losses),
+        "Losses, parameters and optimizer states of the three runs are "
         + ("bit-identical." if result.same_losses and result.same_state else "NOT identical."),
-        f"Schedule, timelines and profile are in {schedule.parent}; to compare again:",
+        f"Schedule, timelines and profiles are in {schedule.parent}; to compare again:",
     )
     typer.echo(f"  twinstream compare {schedule} {predicted} {measured} --machine {machine}")
+
+
+def _loop_table(loop: Loop) -> Table:
+    """What is counted stands beside what was measured only where they differ."""
+    busy = any(row.before.measured != row.wall_ns for row in loop.rows)
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("plan", "policy"):
+        table.add_column(name)
+    measured = ("measured", "counted") if busy else ("measured",)
+    for name in (*measured, "as probed", "error", "calibrated", "error"):
+        table.add_column(name, justify="right")
+    for row in loop.rows:
+        times_ns = (row.wall_ns, row.before.measured) if busy else (row.wall_ns,)
+        table.add_row(
+            row.name if row.calibrated_with else f"{row.name} (new)",
+            row.policy,
+            *(seconds(time_ns / 1e9) for time_ns in times_ns),
+            seconds(row.before.predicted / 1e9),
+            f"{row.before.error:+.1%}",
+            seconds(row.after.predicted / 1e9),
+            f"{row.after.error:+.1%}",
+        )
+    return table

@@ -3,8 +3,19 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.hardware_profiles.calibration.fitting import Fit, Trial, fit, require_same_machine
-from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
+from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
+from twinstream.hardware_profiles.calibration.fitting import (
+    Fit,
+    Observation,
+    Trial,
+    fit,
+    require_same_machine,
+)
+from twinstream.hardware_profiles.calibration.parameters import (
+    Parameter,
+    declared_parameters,
+    prepared,
+)
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClass,
     mean_seconds,
@@ -13,9 +24,12 @@ from twinstream.hardware_profiles.calibration.timelines import (
 )
 from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import simulate
+
+MeasuredRun = tuple[Schedule, Timeline]
 
 
 def fit_timeline(
@@ -31,14 +45,46 @@ def fit_timeline(
             profile is still off by more than a factor of two.
         MissingNumberError: the base lacks a number that the schedule needs.
     """
-    classes, observations = timeline_observations(schedule, timeline)
-    works = works_of(schedule)
-    start = prepared(with_own_rates(base, works))
-    simulator = _Replays(schedule, classes, on_prediction)
-    parameters = declared_parameters(start, works)
-    found = fit(start, parameters, observations, simulator.seconds)
-    require_same_machine(found, "the machine of the timeline")
-    return found
+    return fit_timelines(base, [(schedule, timeline)], on_prediction)
+
+
+def fit_timelines(
+    base: Machine, runs: Sequence[MeasuredRun], on_prediction: Callable[[], None] = lambda: None
+) -> Fit:
+    """The same of several runs together.
+
+    Raises:
+        CalibrationError, MissingNumberError: as `fit_timeline`, of any of them.
+    """
+    observations: list[Observation] = []
+    places: list[tuple[_Replays, int]] = []
+    works: list[Work] = []
+    for schedule, timeline in runs:
+        classes, found = timeline_observations(schedule, timeline)
+        replays = _Replays(schedule, classes, on_prediction)
+        observations += found
+        places += [(replays, index) for index in range(len(found))]
+        works += works_of(schedule)
+
+    def seconds(trials: Sequence[Trial]) -> list[float]:
+        found = []
+        for trial in trials:
+            replays, index = places[trial.index]
+            found.append(replays.seconds(trial.machine)[index])
+        return found
+
+    start, parameters = _start(base, works)
+    result = fit(start, parameters, observations, seconds)
+    require_same_machine(result, "the machine of the timeline")
+    return result
+
+
+def _start(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Parameter, ...]]:
+    base = with_own_rates(base, works)
+    if base.device == "cpu":
+        return base, cpu_parameters(base, works)
+    start = prepared(base)
+    return start, declared_parameters(start, works)
 
 
 @dataclass
@@ -50,10 +96,8 @@ class _Replays:
     on_prediction: Callable[[], None]
     known: dict[str, list[float]] = field(default_factory=dict)
 
-    def seconds(self, trials: Sequence[Trial]) -> list[float]:
-        return [self._of(trial.machine)[trial.index] for trial in trials]
-
-    def _of(self, machine: Machine) -> list[float]:
+    def seconds(self, machine: Machine) -> list[float]:
+        """Mean durations of the classes."""
         key = machine.content_hash
         if key not in self.known:
             timeline = simulate(self.schedule, machine)

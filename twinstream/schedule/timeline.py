@@ -77,7 +77,9 @@ class Provenance(Node):
     """Simulated on which profile, or measured on which device, and with what.
 
     `timed_passes` of the run had every op timed (measured only). `nondeterministic` names the
-    kernels of the schedule that do not give the same bits from run to run.
+    kernels of the schedule that do not give the same bits from run to run. `processor_share` is the
+    share of their time that kernels on a CPU had a core; the rest other processes had it, or
+    threads waited.
     """
 
     kind: Literal["simulated", "measured"]
@@ -87,6 +89,7 @@ class Provenance(Node):
     timed_passes: Count | None = None
     host_cost: HostCost | None = None
     device_memory: DeviceMemory | None = None
+    processor_share: float | None = Field(default=None, gt=0, le=1)
 
     @property
     def told(self) -> str:

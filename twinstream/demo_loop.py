@@ -1,0 +1,144 @@
+"""The loop closed: calibrate with the runs so far, predict a plan they do not know, run it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from twinstream import api
+from twinstream.fidelity.fit_report import provenance
+from twinstream.fidelity.timeline_fit import fit_timelines
+from twinstream.hardware_profiles.calibration.fitting import Fit
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.metrics import Summary
+from twinstream.schedule.comparison import Pair
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import PassSpans, Timeline
+
+_BUSY_BELOW = 0.9  # of the kernels' time with a core
+_OFF_PACE = 0.1  # of the probed one, from which the machine is said to have changed
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A schedule as predicted and as run."""
+
+    schedule: Schedule
+    predicted: Timeline
+    run: api.Run
+    predicted_summary: Summary
+    measured_summary: Summary
+
+    @property
+    def core_share(self) -> float:
+        """Of the kernels' time, how much they had a core: what is not measured counts as all."""
+        return self.run.timeline.provenance.processor_share or 1.0
+
+    @property
+    def alone(self) -> Timeline:
+        """The measured timeline; if others had the cores, as long as its kernels had one."""
+        if self.core_share >= _BUSY_BELOW:
+            return self.run.timeline
+        return _scaled(self.run.timeline, self.core_share)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Step times of a plan, ns, by the profile as it was and as calibrated, and as measured.
+
+    `wall_ns` is a step as it was; `before.measured` without the time that others had the cores,
+    where they had more than a tenth of it.
+    `calibrated_with`: this very run was among those that the profile was calibrated with.
+    """
+
+    name: str
+    policy: str
+    before: Pair
+    after: Pair
+    calibrated_with: bool
+    wall_ns: float
+    core_share: float
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What calibration gained, and whether the machine was the same all the while.
+
+    `pace` is how fast the CPU was after the runs, of what its profile says; None if not probed.
+    """
+
+    machine: Machine
+    fit: Fit
+    rows: tuple[Row, ...]
+    pace: float | None
+
+    @property
+    def disturbed(self) -> str | None:
+        """A sentence if others were at work or the CPU changed its pace; None if not."""
+        shares = [row.core_share for row in self.rows]
+        told = []
+        if min(shares) < _BUSY_BELOW:
+            told.append(
+                f"kernels had a core for {min(shares):.0%} to {max(shares):.0%} of their time, and "
+                "only that is counted"
+            )
+        if self.pace is not None and abs(self.pace - 1.0) > _OFF_PACE:
+            told.append(
+                f"the probe, repeated after the runs, found it {self.pace:.2f} times as fast"
+            )
+        if not told:
+            return None
+        return (
+            f"The machine was busy: {', and '.join(told)}. Run it again with nothing beside for "
+            "errors that are the model's."
+        )
+
+
+def calibrated(machine: Machine, trials: Sequence[Trial]) -> tuple[Machine, Fit]:
+    """The profile corrected by the op times of some runs.
+
+    Raises:
+        CalibrationError: the profile is off by more than can be corrected.
+    """
+    fit = fit_timelines(machine, [(trial.schedule, trial.alone) for trial in trials])
+    source = provenance(fit, f"{len(trials)} runs of the demo", datetime.now(UTC).date())
+    return fit.machine(f"{machine.name}-calibrated", source), fit
+
+
+def loop_rows(
+    trials: Mapping[str, Trial], after: Machine, calibrated_with: Sequence[str]
+) -> tuple[Row, ...]:
+    """Both predictions of every run, by its name."""
+    rows = []
+    for name, trial in trials.items():
+        measured_ns = trial.alone.step_ns
+        again_ns = api.simulate(trial.schedule, after).step_ns
+        rows.append(
+            Row(
+                name=name,
+                policy=trial.schedule.policy,
+                before=Pair(predicted=trial.predicted.step_ns, measured=measured_ns),
+                after=Pair(predicted=again_ns, measured=measured_ns),
+                calibrated_with=name in calibrated_with,
+                wall_ns=trial.run.timeline.step_ns,
+                core_share=trial.core_share,
+            )
+        )
+    return tuple(rows)
+
+
+def _scaled(timeline: Timeline, share: float) -> Timeline:
+    """The same with all times, since the run began, in proportion."""
+
+    def spans(of: PassSpans) -> PassSpans:
+        return PassSpans(
+            start_ns=tuple(round(share * t) for t in of.start_ns),
+            end_ns=tuple(round(share * t) for t in of.end_ns),
+        )
+
+    update = {
+        "passes": tuple(map(spans, timeline.passes)),
+        "cold": spans(timeline.cold),
+        "step_ns": share * timeline.step_ns,
+        "spread_ns": share * timeline.spread_ns,
+    }
+    return timeline.model_copy(update=update)
