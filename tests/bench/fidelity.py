@@ -1,12 +1,14 @@
 """What docs/benchmarks/fidelity.md shows, from the CSV files that `validate -o` writes.
 
-    python -m tests.bench.fidelity summary PREDICTED.csv --measured TABLE.csv [--only model=8B]
-    python -m tests.bench.fidelity plot PREDICTED.csv ... --measured TABLE.csv -o PLOT.svg
+    python -m tests.bench.fidelity summary PREDICTED.csv --measured TABLE.csv --base NAME
+        [--only model=8B]
+    python -m tests.bench.fidelity plot PREDICTED.csv ... --measured TABLE.csv --base NAME ...
+        -o PLOT.svg
     python -m tests.bench.fidelity phases --machine PROFILE.toml
     python -m tests.bench.fidelity borrow --machine NAME --relative NAME [--keep CURVE] -o NEW.toml
 
-`summary` leaves out the schedules of the calibration cells (the default rule's, of the rows that
-`--only` keeps), and counts each distinct schedule once.
+`summary` leaves out the schedules of the calibration cells (those that `calibrate` chooses from
+this base, of the rows that `--only` keeps), and counts each distinct schedule once.
 """
 
 import argparse
@@ -21,7 +23,8 @@ import numpy as np
 from tests.bench.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.predict import phases
-from twinstream.fidelity.row_choice import chosen_cells, rows_that
+from twinstream.fidelity.row_choice import candidate_rows, rows_that
+from twinstream.fidelity.table_fit import informative_rows
 from twinstream.hardware_profiles.calibration.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -55,14 +58,15 @@ class Schedule:
         return self.row.columns.get("source_file", "")
 
 
-def schedules(predicted: Path, measured: Path, only: Sequence[str]) -> list[Schedule]:
-    """The predicted rows by schedule; which are calibrated is decided from the table alone."""
+def schedules(predicted: Path, measured: Path, base: str, only: Sequence[str]) -> list[Schedule]:
+    """The predicted rows by schedule; which are calibrated follows from the table and the base."""
     table = read_measured(measured)
     with predicted.open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if line["error"]]
     name = lines[0]["machine"]
     rows = [row for row in table if row.machine == name and row.status == "ok"]
-    cells = {key_of(row).plan for row in chosen_cells(rows_that(rows, only), None)}
+    candidates = candidate_rows(rows_that(rows, only))
+    cells = {key_of(row).plan for row in informative_rows(load_machine(base), candidates)}
     by_caps = {_caps(dict(vars(row))): row for row in rows}
     groups: dict[str, list[dict[str, str]]] = {}
     for line in lines:
@@ -169,6 +173,7 @@ def main() -> None:
     parser.add_argument("--measured", type=Path)
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--machine")
+    parser.add_argument("--base", action="append", default=[])
     parser.add_argument("--relative")
     parser.add_argument("--keep", action="append", default=[])
     parser.add_argument("--note", default="")
@@ -185,11 +190,12 @@ def main() -> None:
     elif given.what == "phases":
         print("\n".join(phase_lines(given.machine, given.measured)))
     elif given.what == "summary":
-        print("\n".join(summary(schedules(given.predicted[0], given.measured, given.only))))
+        found = schedules(given.predicted[0], given.measured, given.base[0], given.only)
+        print("\n".join(summary(found)))
     else:
         panels = {}
-        for path in given.predicted:
-            found = schedules(path, given.measured, given.only)
+        for path, base in zip(given.predicted, given.base, strict=True):
+            found = schedules(path, given.measured, base, given.only)
             name = found[0].row.machine
             panels[name] = [
                 Dot(one.row.seq_len, one.error, one.row.model, one.calibrated, one.stall > STALLED)

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.hardware_profiles.calibration.fitting import Fit, Trial, fit, require_same_machine
+from twinstream.hardware_profiles.calibration.fitting import Fit, fit, require_same_machine
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
+from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClass,
     mean_seconds,
