@@ -109,7 +109,7 @@ def rows_of(
         for seq_len in which.lengths
     }
     plans: dict[object, MeasuredRow] = {}
-    for line, row in enumerate(_configurations(which), 2):
+    for line, row in enumerate(configurations(which), 2):
         try:
             plans.setdefault(key_of(row), row.model_copy(update={"line": line}))
         except SizingRefused:
@@ -122,7 +122,7 @@ def rows_of(
         yield row.model_copy(update={"tokens_per_s": noisy}), found.stall
 
 
-def _configurations(which: Synthetic) -> Iterator[MeasuredRow]:
+def configurations(which: Synthetic) -> Iterator[MeasuredRow]:
     for model in which.models:
         for seq_len in which.lengths:
             for device in which.device_gib:
