@@ -23,8 +23,8 @@ _FAR_OFF = 2.0
 class Observation:
     """A measured time.
 
-    Those of one `group` are left out together: repeats of one schedule, or all of a sweep. Those
-    of one `sweep` are off together besides each by itself, see `linear_fit`.
+    Those of one `group` are repeats of one schedule and left out together. Those of one `sweep` are
+    off together besides each by itself, see `linear_fit`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class FittedParameter:
 
     `prior_value` and `value` are its first target's; widths are of the logarithm.
     `posterior_width` is the larger of what curvature and residuals say and of how far the value
-    scatters when groups are left out. `num_rows` observations would move by more than their noise
+    scatters when sweeps are left out. `num_rows` observations would move by more than their noise
     if it moved by its prior's width. `told` is False where the data say too little: then value and
     width are the prior's.
     """
@@ -218,9 +218,9 @@ def _ending(problem: Problem, observations: Sequence[Observation]) -> _Ending:
 
 
 def _widths(found: Found, observations: Sequence[Observation]) -> Vector:
-    """The larger of what curvature and residuals say and of what leaving groups out says."""
+    """The larger of what curvature and residuals say and of what leaving sweeps out says."""
     widths = found.linear.widths(found.logs)
-    groups = tuple(o.group for o in observations)
+    groups = tuple(o.sweep or o.group for o in observations)
     if len(set(groups)) < _FEWEST_GROUPS:
         return widths
     larger: Vector = np.maximum(widths, found.linear.scattered_widths(groups))

@@ -13,7 +13,7 @@ def provenance(fit: Fit, measured: str, today: date) -> str:
     return (
         f"fitted to {len(fit.observations)} measured times of {measured} on {today.isoformat()}, "
         f"mean residual {errors.mean_error:.2%}, "
-        f"left out of the fit {errors.left_out_mean_error:.2%}"
+        f"each schedule left out {errors.left_out_mean_error:.2%}"
     )
 
 

@@ -20,8 +20,6 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 
-_FEWEST_SWEEPS = 4  # that are left out whole; of fewer, each schedule
-
 
 def informative_rows(
     base: Machine,
@@ -51,8 +49,7 @@ def fit_table(
 ) -> Fit:
     """Fit a profile to the measured step times of these rows, all of one machine.
 
-    The rows are spread over the CPU cores; each worker makes the schedules of its own once. What is
-    left out to see how well it is predicted is all of a model and length.
+    The rows are spread over the CPU cores; each worker makes the schedules of its own once.
 
     Raises:
         CalibrationError: rows are of several machines, one did not succeed or is refused by the
@@ -65,15 +62,13 @@ def fit_table(
             f"the rows are of {len(machines)} machines ({', '.join(machines)}); calibrate one"
         )
     speeds = [_tokens_per_s(row) for row in rows]
-    sweeps = [sweep_of(row) for row in rows]
-    whole = len(set(sweeps)) >= _FEWEST_SWEEPS
     with CellWorkers(rows, on_prediction) as workers:
         observations = [
             Observation(
                 name_of(row),
-                sweeps[i] if whole else workers.keys[i],
+                workers.keys[i],
                 workers.tokens_per_step[i] / speeds[i],
-                sweep=sweeps[i],
+                sweep=sweep_of(row),
             )
             for i, row in enumerate(rows)
         ]
