@@ -1,21 +1,27 @@
-"""Which rows of a table calibrate, decided by their configuration alone, before any result is seen.
+"""Which rows of a table calibrate, decided before any measured figure is seen.
 
-The rule: seven pairs of cells. The models share the pairs, the one with the most successful rows
-first; a model's pairs are at sequence lengths spread evenly over the list of its lengths, both
-ends included (the middle one if it has a single pair); a pair is the length's successful row with
-the smallest caps and the one with the largest, device cap first, then host cap.
+Candidates are chosen by configuration: of models and lengths spread over the table's, the runs
+with the smallest caps, the largest, and the smallest device cap with the largest host cap, where
+the link is busiest. Four pairs of smallest and largest caps, at lengths from the shortest to the
+longest and every model in turn, are taken at once. The rest are those candidates that tell the
+most of all parameters together, by how predictions change with each (D-optimal).
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+
+from twinstream.hardware_profiles.calibration.linear_fit import Vector, whitening
 from twinstream.hardware_profiles.errors import CalibrationError
 
 MOST_CELLS = 14
+MOST_CANDIDATES = 42
+_FIRST_PAIRS = 4
 
 
 class Configured(Protocol):
-    """What the rule may look at: no measured figure."""
+    """What the choice may look at: no measured figure."""
 
     @property
     def model(self) -> str: ...
@@ -30,47 +36,90 @@ class Configured(Protocol):
 
 
 _Row = TypeVar("_Row", bound=Configured)
+_Item = TypeVar("_Item")
 
 
-def default_cells(rows: Iterable[_Row], most: int = MOST_CELLS) -> tuple[_Row, ...]:
-    """The rows of one machine's table that calibrate it, at most `most`.
+def candidate_cells(rows: Iterable[_Row], most: int = MOST_CANDIDATES) -> tuple[_Row, ...]:
+    """The successful rows to choose from, about `most`; the first of them are taken at once.
 
     Raises:
         CalibrationError: no row succeeded.
     """
-    lengths: dict[str, dict[int, list[_Row]]] = {}
+    by_sweep: dict[tuple[int, str], list[_Row]] = {}
     for row in rows:
         if row.status == "ok":
-            lengths.setdefault(row.model, {}).setdefault(row.seq_len, []).append(row)
-    if not lengths:
+            by_sweep.setdefault((row.seq_len, row.model), []).append(row)
+    if not by_sweep:
         raise CalibrationError("the table has no successful row to calibrate with")
-    chosen: dict[int, _Row] = {}
-    for model, num_pairs in _shares(lengths, most // 2).items():
-        for seq_len in _spread(sorted(lengths[model]), num_pairs):
-            found = lengths[model][seq_len]
-            for row in (min(found, key=_caps), max(found, key=_caps)):
-                chosen[id(row)] = row
+    chosen = {id(row): row for row in _first(by_sweep)}
+    sweeps = sorted(by_sweep)
+    for sweep in _spread(sweeps, min(len(sweeps), most // 3)):
+        found = by_sweep[sweep]
+        busiest = min(found, key=lambda row: (row.dev_mem_gib, -row.host_mem_gib))
+        for row in (*_pair(found), busiest):
+            chosen[id(row)] = row
     return tuple(chosen.values())
 
 
-def _shares(lengths: dict[str, dict[int, list[_Row]]], num_pairs: int) -> dict[str, int]:
-    """How many pairs each model gets: one after the other, no more than it has lengths."""
-    order = sorted(lengths, key=lambda m: (-sum(map(len, lengths[m].values())), m))
-    shares = dict.fromkeys(order, 0)
-    while num_pairs and any(shares[m] < len(lengths[m]) for m in order):
-        for model in order:
-            if num_pairs and shares[model] < len(lengths[model]):
-                shares[model] += 1
-                num_pairs -= 1
-    return shares
+def informative_cells(
+    candidates: Sequence[_Row], effects: Vector, most: int = MOST_CELLS
+) -> tuple[_Row, ...]:
+    """The candidates that calibrate, at most `most`.
+
+    Args:
+        candidates: of `candidate_cells`.
+        effects: [candidates, parameters], how far the log of a predicted time moves when a
+            parameter moves by its prior's width.
+    """
+    by_sweep: dict[tuple[int, str], list[_Row]] = {}
+    for row in candidates:
+        by_sweep.setdefault((row.seq_len, row.model), []).append(row)
+    first = {id(row) for row in _first(by_sweep)}
+    chosen = [i for i, row in enumerate(candidates) if id(row) in first][:most]
+    while len(chosen) < min(most, len(candidates)):
+        left = [i for i in range(len(candidates)) if i not in chosen]
+        chosen.append(max(left, key=lambda i: _told([*chosen, i], candidates, effects)))
+    return tuple(candidates[i] for i in chosen)
 
 
-def _spread(lengths: Sequence[int], count: int) -> list[int]:
-    if count == 1:
-        return [lengths[len(lengths) // 2]]
-    last = len(lengths) - 1
-    return [lengths[round(i * last / (count - 1))] for i in range(count)]
+def sweep_of(row: Configured) -> str:
+    """What a run was measured together with: those of its model and length."""
+    return f"{row.model} {row.seq_len}"
+
+
+def _told(chosen: Sequence[int], candidates: Sequence[Configured], effects: Vector) -> float:
+    """Logarithm of how much narrower than the priors these rows make the parameters, together."""
+    sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
+    seen = whitening(sweeps, np.ones(len(chosen))) @ effects[list(chosen)]
+    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + seen.T @ seen)[1])
+
+
+def _first(by_sweep: dict[tuple[int, str], list[_Row]]) -> list[_Row]:
+    """Pairs at lengths from the shortest to the longest, of one model after the other."""
+    models = sorted({model for _, model in by_sweep})
+    models.sort(key=lambda name: -sum(len(by_sweep[s]) for s in by_sweep if s[1] == name))
+    num_pairs = min(max(_FIRST_PAIRS, len(models)), MOST_CELLS // 2, len(by_sweep))
+    chosen: dict[int, _Row] = {}
+    for number in range(num_pairs):
+        model = models[number % len(models)]
+        lengths = sorted(length for length, name in by_sweep if name == model)
+        place = number / max(1, num_pairs - 1) * (len(lengths) - 1)
+        for row in _pair(by_sweep[lengths[round(place)], model]):
+            chosen[id(row)] = row
+    return list(chosen.values())
+
+
+def _pair(rows: Sequence[_Row]) -> tuple[_Row, _Row]:
+    """The smallest and the largest caps, of the device first."""
+    return min(rows, key=_caps), max(rows, key=_caps)
 
 
 def _caps(row: Configured) -> tuple[float, float]:
     return row.dev_mem_gib, row.host_mem_gib
+
+
+def _spread(items: Sequence[_Item], count: int) -> list[_Item]:
+    if count == 1:
+        return [items[len(items) // 2]]
+    last = len(items) - 1
+    return [items[round(i * last / (count - 1))] for i in range(count)]

@@ -1,52 +1,48 @@
-"""Robust least squares of a profile's parameters, with priors, bounds and left-out errors."""
+"""Parameters fitted to measured times: values, how sure they are, and left-out errors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.hardware_profiles.calibration.linear_fit import LinearFit, Vector
+from twinstream.hardware_profiles.calibration.linear_fit import WITHIN_SWEEP, Vector
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
+from twinstream.hardware_profiles.calibration.search import Found, Predictor, Problem
 from twinstream.hardware_profiles.errors import CalibrationError
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.schema import ExpectedError, Machine
 
-_STEP = 0.02  # of a log factor, for differences: well above the rounding of simulated times
-_MOST_LINEARISATIONS = 6
-_STILL = 0.01  # log factors that move less are where they belong: their effect is linear
-_UNTOLD = 0.8  # a posterior wider than this share of the prior is the prior's
+_UNTOLD = 0.9  # a width over this share of the prior's is the prior's
+_FEWEST_GROUPS = 3  # that can be left out one after the other
+_LEAST_ERROR = 1e-4
 _FAR_OFF = 2.0
-_UNHEARD = 0.99  # the same while the derivatives are still those far from the optimum
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured time. Those of one `group` are repeats of one schedule and left out together."""
+    """A measured time.
+
+    Those of one `group` are repeats of one schedule and left out together. Those of one `sweep` are
+    off together besides each by itself, see `linear_fit`.
+    """
 
     name: str
     group: str
     measured_s: float
     weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One question to the predictor: how long takes observation `index` on this machine."""
-
-    machine: Machine
-    index: int
-
-
-Predictor = Callable[[Sequence[Trial]], Sequence[float]]  # seconds, in the order of the trials
+    sweep: str = ""
 
 
 @dataclass(frozen=True)
 class FittedParameter:
     """A parameter after the fit.
 
-    `prior_value` and `value` are its first target's; widths are of the logarithm. `told` is
-    False where the data say too little: then the value is the prior's.
+    `prior_value` and `value` are its first target's; widths are of the logarithm.
+    `posterior_width` is the larger of what curvature and residuals say and of how far the value
+    scatters when sweeps are left out. `num_rows` observations would move by more than their noise
+    if it moved by its prior's width. `told` is False where the data say too little: then value and
+    width are the prior's.
     """
 
     parameter: Parameter
@@ -54,6 +50,7 @@ class FittedParameter:
     value: float
     factor: float
     posterior_width: float
+    num_rows: int
     told: bool
 
     @property
@@ -107,8 +104,22 @@ class Fit:
         """The profile under this name, with this source on all that the data told."""
         told = [found for found in self.parameters if found.told]
         fitted = applied(self.base, [p.parameter for p in told], [p.factor for p in told], source)
-        description = f"{self.base.description}; {source}"
-        return fitted.model_copy(update={"name": name, "description": description})
+        update = {
+            "name": name,
+            "description": f"{self.base.description}; {source}",
+            "expected_error": self.expected_error(source),
+        }
+        return fitted.model_copy(update=update)
+
+    def expected_error(self, source: str) -> ExpectedError:
+        """What to expect of a prediction: the errors on each group, left out of the fit."""
+        errors = self.summary()
+        return ExpectedError(
+            mean=max(_LEAST_ERROR, errors.left_out_mean_error),
+            worst=max(_LEAST_ERROR, errors.left_out_max_error),
+            kind="left_out",
+            source=source,
+        )
 
     def summary(self) -> ErrorSummary:
         """Absolute relative errors on what was fitted, and on each schedule left out."""
@@ -130,10 +141,10 @@ def fit(
 ) -> Fit:
     """Fit the parameters' factors on the base to measured times.
 
-    Minimises the sum of soft-l1 losses of log(predicted / measured) / NOISE and of the squares of
-    log(factor) / width, see `linear_fit`. Predictions are dear and nearly linear in the log
-    factors, so a few linearisations do. Parameters whose posterior stays as wide as their prior go
-    back to it.
+    Minimises the sum of soft-l1 losses of log(predicted / measured), whitened by the noise that
+    `linear_fit` states, and of the squares of log(factor) / width. Predictions are dear and nearly
+    linear in the log factors, so a few linearisations do. Parameters whose width stays nearly the
+    prior's go back to it.
 
     Args:
         base: a profile, see `prepared`.
@@ -143,12 +154,21 @@ def fit(
         CalibrationError: there are fewer than two observations, or one took no time.
     """
     _check(observations)
-    problem = _Problem(base, tuple(parameters), tuple(observations), predict)
+    problem = Problem(
+        base,
+        tuple(parameters),
+        predict,
+        [o.measured_s for o in observations],
+        [o.weight for o in observations],
+        tuple(o.sweep for o in observations),
+    )
     before = problem.times_s(np.zeros(len(parameters)))
-    found = problem.search()
-    widths = found.widths(found.optimum)
-    after, left_out = problem.times_s(found.optimum), problem.left_out_s(found)
-    machine = problem.machine(found.optimum)
+    end = _ending(problem, observations)
+    after = problem.times_s(end.found.logs)
+    left_out = problem.times_at_s([end.left_out[o.group] for o in observations])
+    machine = problem.machine(end.found.logs)
+    priors = np.array([p.width for p in parameters])
+    moved = np.abs(end.found.linear.jacobian) * priors > WITHIN_SWEEP
     return Fit(
         base=base,
         parameters=tuple(
@@ -156,9 +176,10 @@ def fit(
                 parameter=parameter,
                 prior_value=parameter.value_in(base),
                 value=parameter.value_in(machine),
-                factor=float(np.exp(found.optimum[i])),
-                posterior_width=float(widths[i]),
-                told=bool(found.linear.free[i]),
+                factor=float(np.exp(end.found.logs[i])),
+                posterior_width=float(end.widths[i] if end.told[i] else parameter.width),
+                num_rows=int(moved[:, i].sum()),
+                told=bool(end.told[i]),
             )
             for i, parameter in enumerate(parameters)
         ),
@@ -171,120 +192,39 @@ def fit(
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The optimum, and the linear model of the residuals around it."""
+class _Ending:
+    """Where the fit ends: told parameters free, the others at their priors."""
 
-    optimum: Vector
-    linear: LinearFit
+    found: Found
+    told: NDArray[np.bool_]
+    widths: Vector
+    left_out: dict[str, Vector]  # log factors without each group
 
-    def widths(self, logs: Vector) -> Vector:
-        return self.linear.widths(logs)
+
+def _ending(problem: Problem, observations: Sequence[Observation]) -> _Ending:
+    """Search, put back what the data do not tell, and let the others settle without it.
+
+    Widths are those of the search, where all vary: what is put back is as uncertain as its prior,
+    and so is what could make up for it.
+    """
+    found = problem.search()
+    widths = _widths(found, observations)
+    told = widths < _UNTOLD * found.linear.prior_widths
+    linear = found.linear.with_free(told)
+    logs = linear.optimum()
+    settled = problem.around(linear, logs)
+    left_out = settled.left_out_optima(tuple(o.group for o in observations))
+    return _Ending(Found(logs, settled), told, widths, left_out)
 
 
-class _Problem:
-    """Predicted times and their derivatives; the predictor is asked in batches."""
-
-    def __init__(
-        self,
-        base: Machine,
-        parameters: tuple[Parameter, ...],
-        observations: tuple[Observation, ...],
-        predict: Predictor,
-    ) -> None:
-        self._base, self._parameters, self._predict = base, parameters, predict
-        self._observations = observations
-        bounds = [p.factor_bounds(base) for p in parameters]
-        self._low: Vector = np.log([low for low, _ in bounds])
-        self._high: Vector = np.log([high for _, high in bounds])
-        self._known: dict[bytes, Vector] = {}
-        self.num_predictions = 0
-
-    def machine(self, logs: Vector) -> Machine:
-        return applied(self._base, self._parameters, [float(f) for f in np.exp(logs)], "trial")
-
-    def times_s(self, logs: Vector) -> Vector:
-        key = logs.tobytes()
-        if key not in self._known:
-            self._known[key] = self._ask([logs])[0]
-        return self._known[key]
-
-    def search(self) -> _Found:
-        """Linearise, go to the linear model's robust optimum, and again until nothing moves.
-
-        A step that does not lower the cost is halved, twice at most. What the data do not tell is
-        put back to its prior and no longer varied.
-        """
-        logs = np.zeros(len(self._parameters))
-        free = np.ones(len(logs), dtype=bool)
-        for number in range(_MOST_LINEARISATIONS):
-            linear = self._linearised(logs, free)
-            share = _UNTOLD if number else _UNHEARD
-            told = linear.told(linear.optimum(), share)
-            if not (told == free).all():
-                free, linear = told, linear.with_free(told)
-            target, here = linear.optimum(), self._cost(linear, logs)
-            start = np.where(free, logs, 0.0)
-            for shrink in (1.0, 0.5, 0.25):
-                point = start + shrink * (target - start)
-                if self._cost(linear, point) < here:
-                    break
-            moved = float(np.abs(point - logs).max(initial=0.0))
-            logs = point
-            if moved < _STILL and number:
-                break
-        return _Found(logs, linear.at(self._residuals(logs), logs))
-
-    def left_out_s(self, found: _Found) -> Vector:
-        """Each time by the fit without its group: the linear model's optimum, then predicted."""
-        trials = []
-        optima: dict[str, Machine] = {}
-        for index, observation in enumerate(self._observations):
-            group = observation.group
-            if group not in optima:
-                kept = np.array([o.group != group for o in self._observations])
-                optima[group] = self.machine(found.linear.without(~kept).optimum())
-            trials.append(Trial(optima[group], index))
-        self.num_predictions += len(trials)
-        return np.array(self._predict(trials))
-
-    def _linearised(self, logs: Vector, free: NDArray[np.bool_]) -> LinearFit:
-        points, steps = [], []
-        columns = np.flatnonzero(free)
-        for column in columns:  # a difference towards the wider side stays within the bounds
-            up = self._high[column] - logs[column] >= logs[column] - self._low[column]
-            steps.append(_STEP if up else -_STEP)
-            point = logs.copy()
-            point[column] += steps[-1]
-            points.append(point)
-        here = np.log(self.times_s(logs))
-        jacobian = np.zeros((len(here), len(logs)))
-        for column, step, times in zip(columns, steps, self._ask(points), strict=True):
-            jacobian[:, column] = (np.log(times) - here) / step
-        return LinearFit(
-            at_logs=logs,
-            residuals=self._residuals(logs),
-            jacobian=jacobian,
-            weights=np.array([o.weight for o in self._observations]),
-            prior_widths=np.array([p.width for p in self._parameters]),
-            low=self._low,
-            high=self._high,
-            free=free,
-        )
-
-    def _residuals(self, logs: Vector) -> Vector:
-        measured = np.array([o.measured_s for o in self._observations])
-        errors: Vector = np.log(self.times_s(logs) / measured)
-        return errors
-
-    def _cost(self, linear: LinearFit, logs: Vector) -> float:
-        return linear.cost(self._residuals(logs), logs)
-
-    def _ask(self, points: Sequence[Vector]) -> list[Vector]:
-        count = len(self._observations)
-        trials = [Trial(m, i) for m in map(self.machine, points) for i in range(count)]
-        times = np.array(self._predict(trials)).reshape(len(points), count)
-        self.num_predictions += len(trials)
-        return list(times)
+def _widths(found: Found, observations: Sequence[Observation]) -> Vector:
+    """The larger of what curvature and residuals say and of what leaving sweeps out says."""
+    widths = found.linear.widths(found.logs)
+    groups = tuple(o.sweep or o.group for o in observations)
+    if len(set(groups)) < _FEWEST_GROUPS:
+        return widths
+    larger: Vector = np.maximum(widths, found.linear.scattered_widths(groups))
+    return larger
 
 
 def require_same_machine(found: Fit, measured_on: str) -> None:

@@ -29,7 +29,8 @@ class Parameter:
     """A common factor on some numbers of a profile, which the prior says is 1.
 
     `width` is the prior's standard deviation of the factor's logarithm. `low` and `high` bound the
-    first target's value, in its own unit.
+    first target's value, in its own unit. What is `late` is fitted when the others have settled: it
+    moves times by little, and would otherwise make up for what is still far off.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Parameter:
     width: float
     low: float
     high: float
+    late: bool = False
 
     def value_in(self, machine: Machine) -> float:
         """The first target's value in a profile."""
@@ -118,17 +120,17 @@ def declared_parameters(base: Machine, works: Iterable[Work]) -> tuple[Parameter
                 [key for key in backward if _is_half_precision(key)], "half_depth",
                 (1.0, 16.0, 4096.0)),
         _curves("memory_bound", "kernels bound by HBM, of its datasheet rate",
-                memory, "max", (0.15, 0.2, 1.0)),
+                memory, "max", (0.15, 0.2, 1.0), late=True),
         _curves("h2d", "host to device, of the link's nominal rate", ["h2d"], "max",
-                (0.1, 0.3, 1.0)),
+                (0.1, 0.3, 1.0), late=True),
         _curves("d2h", "device to host, of the link's nominal rate", ["d2h"], "max",
-                (0.1, 0.3, 1.0)),
+                (0.1, 0.3, 1.0), late=True),
         _curves("duplex", "both directions together, of twice the link's nominal rate",
-                ["duplex"], "max", (0.1, 0.3, 1.0)),
+                ["duplex"], "max", (0.1, 0.3, 1.0), late=True),
         _curves("host_dram", "host DRAM under DMA, of its nominal rate", ["host_dram"], "max",
-                (0.15, 0.3, 1.0)),
+                (0.1, 0.3, 1.0), late=True),
         Parameter("launch_latency", "ns between two kernels of a stream",
-                  (Target(None, "launch_latency_ns"),), 0.7, 200.0, 20_000.0),
+                  (Target(None, "launch_latency_ns"),), 0.7, 200.0, 20_000.0, late=True),
     ]  # fmt: skip
     return tuple(p for p in found if p.targets and _stated(base, p))
 
@@ -166,10 +168,16 @@ def applied(
 
 
 def _curves(
-    name: str, meaning: str, keys: Iterable[str], attribute: str, prior: tuple[float, float, float]
+    name: str,
+    meaning: str,
+    keys: Iterable[str],
+    attribute: str,
+    prior: tuple[float, float, float],
+    *,
+    late: bool = False,
 ) -> Parameter:
     targets = tuple(Target(key, attribute) for key in keys)
-    return Parameter(name, meaning, targets, *prior)
+    return Parameter(name, meaning, targets, *prior, late=late)
 
 
 def used_curves(base: Machine, works: Iterable[Work]) -> list[str]:

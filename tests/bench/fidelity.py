@@ -1,12 +1,13 @@
 """What docs/benchmarks/fidelity.md shows, from the CSV files that `validate -o` writes.
 
-    python -m tests.bench.fidelity summary PREDICTED.csv --measured TABLE.csv [--only model=8B]
-    python -m tests.bench.fidelity plot PREDICTED.csv ... --measured TABLE.csv -o PLOT.svg
+    python -m tests.bench.fidelity summary PREDICTED.csv --measured TABLE.csv --cells CELLS.csv
+    python -m tests.bench.fidelity plot PREDICTED.csv ... --measured TABLE.csv --cells CELLS.csv ...
+        -o PLOT.svg
     python -m tests.bench.fidelity phases --machine PROFILE.toml
     python -m tests.bench.fidelity borrow --machine NAME --relative NAME [--keep CURVE] -o NEW.toml
 
-`summary` leaves out the schedules of the calibration cells (the default rule's, of the rows that
-`--only` keeps), and counts each distinct schedule once.
+`summary` leaves out the schedules of the calibration cells (as `calibrate --cells` takes them), and
+counts each distinct schedule once.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import numpy as np
 from tests.bench.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.predict import phases
-from twinstream.fidelity.row_choice import chosen_cells, rows_that
+from twinstream.fidelity.row_choice import listed_rows
 from twinstream.hardware_profiles.calibration.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -55,14 +56,14 @@ class Schedule:
         return self.row.columns.get("source_file", "")
 
 
-def schedules(predicted: Path, measured: Path, only: Sequence[str]) -> list[Schedule]:
-    """The predicted rows by schedule; which are calibrated is decided from the table alone."""
+def schedules(predicted: Path, measured: Path, cells: Path) -> list[Schedule]:
+    """The predicted rows by schedule; those of `cells` are calibrated with."""
     table = read_measured(measured)
     with predicted.open(newline="", encoding="utf-8") as file:
         lines = [line for line in csv.DictReader(file) if line["error"]]
     name = lines[0]["machine"]
     rows = [row for row in table if row.machine == name and row.status == "ok"]
-    cells = {key_of(row).plan for row in chosen_cells(rows_that(rows, only), None)}
+    seen = {key_of(row).plan for row in listed_rows(rows, cells)}
     by_caps = {_caps(dict(vars(row))): row for row in rows}
     groups: dict[str, list[dict[str, str]]] = {}
     for line in lines:
@@ -77,7 +78,7 @@ def schedules(predicted: Path, measured: Path, only: Sequence[str]) -> list[Sche
                 predicted=fmean(float(line["predicted_tokens_per_s"]) for line in group),
                 measured=fmean(float(line["tokens_per_s"]) for line in group),
                 stall=float(group[0]["stall"]),
-                calibrated=key_of(row).plan in cells,
+                calibrated=key_of(row).plan in seen,
             )
         )
     return found
@@ -167,8 +168,8 @@ def main() -> None:
     parser.add_argument("what", choices=("summary", "plot", "phases", "borrow"))
     parser.add_argument("predicted", nargs="*", type=Path)
     parser.add_argument("--measured", type=Path)
-    parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--machine")
+    parser.add_argument("--cells", action="append", default=[], type=Path)
     parser.add_argument("--relative")
     parser.add_argument("--keep", action="append", default=[])
     parser.add_argument("--note", default="")
@@ -185,11 +186,12 @@ def main() -> None:
     elif given.what == "phases":
         print("\n".join(phase_lines(given.machine, given.measured)))
     elif given.what == "summary":
-        print("\n".join(summary(schedules(given.predicted[0], given.measured, given.only))))
+        found = schedules(given.predicted[0], given.measured, given.cells[0])
+        print("\n".join(summary(found)))
     else:
         panels = {}
-        for path in given.predicted:
-            found = schedules(path, given.measured, given.only)
+        for path, cells in zip(given.predicted, given.cells, strict=True):
+            found = schedules(path, given.measured, cells)
             name = found[0].row.machine
             panels[name] = [
                 Dot(one.row.seq_len, one.error, one.row.model, one.calibrated, one.stall > STALLED)

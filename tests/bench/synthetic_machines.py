@@ -20,8 +20,8 @@ from statistics import fmean
 
 from twinstream.fidelity.cells import cell_of, key_of
 from twinstream.fidelity.predict import predict_cell
-from twinstream.fidelity.row_choice import chosen_cells
-from twinstream.fidelity.table_fit import fit_table
+from twinstream.fidelity.row_choice import candidate_rows
+from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
@@ -109,7 +109,7 @@ def rows_of(
         for seq_len in which.lengths
     }
     plans: dict[object, MeasuredRow] = {}
-    for line, row in enumerate(_configurations(which), 2):
+    for line, row in enumerate(configurations(which), 2):
         try:
             plans.setdefault(key_of(row), row.model_copy(update={"line": line}))
         except SizingRefused:
@@ -122,7 +122,7 @@ def rows_of(
         yield row.model_copy(update={"tokens_per_s": noisy}), found.stall
 
 
-def _configurations(which: Synthetic) -> Iterator[MeasuredRow]:
+def configurations(which: Synthetic) -> Iterator[MeasuredRow]:
     for model in which.models:
         for seq_len in which.lengths:
             for device in which.device_gib:
@@ -145,7 +145,7 @@ def run(name: str, folder: Path | None, sweeps: float) -> str:
     rows = [row for row, _ in table]
     if folder is not None:
         _write(rows, folder / f"{name}.csv")
-    cells = chosen_cells(rows, None)
+    cells = informative_rows(start, candidate_rows(rows))
     seen = {key_of(row) for row in cells}
     test = [(row, stall) for row, stall in table if key_of(row) not in seen]
     fit = fit_table(start, cells)

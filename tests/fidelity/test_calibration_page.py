@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from twinstream.fidelity.row_choice import chosen_cells
+from twinstream.fidelity.row_choice import listed_rows
 from twinstream.hardware_profiles.measured_table import NEEDED, MeasuredRow, read_measured
 
 PAGE = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def test_the_list_of_cells_chooses_from_the_example(tmp_path):
     (tmp_path / "table.csv").write_text(TABLE, encoding="utf-8")
     (tmp_path / "cells.csv").write_text(CELLS, encoding="utf-8")
     rows = read_measured(tmp_path / "table.csv")
-    assert chosen_cells(rows, tmp_path / "cells.csv") == rows[:2]
+    assert listed_rows(rows, tmp_path / "cells.csv") == rows[:2]
 
 
 def test_the_page_has_every_column_and_says_which_are_needed():

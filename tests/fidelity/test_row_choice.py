@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinstream.fidelity.row_choice import chosen_cells, rows_of
+from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredTableError, read_measured
@@ -64,11 +64,11 @@ def test_a_condition_that_cannot_be_read_is_named(rows, condition):
 def test_a_list_of_cells_chooses_rows_in_its_order(rows, tmp_path):
     cells = tmp_path / "cells.csv"
     cells.write_text("model,seq_len,host_mem_gib,dev_mem_gib,note\n8B,512,75,78,a\n1B,512,16,16,\n")
-    assert [row.line for row in chosen_cells(rows, cells)] == [4, 2]
+    assert [row.line for row in listed_rows(rows, cells)] == [4, 2]
 
 
-def test_without_a_list_the_default_rule_chooses(rows):
-    assert [row.line for row in chosen_cells(rows[:4], None)] == [3, 4, 2]
+def test_without_a_list_the_successful_rows_are_candidates(rows):
+    assert sorted(row.line for row in candidate_rows(rows[:4])) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,19 @@ def test_a_wrong_list_of_cells_is_one_clear_error(rows, tmp_path, text, message)
     cells = tmp_path / "cells.csv"
     cells.write_text(text)
     with pytest.raises((CalibrationError, MeasuredTableError), match=message):
-        chosen_cells(rows, cells)
+        listed_rows(rows, cells)
 
 
 @pytest.mark.parametrize("name", ["none.csv", ""])
 def test_a_list_that_is_not_there_or_a_folder_is_named(rows, tmp_path, name):
     with pytest.raises(MeasuredTableError, match=rf"cannot read .*{name}: "):
-        chosen_cells(rows, tmp_path / name)
+        listed_rows(rows, tmp_path / name)
 
 
 def test_a_list_is_read_as_spreadsheets_and_people_write_it(rows, tmp_path):
     cells = tmp_path / "cells.csv"
     cells.write_bytes(b"\xef\xbb\xbfSeq_Len, Host_Mem_GiB ,dev_mem_gib\r\n 512 ,75, 78\r\n\r\n")
-    assert [row.line for row in chosen_cells(rows, cells)] == [4]
+    assert [row.line for row in listed_rows(rows, cells)] == [4]
 
 
 def test_a_cell_that_several_models_or_machines_have_is_not_guessed(rows, tmp_path):
@@ -109,14 +109,14 @@ def test_a_cell_that_several_models_or_machines_have_is_not_guessed(rows, tmp_pa
     cells.write_text("seq_len,host_mem_gib,dev_mem_gib\n512,75,78\n")
     other = rows[2].model_copy(update={"line": 7, "model": "1B"})
     with pytest.raises(CalibrationError, match=r"line 2: rows of H100 1B, H100 8B have seq_len"):
-        chosen_cells([*rows, other], cells)
+        listed_rows([*rows, other], cells)
 
 
 def test_the_rule_chooses_only_what_can_be_predicted(rows):
     """A model that nobody knows, and caps at which the seed system would not have run."""
     unknown = rows[2].model_copy(update={"line": 7, "model": "405B", "dev_mem_gib": 80.0})
     refused = rows[2].model_copy(update={"line": 8, "dev_mem_gib": 8.0})
-    chosen = chosen_cells([*rows[:3], unknown, refused], None)
+    chosen = candidate_rows([*rows[:3], unknown, refused])
     assert sorted(row.line for row in chosen) == [2, 3, 4]
     with pytest.raises(CalibrationError, match="unknown model '405b'"):
-        chosen_cells([unknown], None)
+        candidate_rows([unknown])

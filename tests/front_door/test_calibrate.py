@@ -61,6 +61,11 @@ def test_a_table_becomes_a_profile_that_says_where_it_is_from(table, tmp_path):
     assert machine.name == "mine"
     assert machine.efficiency["sustained"].max == pytest.approx(by_name["sustained"]["value"])
     assert "fitted to 3 measured times of runs.csv on 20" in machine.efficiency["sustained"].source
+    stated = machine.expected_error
+    left_out = [abs(o["left_out_s"] / o["measured_s"] - 1.0) for o in found["observations"]]
+    assert stated is not None and stated.kind == "left_out"
+    assert stated.mean == pytest.approx(max(1e-4, sum(left_out) / 3))
+    assert stated.worst == pytest.approx(max(1e-4, *left_out))
 
 
 def test_without_anything_measured_it_says_what_to_give():

@@ -15,8 +15,8 @@ from twinstream.fidelity.fit_report import (
     parameter_table,
     provenance,
 )
-from twinstream.fidelity.row_choice import chosen_cells, rows_of
-from twinstream.fidelity.table_fit import fit_table
+from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.fidelity.timeline_fit import fit_timeline
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.errors import CalibrationError
@@ -38,8 +38,8 @@ Cells = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="A CSV of the rows to calibrate with; by default at most 14: smallest and largest "
-        "caps at lengths spread over the table's.",
+        help="A CSV of the rows to calibrate with; by default at most 14: those that tell most of "
+        "the profile, by predictions alone.",
     ),
 ]
 ScheduleFile = Annotated[
@@ -91,8 +91,14 @@ def _table_fit(
     profile: Machine, measured: Path, cells: Path | None, only: list[str], *, quiet: bool
 ) -> Fit:
     rows = rows_of(read_measured(measured), profile, only)
-    with progress(f"sizing {measured.name}", len(rows), quiet=quiet) as step:
-        chosen = chosen_cells(rows, cells, step)
+    if cells is not None:
+        chosen = listed_rows(rows, cells)
+    else:
+        with progress(f"sizing {measured.name}", len(rows), quiet=quiet) as step:
+            candidates = candidate_rows(rows, step)
+        told = f"choosing of {len(candidates)} rows: predictions"
+        with progress(told, quiet=quiet) as step:
+            chosen = informative_rows(profile, candidates, step)
     with progress(f"fitting {len(chosen)} of {len(rows)} rows: predictions", quiet=quiet) as step:
         return fit_table(profile, chosen, step)
 

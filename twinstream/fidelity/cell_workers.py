@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from twinstream.fidelity.cells import Cell, cell_of
 from twinstream.fidelity.predict import step_s
-from twinstream.hardware_profiles.calibration.fitting import Trial
+from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.calibration.timelines import works_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow

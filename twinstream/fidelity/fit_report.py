@@ -48,7 +48,7 @@ def fit_json(fit: Fit) -> dict[str, object]:
 def parameter_table(fit: Fit) -> Table:
     """The constants: prior, fitted value with its spread, bounds."""
     table = Table(title=f"Parameters, from {fit.base.name}", title_justify="left")
-    for column in ("parameter", "prior", "fitted", "+/-", "bounds"):
+    for column in ("parameter", "prior", "fitted", "+/-", "rows", "bounds"):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     table.add_column("")
     for found in fit.parameters:
@@ -58,6 +58,7 @@ def parameter_table(fit: Fit) -> Table:
             f"{found.prior_value:.4g}",
             f"{found.value:.4g}" if found.told else "-",
             f"{found.posterior_width:.1%}",
+            str(found.num_rows),
             f"{low:g} to {high:g}",
             _remark(found),
         )
@@ -100,6 +101,7 @@ def _parameter_json(found: FittedParameter) -> dict[str, object]:
         "prior_width": found.parameter.width,
         "value": found.value,
         "posterior_width": found.posterior_width,
+        "rows": found.num_rows,
         "low": found.parameter.low,
         "high": found.parameter.high,
         "identified": found.told,

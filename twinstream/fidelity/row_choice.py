@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from twinstream.fidelity.cells import CellKey
 from twinstream.fidelity.matching import class_named, class_of, nothing_left, planned
-from twinstream.hardware_profiles.calibration.cells import default_cells
+from twinstream.hardware_profiles.calibration.cells import candidate_cells
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
@@ -64,15 +65,29 @@ def rows_of(
     return [row for row in left if row.machine == named[0]]
 
 
-def chosen_cells(
-    rows: Sequence[MeasuredRow],
-    cells: Path | None,
-    on_row: Callable[[], None] = lambda: None,
+def candidate_rows(
+    rows: Sequence[MeasuredRow], on_row: Callable[[], None] = lambda: None
 ) -> tuple[MeasuredRow, ...]:
-    """The successful rows that a file lists, or those of the default rule where there is none.
+    """The rows among which `informative_rows` chooses, each of a schedule of its own.
 
-    The rule chooses among the rows that can be predicted; `on_row` is called when that is known of
-    each, which takes milliseconds.
+    Only rows that can be predicted; `on_row` is called when that is known of each, which takes
+    milliseconds.
+
+    Raises:
+        CalibrationError: no row both ran and can be planned.
+    """
+    known = planned(rows, on_row)
+    first: dict[CellKey, MeasuredRow] = {}
+    for row in rows:
+        if row.status == "ok" and row.line in known.keys:
+            first.setdefault(known.keys[row.line], row)
+    if not first:
+        raise CalibrationError(nothing_left(known))
+    return candidate_cells(first.values())
+
+
+def listed_rows(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, ...]:
+    """The successful rows that a file lists.
 
     The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
     machine and model where the table has several; other columns are not read.
@@ -81,16 +96,6 @@ def chosen_cells(
         MeasuredTableError: the file cannot be read or is no list of cells.
         CalibrationError: it lists what is not in the table, or in it more than once.
     """
-    if cells is not None:
-        return _listed(rows, cells)
-    known = planned(rows, on_row)
-    left = [row for row in rows if row.line in known.keys]
-    if not any(row.status == "ok" for row in left):
-        raise CalibrationError(nothing_left(known))
-    return default_cells(left)
-
-
-def _listed(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, ...]:
     found: dict[int, MeasuredRow] = {}
     for number, line in read_cells(cells, _CAPS):
         where = f"{cells}, line {number}"

@@ -3,6 +3,11 @@
 from collections.abc import Callable, Sequence
 
 from twinstream.fidelity.cell_workers import CellWorkers
+from twinstream.hardware_profiles.calibration.cells import (
+    MOST_CELLS,
+    informative_cells,
+    sweep_of,
+)
 from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
@@ -10,9 +15,31 @@ from twinstream.hardware_profiles.calibration.fitting import (
     require_same_machine,
 )
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
+from twinstream.hardware_profiles.calibration.search import Problem
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
+
+
+def informative_rows(
+    base: Machine,
+    candidates: Sequence[MeasuredRow],
+    on_prediction: Callable[[], None] = lambda: None,
+    most: int = MOST_CELLS,
+) -> tuple[MeasuredRow, ...]:
+    """The candidates that tell most of the base's parameters, by predictions alone.
+
+    Raises:
+        MissingNumberError: the base lacks a number that a schedule needs.
+    """
+    if len(candidates) <= most:
+        return tuple(candidates)
+    with CellWorkers(candidates, on_prediction) as workers:
+        start = prepared(base)
+        parameters = declared_parameters(start, workers.works)
+        ones = [1.0] * len(candidates)  # nothing measured
+        problem = Problem(start, parameters, workers.seconds, ones, ones, ("",) * len(ones))
+        return informative_cells(candidates, problem.effects_of_priors(), most)
 
 
 def fit_table(
@@ -37,7 +64,12 @@ def fit_table(
     speeds = [_tokens_per_s(row) for row in rows]
     with CellWorkers(rows, on_prediction) as workers:
         observations = [
-            Observation(name_of(row), workers.keys[i], workers.tokens_per_step[i] / speeds[i])
+            Observation(
+                name_of(row),
+                workers.keys[i],
+                workers.tokens_per_step[i] / speeds[i],
+                sweep=sweep_of(row),
+            )
             for i, row in enumerate(rows)
         ]
         start = prepared(base)

@@ -7,7 +7,6 @@ from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_paramete
 from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
-    Trial,
     fit,
     require_same_machine,
 )
@@ -16,6 +15,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
+from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClass,
     mean_seconds,

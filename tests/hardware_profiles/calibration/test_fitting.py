@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.hardware_profiles.machines import toy_machine
-from twinstream.hardware_profiles.calibration.fitting import Observation, Trial, fit
+from twinstream.hardware_profiles.calibration.fitting import Observation, fit
 from twinstream.hardware_profiles.calibration.parameters import (
     Parameter,
     Target,
@@ -14,6 +14,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
+from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.cost import copy_alone_ns, work_alone_ns
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine

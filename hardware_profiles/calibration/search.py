@@ -1,0 +1,163 @@
+"""The search for the factors: predicted times and derivatives, until nothing moves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.hardware_profiles.calibration.linear_fit import LinearFit, Vector
+from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
+from twinstream.hardware_profiles.schema import Machine
+
+_STEP = 0.02  # of a log factor, for differences: well above the rounding of simulated times
+_MOST_LINEARISATIONS = 8
+_MOST_WITHOUT_LATE = 3
+_STILL = 0.01  # log factors that move less are where they belong: their effect is linear
+_NEARLY_STILL = 0.05
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One question to the predictor: how long takes observation `index` on this machine."""
+
+    machine: Machine
+    index: int
+
+
+Predictor = Callable[[Sequence[Trial]], Sequence[float]]  # seconds, in the order of the trials
+
+
+@dataclass(frozen=True)
+class Found:
+    """Log factors where the search ended, and the linear model of the residuals around it."""
+
+    logs: Vector
+    linear: LinearFit
+
+
+class Problem:
+    """Predicted times of measured ones and their derivatives; the predictor is asked in batches.
+
+    [observations] measured_s, weights and sweeps, see `LinearFit`.
+    """
+
+    def __init__(
+        self,
+        base: Machine,
+        parameters: tuple[Parameter, ...],
+        predict: Predictor,
+        measured_s: Sequence[float],
+        weights: Sequence[float],
+        sweeps: tuple[str, ...],
+    ) -> None:
+        self._base, self._parameters, self._predict = base, parameters, predict
+        self._measured_s, self._weights = np.array(measured_s), np.array(weights)
+        self._sweeps = sweeps
+        bounds = [p.factor_bounds(base) for p in parameters]
+        self._low: Vector = np.log([low for low, _ in bounds])
+        self._high: Vector = np.log([high for _, high in bounds])
+        self._known: dict[bytes, Vector] = {}
+        self.num_predictions = 0
+
+    def machine(self, logs: Vector) -> Machine:
+        """The base with these log factors."""
+        return applied(self._base, self._parameters, [float(f) for f in np.exp(logs)], "trial")
+
+    def times_s(self, logs: Vector) -> Vector:
+        """Predicted seconds of each observation."""
+        key = logs.tobytes()
+        if key not in self._known:
+            self._known[key] = self._ask([logs])[0]
+        return self._known[key]
+
+    def times_at_s(self, points: Sequence[Vector]) -> Vector:
+        """Predicted seconds of each observation at a point of its own."""
+        machines = {point.tobytes(): self.machine(point) for point in points}
+        trials = [Trial(machines[point.tobytes()], i) for i, point in enumerate(points)]
+        self.num_predictions += len(trials)
+        return np.array(self._predict(trials))
+
+    def effects_of_priors(self) -> Vector:
+        """[observations, parameters]: how far each prior's width downwards moves the log times.
+
+        Over a whole width, so that a limit that only binds further down is seen too.
+        """
+        widths = np.array([p.width for p in self._parameters])
+        steps = np.maximum(-widths, np.minimum(self._low, -_STEP))
+        here = np.log(self.times_s(np.zeros(len(steps))))
+        moved = self._ask(list(np.diag(steps)))
+        slopes = [(np.log(t) - here) / s for t, s in zip(moved, steps, strict=True)]
+        effects: Vector = np.array(slopes).T * widths
+        return effects
+
+    def search(self) -> Found:
+        """Linearise, go to the linear model's robust optimum, and again until nothing moves.
+
+        The late parameters stay at their priors until the others are nearly still: what is small
+        does not make up for what is still far off. A step that does not lower the cost is halved,
+        twice at most, and not made where that does not help.
+        """
+        logs = np.zeros(len(self._parameters))
+        early = np.array([not p.late for p in self._parameters])
+        free = early if early.any() else ~early
+        for number in range(_MOST_LINEARISATIONS):
+            if number == _MOST_WITHOUT_LATE:
+                free = np.ones(len(logs), dtype=bool)
+            linear = self._linearised(logs, free)
+            point = self._lower(linear, logs)
+            moved = float(np.abs(point - logs).max(initial=0.0))
+            logs = point
+            if free.all() and moved < _STILL and number:
+                break
+            if moved < _NEARLY_STILL:
+                free = np.ones(len(logs), dtype=bool)
+        return Found(logs, self.around(linear, logs))
+
+    def around(self, linear: LinearFit, logs: Vector) -> LinearFit:
+        """The linear model with the residuals as they are at another point."""
+        return linear.at(self._residuals(logs), logs)
+
+    def _lower(self, linear: LinearFit, logs: Vector) -> Vector:
+        target, here = linear.optimum(), linear.cost(linear.residuals, logs)
+        for share in (1.0, 0.5, 0.25):
+            point = logs + share * (target - logs)
+            if linear.cost(self._residuals(point), point) < here:
+                return point
+        return logs
+
+    def _linearised(self, logs: Vector, free: NDArray[np.bool_]) -> LinearFit:
+        points, steps = [], []
+        columns = np.flatnonzero(free)
+        for column in columns:  # a difference towards the wider side stays within the bounds
+            up = self._high[column] - logs[column] >= logs[column] - self._low[column]
+            steps.append(_STEP if up else -_STEP)
+            point = logs.copy()
+            point[column] += steps[-1]
+            points.append(point)
+        here = np.log(self.times_s(logs))
+        jacobian = np.zeros((len(here), len(logs)))
+        for column, step, times in zip(columns, steps, self._ask(points), strict=True):
+            jacobian[:, column] = (np.log(times) - here) / step
+        return LinearFit(
+            at_logs=logs,
+            residuals=self._residuals(logs),
+            jacobian=jacobian,
+            weights=self._weights,
+            sweeps=self._sweeps,
+            prior_widths=np.array([p.width for p in self._parameters]),
+            low=self._low,
+            high=self._high,
+            free=free,
+        )
+
+    def _residuals(self, logs: Vector) -> Vector:
+        errors: Vector = np.log(self.times_s(logs) / self._measured_s)
+        return errors
+
+    def _ask(self, points: Sequence[Vector]) -> list[Vector]:
+        count = len(self._measured_s)
+        trials = [Trial(m, i) for m in map(self.machine, points) for i in range(count)]
+        times = np.array(self._predict(trials)).reshape(len(points), count)
+        self.num_predictions += len(trials)
+        return list(times)
