@@ -41,21 +41,21 @@ class PieceMemory:
     """An arena in consecutive pieces. A view never reaches over the end of one."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._pieces = tuple(pieces)
+        self.pieces = tuple(pieces)
 
     def __getitem__(self, wanted: slice) -> torch.Tensor:
-        for piece in self._pieces:
+        for piece in self.pieces:
             low, high = wanted.start - piece.start, wanted.stop - piece.start
             if low >= 0 and high <= piece.bytes.numel():
                 return piece.bytes[low:high]
         raise AssertionError(f"bytes {wanted.start} to {wanted.stop} lie in no single piece")
 
     def fill_(self, value: int) -> None:
-        for piece in self._pieces:
+        for piece in self.pieces:
             piece.bytes.fill_(value)
 
     def numel(self) -> int:
-        return sum(piece.bytes.numel() for piece in self._pieces)
+        return sum(piece.bytes.numel() for piece in self.pieces)
 
 
 class Arenas:

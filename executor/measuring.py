@@ -112,10 +112,7 @@ class MeasuringSession:
             size_bytes += _PIECE_SLACK_BYTES
         pinning = arena_pinning(heeds_available=heeds_available)
         memory = self._pinned.enter_context(pinned_arena(size_bytes, (), pinning))
-        start = 0
-        for end in piece_ends(size_bytes, ()) if size_bytes else ():
-            self._pieces.append(memory[start:end])
-            start = end
+        self._pieces = [piece.bytes for piece in memory.pieces]
 
     def take_host_anyway(self, size_bytes: int) -> str:
         """As `take_host`, but where the system says that less is available, try all the same.
@@ -165,7 +162,7 @@ class MeasuringSession:
         if found is None:
             raise NoBoundaryError(
                 f"the schedule's {size_bytes / 2**30:.2f} GiB of host memory hang together over "
-                f"the end of a pinned piece of {MAX_PIECE_BYTES / 2**30:.0f} GiB; plan with "
+                f"the ends of the {len(self._pieces)} pinned pieces; plan with "
                 "another --host-mem"
             )
         return found
@@ -186,10 +183,13 @@ class MeasuringSession:
         held = [piece.numel() for piece in self._pieces]
         if len(held) == 1 and size_bytes <= held[0]:
             return self._pieces[0]
-        if not held or not size_bytes:
-            return None if size_bytes or not held else self._pieces[0]
+        if not size_bytes and held:
+            return self._pieces[0]
+        if sum(held) < size_bytes or not held:
+            return None
         pieces, start = [], 0
-        for number, end in enumerate(piece_ends(size_bytes, host_ranges(schedule))):
+        ends = piece_ends(size_bytes, host_ranges(schedule), max(held))
+        for number, end in enumerate(ends):
             if number >= len(held) or end - start > held[number]:
                 return None
             pieces.append(Piece(start, self._pieces[number][: end - start]))

@@ -1,5 +1,7 @@
 """The pinned host arena: anonymous mappings, populated by several threads, registered in pieces.
 
+Pages are populated once: of a piece that the driver refuses, smaller ones are tried as they are.
+
 torch's own pinned allocator rounds to powers of two; at hundreds of GiB that is not affordable.
 """
 
@@ -13,15 +15,21 @@ from typing import Any, Protocol
 
 import torch
 
-from twinstream.executor.arenas import ArenaMemory, Piece, PieceMemory
+from twinstream.executor.arenas import Piece, PieceMemory
 from twinstream.executor.host_limits import HostMemoryError, check_host_memory, host_limits
 from twinstream.executor.options import Progress
-from twinstream.executor.pinned_pieces import MAX_PIECE_BYTES, HostRange, piece_ends
+from twinstream.executor.pinned_pieces import (
+    MAX_PIECE_BYTES,
+    HostRange,
+    NoBoundaryError,
+    piece_ends,
+)
 from twinstream.schedule.sizes import gib
 
 _TOUCHED_AT_ONCE_BYTES = 2**28
 _MAX_THREADS = 16
 _PROBED_LIMIT_BYTES = 2**30
+_MIN_PIECE_BYTES = 2**29  # 200 locks for 100 GiB; a driver that refuses so little has no more
 
 
 class Cudart(Protocol):
@@ -48,6 +56,7 @@ def clear_cuda_error() -> None:
 class Pinning:
     """How to pin: the driver, CPUs near the GPU (empty: any), pieces, and who is told.
 
+    What the driver refuses is tried again in halves, down to `min_piece_bytes`.
     `clear_error` is called whenever the driver has refused something.
     A virtual machine whose memory grows as it is used has less available than it will give; only
     without `heeds_available` does it.
@@ -59,12 +68,13 @@ class Pinning:
     on_progress: Progress | None = None
     heeds_available: bool = True
     clear_error: Callable[[], None] = clear_cuda_error
+    min_piece_bytes: int = _MIN_PIECE_BYTES
 
 
 @contextlib.contextmanager
 def pinned_arena(
     size_bytes: int, ranges: Sequence[HostRange], pinning: Pinning
-) -> Iterator[ArenaMemory]:
+) -> Iterator[PieceMemory]:
     """Host memory of exactly the size asked for, page-locked for the device while open.
 
     Whichever way the block is left, Ctrl-C and a failed registration included, every piece that
@@ -89,7 +99,7 @@ def pinned_arena(
         for end in ends:
             pieces.append(Piece(start, _mapped(end - start)))
             start = end
-        _lock_all(pieces, locks, size_bytes, pinning)
+        pieces = _Pinner(size_bytes, sorted(ranges), pinning, locks).pinned(pieces)
         yield PieceMemory(pieces)
     except BaseException:
         locks.release()  # a device that has failed refuses this too; what is raised says why
@@ -141,29 +151,82 @@ def _mapped(size_bytes: int) -> torch.Tensor:
     return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
-def _lock_all(pieces: Sequence[Piece], locks: _Locks, size_bytes: int, pinning: Pinning) -> None:
-    done = 0
+class _Pinner:
+    """Populates mappings and locks them, whole or, where the driver refuses, in smaller pieces."""
 
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        if pinning.on_progress is not None:
-            pinning.on_progress(done // 2, size_bytes)
+    def __init__(
+        self, size_bytes: int, ranges: Sequence[HostRange], pinning: Pinning, locks: "_Locks"
+    ) -> None:
+        self._size_bytes, self._ranges = size_bytes, ranges
+        self._pinning, self._locks = pinning, locks
+        self._done = 0
+        self._error = 0
+        self._max_bytes = pinning.max_piece_bytes
 
-    for number, piece in enumerate(pieces):
-        with contextlib.closing(_populated(piece.bytes, pinning.cpus)) as populated:
-            for num_bytes in populated:
-                advance(num_bytes)
-        error = locks.lock(piece.bytes)
-        if error:
-            raise HostMemoryError(
-                f"the driver cannot pin piece {number + 1} of {len(pieces)}, "
-                f"{gib(piece.bytes.numel())} of {gib(size_bytes)} of host memory "
-                f"(cudaHostRegister: error {error}, with {gib(piece.start)} pinned before it); "
-                f"{_limits_now()}. Raise `ulimit -l`, free memory, or plan with a smaller "
-                "--host-mem."
-            )
-        advance(piece.bytes.numel())
+    def pinned(self, mapped: Sequence[Piece]) -> list[Piece]:
+        """The pieces as they were locked: those given, or parts of them."""
+        found: list[Piece] = []
+        for piece in mapped:
+            with contextlib.closing(_populated(piece.bytes, self._pinning.cpus)) as populated:
+                for num_bytes in populated:
+                    self._advance(num_bytes)
+            found += self._locked(piece)
+        return found
+
+    def _locked(self, piece: Piece) -> list[Piece]:
+        """The piece in parts of at most what the driver has taken so far, halved as it refuses.
+
+        Its pages are there and stay: only the call that locks them is made again.
+
+        Raises:
+            HostMemoryError: it refuses the smallest that can be cut too.
+        """
+        found: list[Piece] = []
+        left = piece
+        while left.bytes.numel():
+            part, rest = self._cut(left)
+            if error := self._locks.lock(part.bytes):
+                self._error = error
+                self._halve(part)
+            else:
+                found.append(part)
+                left = rest
+                self._advance(part.bytes.numel())
+        return found
+
+    def _cut(self, piece: Piece) -> tuple[Piece, Piece]:
+        """The largest first part that may be locked by itself, and the rest."""
+        size = piece.bytes.numel()
+        ranges = [
+            HostRange(r.start - piece.start, r.end - piece.start, r.slot)
+            for r in self._ranges
+            if piece.start <= r.start < piece.start + size
+        ]
+        try:
+            end = piece_ends(size, ranges, self._max_bytes, mmap.PAGESIZE)[0]
+        except NoBoundaryError:
+            raise self._refused(piece) from None
+        first = Piece(piece.start, piece.bytes[:end])
+        return first, Piece(piece.start + end, piece.bytes[end:])
+
+    def _halve(self, refused: Piece) -> None:
+        half = refused.bytes.numel() // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+        if half < self._pinning.min_piece_bytes:
+            raise self._refused(refused)
+        self._max_bytes = half
+
+    def _advance(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        if self._pinning.on_progress is not None:
+            self._pinning.on_progress(self._done // 2, self._size_bytes)
+
+    def _refused(self, piece: Piece) -> HostMemoryError:
+        return HostMemoryError(
+            f"the driver cannot pin {gib(piece.bytes.numel())} of {gib(self._size_bytes)} of host "
+            f"memory in one piece, nor more (cudaHostRegister: error {self._error}, with "
+            f"{gib(piece.start)} pinned before it); {_limits_now()}. Raise `ulimit -l`, free "
+            "memory, or plan with a smaller --host-mem."
+        )
 
 
 def _populated(flat: torch.Tensor, cpus: Set[int]) -> Generator[int]:

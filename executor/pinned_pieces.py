@@ -46,21 +46,24 @@ def host_ranges(schedule: Schedule) -> list[HostRange]:
 
 
 def piece_ends(
-    size_bytes: int, ranges: Sequence[HostRange], max_bytes: int = MAX_PIECE_BYTES
+    size_bytes: int,
+    ranges: Sequence[HostRange],
+    max_bytes: int = MAX_PIECE_BYTES,
+    alignment_bytes: int = ALIGNMENT_BYTES,
 ) -> list[int]:
     """Ends of as few pieces as can be, each at most `max_bytes`, that no range reaches over.
 
-    The last is `size_bytes`, the others are multiples of 256. Every piece is as long as it can
-    be, which makes them fewest.
+    The last is `size_bytes`, the others are multiples of the alignment. Every piece is as long as
+    it can be, which makes them fewest.
 
     Raises:
         NoBoundaryError: more than `max_bytes` hang together.
     """
-    blocks = _blocks(sorted(ranges))
+    blocks = _blocks(sorted(ranges), alignment_bytes)
     ends: list[int] = []
     start = 0
     while size_bytes - start > max_bytes:
-        cut = (start + max_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        cut = (start + max_bytes) // alignment_bytes * alignment_bytes
         for block in blocks:
             if block.start < cut < block.end:
                 cut = block.start
@@ -81,11 +84,11 @@ class _Block:
     slots: list[str]
 
 
-def _blocks(ranges: Sequence[HostRange]) -> list[_Block]:
+def _blocks(ranges: Sequence[HostRange], alignment_bytes: int) -> list[_Block]:
     blocks: list[_Block] = []
     for found in ranges:
-        start = found.start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        end = -(-found.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        start = found.start // alignment_bytes * alignment_bytes
+        end = -(-found.end // alignment_bytes) * alignment_bytes
         if blocks and start < blocks[-1].end:
             blocks[-1].end = max(blocks[-1].end, end)
             if found.slot not in blocks[-1].slots[-1:]:

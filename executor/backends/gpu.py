@@ -84,8 +84,8 @@ class TorchGpu:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._index = device.index or 0
         self._pool = torch.cuda.MemPool()
-        self._refused_pools: list[Any] = []  # graphs captured before may live in them
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -100,23 +100,31 @@ class TorchGpu:
         torch.cuda.set_stream(stream)
 
     def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
-        """All graphs share the pool: blocks in it belong to streams, and those run in order.
-
-        After a refusal there is a new one.
-        """
+        """All graphs share the pool: blocks in it belong to streams, and those run in order."""
         graph = torch.cuda.CUDAGraph()
         # Only this thread must keep to what may be captured: others may be at work meanwhile.
         mode = "thread_local"
         pool: Any = self._pool.id
+        users = self._pool.use_count()
         try:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
                 body()
         except RuntimeError:
-            # Some versions of torch leave the pool recording, and it could not be used again.
-            self._refused_pools.append(self._pool)
-            self._pool = torch.cuda.MemPool()
+            self._take_pool_back(graph, users)
             raise
         return graph
+
+    def _take_pool_back(self, graph: Any, users: int) -> None:
+        """End a refused capture's hold on the pool, which had so many users before it.
+
+        torch (2.11) leaves the pool recording and counts the graph among its users for good: the
+        pool could not be captured into again, and its memory never be given back.
+        """
+        graph.reset()
+        with contextlib.suppress(RuntimeError):  # it was not recording; no call tells
+            torch._C._cuda_endAllocateToPool(self._index, self._pool.id)
+        for _ in range(self._pool.use_count() - users):
+            torch._C._cuda_releasePool(self._index, self._pool.id)
 
     @contextlib.contextmanager
     def named_range(self, name: str) -> Iterator[None]:

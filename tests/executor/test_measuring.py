@@ -75,16 +75,11 @@ def test_memory_is_taken_whatever_is_said_and_less_of_it_where_so_much_cannot_be
     assert asked == [(more, True), (more, False), (needed, True), (needed, False)]
 
 
-def test_an_arena_in_pieces_is_cut_where_the_schedule_allows(schedules, monkeypatch):
+def test_an_arena_in_pieces_is_cut_where_the_schedule_allows(schedules):
     _, streaming = schedules
     size = Arenas.sizes(streaming)[HOST]
     most = size * 2 // 3
-
-    def ends(size_bytes, ranges):
-        return piece_ends(size_bytes, ranges, most)
-
-    monkeypatch.setattr(measuring, "piece_ends", ends)
-    cut = ends(size, host_ranges(streaming))[0]
+    cut = piece_ends(size, host_ranges(streaming), most)[0]
     with MeasuringSession("cpu") as whole, MeasuringSession("cpu") as session:
         session._pieces = [torch.empty(most, dtype=torch.uint8) for _ in range(2)]
         memory = session._cut(streaming, size)

@@ -15,7 +15,6 @@ from twinstream.executor.cuda_run import run_on_cuda
 from twinstream.executor.device_memory import DeviceMemoryError
 from twinstream.executor.measuring import MeasuringSession
 from twinstream.executor.pinned import Pinning
-from twinstream.executor.pinned_pieces import piece_ends
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 
@@ -96,7 +95,6 @@ def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
     most = size * 2 // 3 // 4096 * 4096
     monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", most)
     monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", most)
-    monkeypatch.setattr(measuring, "piece_ends", lambda n, ranges: piece_ends(n, ranges, most))
     monkeypatch.setattr(
         measuring, "arena_pinning", lambda **more: Pinning(device.cudart, max_piece_bytes=most)
     )
@@ -108,6 +106,23 @@ def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
         found = [session.measure(one, 3).losses for one in (*schedules, schedules[1])]
         assert found == [found[0]] * 3
         assert len(device.cudart.asked) == pinned
+
+
+def test_pieces_that_the_driver_wanted_smaller_serve_schedules_too(device, schedules, monkeypatch):
+    size = Arenas.sizes(schedules[1])[HOST]
+    slack = size // 4096 * 4096
+    monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", size // 2)
+    monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", slack)
+    device.cudart = FakeCudart(most_bytes=size * 3 // 4)
+    monkeypatch.setattr(
+        measuring, "arena_pinning", lambda **more: Pinning(device.cudart, min_piece_bytes=4096)
+    )
+    with MeasuringSession("cuda") as session:
+        session.take_host(size)
+        tries = len(device.cudart.asked)
+        assert len(device.cudart.locked) > 1
+        assert session.measure(schedules[1], 3).losses
+        assert len(device.cudart.asked) == tries
 
 
 def test_an_arena_over_the_devices_memory_is_a_sentence_and_the_session_goes_on(device, schedules):
