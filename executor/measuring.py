@@ -16,6 +16,13 @@ import torch
 from twinstream.executor.arena_memory import arena_pinning, device_slab
 from twinstream.executor.arenas import ArenaMemory, Arenas, Piece, PieceMemory
 from twinstream.executor.device_memory import check_device_memory
+from twinstream.executor.device_state import (
+    NO_READER,
+    DeviceState,
+    StateReader,
+    StateWatch,
+    state_reader,
+)
 from twinstream.executor.execute import execute_in
 from twinstream.executor.host_limits import (
     AvailableMemoryError,
@@ -23,6 +30,7 @@ from twinstream.executor.host_limits import (
     check_host_memory,
     host_limits,
 )
+from twinstream.executor.host_work import HostWork
 from twinstream.executor.kernels.attention.canary import check_attention
 from twinstream.executor.options import BackendName, RunOptions
 from twinstream.executor.pinned import pinned_arena
@@ -36,6 +44,7 @@ from twinstream.executor.random_weights import RandomWeights
 from twinstream.executor.training import Training
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Fetch
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.timeline import Timeline
 
@@ -51,12 +60,14 @@ class Measured:
     """A run's timeline and losses, seconds to prepare it (proof, warm kernels, state) and to run.
 
     The timeline's provenance has the driver's figure of device memory and the host's cost.
+    `states` has the device's clock and power of each pass, from the loss before it to its own.
     """
 
     timeline: Timeline
     losses: tuple[float, ...]
     prepared_s: float
     run_s: float
+    states: tuple[DeviceState | None, ...] = ()
 
 
 class MeasuringSession:
@@ -72,6 +83,7 @@ class MeasuringSession:
         self._host_bytes = host_bytes
         self._pinned = contextlib.ExitStack()
         self._pieces: list[torch.Tensor] = []
+        self._reader = _reader(backend)
 
     def __enter__(self) -> Self:
         return self
@@ -142,15 +154,25 @@ class MeasuringSession:
         loop = Training(lambda step, index: tokens[index % _NUM_CHUNKS], _LEARNING_RATE, _SEED)
         start_s = time.perf_counter()
         filled_s = [start_s]
+        ends_ns: list[int] = []
 
         def fill(arenas: Arenas) -> None:
             fill_random(schedule, arenas, spec)
             filled_s[0] = time.perf_counter()
+            ends_ns.append(time.perf_counter_ns())
 
         options = RunOptions(backend=self._backend, num_passes=num_passes, refuses_excess=False)
-        timeline = execute_in(schedule, memory, fill, loop.host_work(schedule), options)
+        work = _noting(loop.host_work(schedule), ends_ns)
+        with StateWatch(self._reader) as watch:
+            timeline = execute_in(schedule, memory, fill, work, options)
         end_s = time.perf_counter()
-        return Measured(timeline, tuple(loop.losses), filled_s[0] - start_s, end_s - filled_s[0])
+        return Measured(
+            timeline=timeline,
+            losses=tuple(loop.losses),
+            prepared_s=filled_s[0] - start_s,
+            run_s=end_s - filled_s[0],
+            states=tuple(watch.between(ends_ns)),
+        )
 
     def _host_arena(self, schedule: Schedule) -> ArenaMemory:
         """The arena there is, seen as the schedule cuts it; a larger one where it does not fit."""
@@ -209,6 +231,23 @@ class MeasuringSession:
             gc.collect()
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
+
+
+def _reader(backend: BackendName) -> StateReader:
+    if backend == "cpu":
+        return NO_READER
+    return state_reader(f"GPU-{torch.cuda.get_device_properties().uuid}")
+
+
+def _noting(work: HostWork, ends_ns: list[int]) -> HostWork:
+    """The work, which also notes when the last result of each pass was taken."""
+
+    def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+        work.fetch(op, pass_index, taken)
+        del ends_ns[pass_index + 1 :]
+        ends_ns.append(time.perf_counter_ns())
+
+    return HostWork(work.feed, fetch)
 
 
 def fill_random(schedule: Schedule, arenas: Arenas, spec: ModelSpec) -> None:

@@ -1,15 +1,17 @@
 """Measure a CUDA device, its memory, its links and the executor's kernels; the result is a profile.
 
-Everything runs on random data, and kernels after the device has been loaded for a stated time, so
-that what a power limit leaves is what is measured.
+Everything runs on random data, and every kernel after the device has been loaded for a stated time,
+so that what a power limit leaves is what is measured.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 
 import torch
 
 from twinstream.executor.device_memory import fix_library_workspaces
+from twinstream.executor.device_state import DeviceState, StateWatch, state_reader
 from twinstream.executor.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Links, measure_links
 from twinstream.executor.probe.curves import Ceilings, Fit, fit_curves
@@ -36,6 +38,8 @@ class ProbeRequest:
     """What to probe: chains of one layer, the datasheet's machine, who asks.
 
     `datasheet` gives the nominal rates that MFU and efficiencies are of, where the device is known.
+    The device is loaded for `warm_seconds`, whose later half gives the rate that it sustains, and
+    for `load_seconds` again before each sample.
     `excess_bytes` are what the chosen kernels take beyond what plans count with: also reserved.
     """
 
@@ -44,7 +48,16 @@ class ProbeRequest:
     commit: str
     date: str
     warm_seconds: float = 4.0
+    load_seconds: float = 0.5
     excess_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """The rate of matrix products that the device keeps up, and its state meanwhile."""
+
+    flop_per_s: float
+    state: DeviceState | None = None
 
 
 @dataclass
@@ -54,6 +67,7 @@ class Probed:
     machine: Machine
     links: Links
     samples: list[TaskSample]
+    sustained: Sustained
     ratios: dict[str, float] = field(default_factory=dict)
 
 
@@ -66,33 +80,35 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     fix_library_workspaces()
     before = _used_bytes(device)
     links = measure_links(device)
-    timer = DeviceTimer(device)
-    samples = list(kernel_samples(request.chains, timer, request.warm_seconds))
+    reader = state_reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    load, flops = _load(device)
+    sustained = sustained_rate(
+        DeviceTimer(device, reader=reader), load, flops, request.warm_seconds
+    )
+    timer = DeviceTimer(device, load=load, load_s=request.load_seconds, reader=reader)
+    samples = list(kernel_samples(request.chains, timer))
+    del load, timer
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     reserve = _used_bytes(device) + _RESERVE_MARGIN_BYTES + request.excess_bytes
     where = (
         f"probed {request.date} on {torch.cuda.get_device_name(device)}, torch "
         f"{torch.__version__}, commit {request.commit or 'unknown'}, "
-        f"{request.warm_seconds:g} s of load before"
+        f"{request.load_seconds:g} s of load before each sample"
     )
-    machine, fit = _machine(request, links, samples, where)
+    machine, fit = _machine(request, links, (samples, sustained), where)
     memory = {
         "device_memory_bytes": float(torch.cuda.mem_get_info(device)[1]),
         "device_reserve_bytes": float(max(reserve, before)),
         **_host_bytes(),
     }
     numbers = {name: _measured(value, where) for name, value in memory.items()}
-    return Probed(machine.model_copy(update=numbers), links, samples, fit.ratios)
+    return Probed(machine.model_copy(update=numbers), links, samples, sustained, fit.ratios)
 
 
-def kernel_samples(
-    chains: Iterable[Chain], timer: DeviceTimer, warm_seconds: float
-) -> Iterator[TaskSample]:
-    """Matrix products, attention and whole kernels of the chains, under load."""
-    for number, chain in enumerate(chains):
-        if number == 0:
-            _load(timer, warm_seconds)
+def kernel_samples(chains: Iterable[Chain], timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Matrix products, attention and whole kernels of the chains, under the timer's load."""
+    for chain in chains:
         yield from matmul_samples(chain, timer)
         yield from attention_samples(chain, timer)
         yield from task_samples(chain, timer)
@@ -100,11 +116,25 @@ def kernel_samples(
             torch.cuda.empty_cache()
 
 
-def _load(timer: DeviceTimer, seconds: float) -> None:
-    size = 8192 if timer.device.type == "cuda" else 256
-    x = torch.randn(size, size, device=timer.device).to(torch.bfloat16)
+def sustained_rate(
+    timer: DeviceTimer, load: Callable[[], object], flops: int, seconds: float
+) -> Sustained:
+    """The rate over the later half of so many seconds of load, when power limits bind."""
+    timer.rates_ns(load, seconds / 2)
+    with StateWatch(timer.reader) as watch:
+        start_ns = perf_counter_ns()
+        batches = timer.rates_ns(load, seconds / 2)
+        (state,) = watch.between([start_ns, perf_counter_ns()])
+    mean_ns = sum(batches) / len(batches)
+    return Sustained(flops / mean_ns * 1e9, state)
+
+
+def _load(device: torch.device) -> tuple[Callable[[], object], int]:
+    """A large matrix product, and its FLOPs."""
+    size = 8192 if device.type == "cuda" else 256
+    x = torch.randn(size, size, device=device).to(torch.bfloat16)
     out = torch.empty_like(x)
-    timer.load(lambda: torch.mm(x, x, out=out), seconds)
+    return lambda: torch.mm(x, x, out=out), 2 * size**3
 
 
 def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
@@ -117,13 +147,17 @@ def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
 
 
 def _machine(
-    request: ProbeRequest, links: Links, samples: Sequence[TaskSample], where: str
+    request: ProbeRequest,
+    links: Links,
+    kernels: tuple[Sequence[TaskSample], Sustained],
+    where: str,
 ) -> tuple[Machine, Fit]:
-    best = best_matmul_flop_per_s(samples)
+    samples, kept_up = kernels
     sheet = request.datasheet
+    best = max(kept_up.flop_per_s, best_matmul_flop_per_s(samples))
     peak = sheet.number(_PEAK) if sheet else best
     hbm = sheet.number("hbm_bytes_per_s") if sheet else links.hbm_copy_bytes_per_s
-    sustained = min(1.5, best / peak)
+    sustained = min(1.5, kept_up.flop_per_s / peak)
     ceilings = Ceilings(peak * sustained, hbm, links.hbm_copy_bytes_per_s, links.launch_ns)
     fit = fit_curves(samples, ceilings, where)
     h2d, d2h = 1e9 / links.h2d.ns_per_unit, 1e9 / links.d2h.ns_per_unit
@@ -139,7 +173,8 @@ def _machine(
     curves["hbm"] = _whole(where, min(1.5, links.hbm_copy_bytes_per_s / hbm))
     curves["sustained"] = Efficiency(
         max=sustained, half=0, of="flops", kind="measured",
-        source=f"best matrix product under load, {best / 1e12:.0f} TFLOP/s; {where}",
+        source=f"matrix products kept up for {request.warm_seconds / 2:g} s, "
+        f"{kept_up.flop_per_s / 1e12:.0f} TFLOP/s; {where}",
     )  # fmt: skip
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "device"
     document: dict[str, object] = {

@@ -6,12 +6,13 @@ from functools import partial
 
 import torch
 
+from twinstream.executor.device_state import DeviceState
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.attention.trial import Trial
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.probe.chain_memory import ChainMemory, in_order
-from twinstream.executor.probe.device_timing import DeviceTimer
+from twinstream.executor.probe.device_timing import DeviceTimer, Timing
 from twinstream.models.workspace import attention_shape
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
@@ -20,11 +21,16 @@ from twinstream.schedule.ops import KernelCall
 
 @dataclass(frozen=True)
 class TaskSample:
-    """Measured time of one kernel call, and what it amounts to."""
+    """Measured time of one kernel call, what it amounts to, and at what clock it was taken."""
 
     name: str
     works: tuple[Work, ...]
     time_ns: float
+    state: DeviceState | None = None
+
+    @staticmethod
+    def of(name: str, works: tuple[Work, ...], timing: Timing) -> "TaskSample":
+        return TaskSample(name, works, timing.time_ns, timing.state)
 
 
 def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
@@ -46,7 +52,7 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
             if task.call not in seen:
                 seen.add(task.call)
                 name = f"{chain.model.name} S{chain.workload.seq_len} {task.call}"
-                yield TaskSample(name, call.cost, timer.mean_ns(run))
+                yield TaskSample.of(name, call.cost, timer.timed(run))
 
 
 def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
@@ -64,9 +70,8 @@ def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
                     "launches": 1,
                 }
             )
-            yield TaskSample(
-                f"matmul {'x'.join(map(str, work.shape))}", (one,), _matmul_ns(one, timer)
-            )
+            name = f"matmul {'x'.join(map(str, work.shape))}"
+            yield TaskSample.of(name, (one,), _matmul_timing(one, timer))
 
 
 def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
@@ -83,7 +88,7 @@ def _accumulates(work: Work) -> bool:
     return moved > m * k + k * n + m * n
 
 
-def _matmul_ns(work: Work, timer: DeviceTimer) -> float:
+def _matmul_timing(work: Work, timer: DeviceTimer) -> Timing:
     m, n, k = work.shape
     dtype, device = DTYPES[work.dtype], timer.device
     generator = torch.Generator(device).manual_seed(m + n + k)
@@ -94,10 +99,10 @@ def _matmul_ns(work: Work, timer: DeviceTimer) -> float:
     out = torch.empty(m, n, dtype=dtype, device=device)
     if not _accumulates(work):
         x, weight = random(m, k), random(n, k)
-        return timer.mean_ns(lambda: torch.mm(x, weight.t(), out=out))
+        return timer.timed(lambda: torch.mm(x, weight.t(), out=out))
     y, x = random(k, m), random(k, n)
     out.zero_()
-    return timer.mean_ns(lambda: torch.addmm(out, y.t(), x, out=out))
+    return timer.timed(lambda: torch.addmm(out, y.t(), x, out=out))
 
 
 def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
@@ -114,4 +119,4 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
             ("attention_backward", backward.flops, trial.backward),
         ):
             work = backward.model_copy(update={"unit": unit, "flops": flops})
-            yield TaskSample(f"{unit} {queries}/{keys}x{sequences}", (work,), timer.mean_ns(run))
+            yield TaskSample.of(f"{unit} {queries}/{keys}x{sequences}", (work,), timer.timed(run))

@@ -1,5 +1,6 @@
 """A measuring session on CUDA, with torch's few calls replaced: one arena, many schedules."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import pytest
@@ -7,12 +8,14 @@ import torch
 
 from tests.helpers.fake_cudart import FakeCudart
 from tests.helpers.fake_gpu import FakeGpu
+from tests.helpers.fake_nvml import FakeNvml
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor import cuda_run, execute, measuring
 from twinstream.executor.arenas import Arenas
 from twinstream.executor.cuda_run import run_on_cuda
 from twinstream.executor.device_memory import DeviceMemoryError
+from twinstream.executor.device_state import DeviceState, StateReader, StateWatch
 from twinstream.executor.measuring import MeasuringSession
 from twinstream.executor.pinned import Pinning
 from twinstream.schedule.document import Caps, Schedule
@@ -27,6 +30,14 @@ class Device:
         self.slabs: list[int] = []
         self.freed = 0
         self.free_bytes = 10**9
+
+
+class Constant(StateWatch):
+    """Says how many passes it was asked about; how it reads is tested with NVML's stand-in."""
+
+    def between(self, ends_ns: Sequence[int]) -> list[DeviceState | None]:
+        assert list(ends_ns) == sorted(ends_ns)
+        return [self._reader.read() for _ in ends_ns[1:]]
 
 
 @pytest.fixture
@@ -59,6 +70,8 @@ def device(monkeypatch) -> Device:
         return run_on_cuda(schedule, program, arenas, gpu.works(program, works), *rest)
 
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+    monkeypatch.setattr(measuring, "_reader", lambda backend: StateReader(FakeNvml(), "handle"))
+    monkeypatch.setattr(measuring, "StateWatch", Constant)
     monkeypatch.setattr(measuring, "device_slab", slab)
     monkeypatch.setattr(measuring, "arena_pinning", lambda **more: Pinning(found.cudart, **more))
     monkeypatch.setattr(execute, "run_on_cuda", run)
@@ -123,6 +136,12 @@ def test_pieces_that_the_driver_wanted_smaller_serve_schedules_too(device, sched
         assert len(device.cudart.locked) > 1
         assert session.measure(schedules[1], 3).losses
         assert len(device.cudart.asked) == tries
+
+
+def test_every_pass_has_the_clock_it_ran_at(device, schedules):
+    with MeasuringSession("cuda") as session:
+        states = session.measure(schedules[1], 3).states
+    assert [state.sm_clock_mhz for state in states if state] == [1980.0] * 3
 
 
 def test_an_arena_over_the_devices_memory_is_a_sentence_and_the_session_goes_on(device, schedules):
