@@ -41,15 +41,27 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest tests/contract/test_types.py
 
-# What a lent GPU machine lacks, for its Python 3.12; docs/campaign.md says how they travel.
-WHEELS := annotated-types highspy pydantic pydantic-core simpy typing-inspection
+# What a lent GPU machine lacks, for its Python; docs/campaign.md says how they travel. The other
+# folder has flash-attn 4 in two parts, each for a call of 64 MiB.
+WHEELS := annotated-types highspy pydantic pydantic-core simpy typing-extensions typing-inspection
+FLASH4 := flash-attn-4==4.0.0b36 quack-kernels==0.6.5 apache-tvm-ffi==0.1.15.post2 \
+	torch-c-dlpack-ext==0.1.5 nvidia-cutlass-dsl==4.8.1 nvidia-cutlass-dsl-libs-base==4.8.1 \
+	nvidia-cutlass-dsl-libs-core==4.8.1 nvidia-cutlass-dsl-libs-cu13==4.8.1
+WHEELS_PYTHON ?= 3.12
+DOWNLOAD := -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
+	--python-version $(WHEELS_PYTHON) --platform manylinux_2_28_x86_64 \
+	--platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
+	--platform manylinux2014_x86_64
 
 wheels:
-	rm -rf .whl
-	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
-		--python-version 3.12 --platform manylinux_2_28_x86_64 \
-		--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-		--dest .whl $$(for name in $(WHEELS); do grep "^$$name==" constraints.txt; done)
+	rm -rf .whl .carry/flash4-1 .carry/flash4-2
+	$(PYTHON) $(DOWNLOAD) --dest .whl nvidia-ml-py \
+		$$(for name in $(WHEELS); do grep "^$$name==" constraints.txt; done)
+	mkdir -p .carry/flash4-2
+	$(PYTHON) $(DOWNLOAD) --pre --dest .carry/flash4-1 $(FLASH4)
+	cd .carry/flash4-1 && sha256sum *.whl >SHA256SUMS && for wheel in *_libs_cu13-*.whl; do \
+		test ! -e $$wheel || { split -b 39M $$wheel $$wheel.part- && rm $$wheel && \
+		mv $$wheel.part-a[b-z] ../flash4-2/; }; done
 
 clean:
 	rm -rf .venv .venv-newest .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

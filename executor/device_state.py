@@ -4,6 +4,7 @@ A time is only worth what the clock was at which it was taken. Readings cost a f
 the host and nothing of the device.
 """
 
+import importlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def state_reader(uuid: str, nvml: Any = None) -> StateReader:
     """For the device of this UUID ("GPU-..."); `nvml` is the module, by default `pynvml`."""
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = importlib.import_module("pynvml")
         except ModuleNotFoundError:
             return StateReader(missing="nvidia-ml-py is not installed")
     try:

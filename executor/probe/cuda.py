@@ -40,6 +40,7 @@ class ProbeRequest:
     `datasheet` gives the nominal rates that MFU and efficiencies are of, where the device is known.
     The device is loaded for `warm_seconds`, whose later half gives the rate that it sustains, and
     for `load_seconds` again before each sample.
+    Of `attention_chains`, which name other attentions, only these are measured.
     `excess_bytes` are what the chosen kernels take beyond what plans count with: also reserved.
     """
 
@@ -50,6 +51,7 @@ class ProbeRequest:
     warm_seconds: float = 4.0
     load_seconds: float = 0.5
     excess_bytes: int = 0
+    attention_chains: Sequence[Chain] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     )
     timer = DeviceTimer(device, load=load, load_s=request.load_seconds, reader=reader)
     samples = list(kernel_samples(request.chains, timer))
+    for chain in request.attention_chains:
+        samples += attention_samples(chain, timer)
     del load, timer
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

@@ -111,7 +111,8 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
         return
     (backward,) = works
     queries, keys, _, _, sequences = backward.shape
-    implementation = attention_implementation(str(call.attributes["attention"]))
+    name = str(call.attributes["attention"])
+    implementation = attention_implementation(name)
     trial = Trial(implementation, attention_shape(call.attributes), timer.device, seed=keys)
     with torch.no_grad():
         for unit, flops, run in (
@@ -119,4 +120,5 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
             ("attention_backward", backward.flops, trial.backward),
         ):
             work = backward.model_copy(update={"unit": unit, "flops": flops})
-            yield TaskSample.of(f"{unit} {queries}/{keys}x{sequences}", (work,), timer.timed(run))
+            told = f"{unit} {name} {queries}/{keys}x{sequences}"
+            yield TaskSample.of(told, (work,), timer.timed(run))

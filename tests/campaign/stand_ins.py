@@ -8,7 +8,7 @@ from twinstream.campaign import requests
 from twinstream.campaign.budget import Budget
 from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.jobs import Plan, campaign_of
-from twinstream.campaign.results import Where
+from twinstream.campaign.results import SampleRatio, Where
 from twinstream.campaign.store import Store
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
@@ -68,13 +68,18 @@ class FakeDevice:
         match request:
             case requests.TryAttention():
                 excess_bytes = self.excess.get(request.name, 0)
-                return requests.TriedAttention(*self.attention[request.name], excess_bytes)
+                return requests.TriedAttention(
+                    *self.attention[request.name],
+                    excess_bytes,
+                    deterministic=request.name != "sdpa_cudnn",
+                )
             case requests.TryKernels():
                 return requests.TriedKernels("grad.0", self.off[request.kernels.vector], 1e-2)
             case requests.ProbeDevice():
-                return requests.ProbedDevice(
-                    self.machine, (("h2d", 1024, 3.5),), (("mm", 1e3, 1.02),)
-                )
+                sample = SampleRatio(name="mm", time_ns=1e3, ratio=1.02)
+                return requests.ProbedDevice(self.machine, (("h2d", 1024, 3.5),), (sample,))
+            case requests.NoteFacts():
+                return requests.Facts({"machine": "a stand-in"})
             case requests.RunSchedules():
                 return requests.RanSchedules(
                     tuple(_run_of(read_document(Schedule, path)) for path, _ in request.runs)
@@ -116,6 +121,7 @@ def settings(**changes: object) -> Settings:
     given: dict[str, object] = {
         "backend": "cpu", "size": "tiny", "stages": ("probe", "cells", "peers"),
         "host_bytes": None, "num_jobs": 0, "tests": (), "vector": "auto", "attention": "auto",
+        "presets": ("tiny",),
     }  # fmt: skip
     return Settings(**(given | changes))  # type: ignore[arg-type]
 

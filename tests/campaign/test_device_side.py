@@ -1,16 +1,20 @@
 """Requests carried out on a CPU, and what is special on machines that are lent."""
 
+import os
+
 import pytest
 import torch
 
-from twinstream.campaign import device_side, requests
+from tests.helpers.fake_cudart import FakeCudart
+from twinstream.campaign import device_side, facts, requests
 from twinstream.campaign.device_side import DeviceSide, datasheet_of, try_kernels
-from twinstream.executor import device_memory
+from twinstream.executor import arena_memory, device_memory
 from twinstream.executor.execute import NoCudaError
 from twinstream.executor.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
 from twinstream.executor.kernels.availability import KernelsUnavailableError
 from twinstream.executor.measuring import MeasuringSession
+from twinstream.executor.pinned import Pinning
 from twinstream.models.recipe import KernelChoice
 
 
@@ -71,9 +75,45 @@ def test_without_a_device_the_first_request_says_so(monkeypatch):
 
 def test_attention_that_is_not_here_is_refused_with_the_reason():
     side = DeviceSide("cpu")
-    refused = side.answer(requests.TryAttention("flash4"))
+    refused = side.answer(requests.TryAttention("flash4", ("tiny",)))
     assert isinstance(refused, requests.TriedAttention)
     assert refused.refused is not None and "flash4" in refused.refused
+
+
+def test_facts_are_noted_and_what_cannot_be_found_out_is_said(tmp_path, monkeypatch):
+    found = DeviceSide("cpu").answer(requests.NoteFacts(2**20))
+    assert isinstance(found, requests.Facts)
+    assert f"torch {torch.__version__}" in found.facts["packages"]
+    assert "in all, available" in found.facts["host memory"]
+    assert not any(name.startswith("pinning") for name in found.facts), "nothing to pin for"
+    monkeypatch.setattr(facts, "_HUGE_PAGES", tmp_path)
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    monkeypatch.setattr(facts, "_CGROUP", tmp_path / "nowhere")
+    told = facts.facts_of("cpu", 0)
+    assert told["huge pages"] == "enabled always [madvise] never"
+    assert told["cgroup"] == f"nothing in {tmp_path / 'nowhere'}"
+
+
+def test_pinning_is_timed_and_a_driver_that_refuses_is_a_fact(monkeypatch):
+    cudart = FakeCudart()
+    monkeypatch.setattr(
+        arena_memory, "arena_pinning",
+        lambda note: Pinning(cudart, on_progress=note, clear_error=cudart.clear_error),
+    )  # fmt: skip
+    told = facts._pinned(2**22)
+    assert "GB/s), of which" in told and "in 1 piece(s)" in told
+    assert cudart.locked == {}
+    cudart = FakeCudart(most_bytes=2**20)
+    assert "HostMemoryError: the driver cannot pin" in facts._told(lambda: facts._pinned(2**22))
+
+
+def test_torchs_compiler_gets_few_processes_unless_the_user_says(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    DeviceSide("cpu")
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "4"
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "7")
+    DeviceSide("cpu")
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "7"
 
 
 def test_memory_that_the_driver_refuses_is_not_pinned_again(monkeypatch):

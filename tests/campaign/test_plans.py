@@ -7,7 +7,7 @@ import pytest
 from tests.campaign.stand_ins import MACHINE
 from twinstream.campaign import plans
 from twinstream.campaign.jobs import campaign_of
-from twinstream.campaign.measured_cell import expected_s, runs_of
+from twinstream.campaign.measured_cell import expected_s, runs_of, whole_run_of
 from twinstream.campaign.plans import PlannedCell, PlanPool, PlanRequest, Refused, extended_s
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Schedule
@@ -45,22 +45,18 @@ def test_the_prediction_and_its_extension_are_of_the_same_step(planned):
     assert planned.predicted_extended_s == pytest.approx(planned.predicted_step_s, rel=0.05)
 
 
-def test_what_is_run_is_the_short_plans_and_the_whole_step_where_asked(planned):
+def test_what_is_run_is_the_short_plans_and_by_itself_the_whole_step(planned):
+    files = [short.schedule for short in planned.shorts]
+    assert runs_of(planned).runs == tuple((path, 3) for path in files)
     assert planned.whole is not None
-    files = [short.schedule for short in (*planned.shorts, planned.whole)]
-    assert [path for path, _ in runs_of(planned).runs] == files
-    assert [passes for _, passes in runs_of(planned).runs] == [3, 3, 2]
-    without = replace(planned, whole=None)
-    assert len(runs_of(without).runs) == 2
+    assert whole_run_of(planned.whole).runs == ((planned.whole.schedule, 2),)
 
 
 def test_long_passes_are_run_fewer_times_and_the_time_is_told_before(planned):
     few, more = planned.shorts
-    long = replace(
-        planned, shorts=(replace(few, step_s=10.0), replace(more, step_s=15.0)), whole=None
-    )
+    long = replace(planned, shorts=(replace(few, step_s=10.0), replace(more, step_s=15.0)))
     assert [passes for _, passes in runs_of(long).runs] == [2, 2]
-    assert expected_s(long, "cuda") == pytest.approx(1.15 * 50.0 + 2 * 9.0)
+    assert expected_s(runs_of(long), long.shorts, "cuda") == pytest.approx(1.15 * 50.0 + 2 * 9.0)
 
 
 def test_the_recipe_with_its_kernels_is_planned_for(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from tests.campaign.test_command import SameProcess
 from twinstream.campaign import probing
+from twinstream.campaign.known_device import KnownDevice
 from twinstream.campaign.worker import JobFailed
 from twinstream.commands import probing as command
 from twinstream.executor.probe import kernels, timing
@@ -29,7 +30,7 @@ def test_a_probe_that_fails_says_why(monkeypatch):
     def fail(self, limit_s):
         raise JobFailed("the device fell off the bus", "what it did last")
 
-    monkeypatch.setattr(probing.Engine, "_probe", fail)
+    monkeypatch.setattr(KnownDevice, "probe", fail)
     told: list[str] = []
     with pytest.raises(probing.ProbeError, match="probe: the device fell off the bus"):
         probing.probed_machine("cpu", told.append, "tiny")

@@ -15,21 +15,26 @@ from twinstream.campaign.results import (
     PeerFound,
     Results,
     SuiteFound,
+    WholeFound,
 )
 from twinstream.campaign.store import CampaignError, Store
 from twinstream.campaign.table import markdown_of, table_of
+from twinstream.executor.device_state import DeviceState
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 
 PLAN = campaign_of("full", None)
 CELL = CellFound(
     tokens_per_step=524_288, workload="32 rounds of 1 chunk of 16,384 tokens, sequences of 8,192",
     policy="optimal", machine="m 0", predicted_step_s=45.0, predicted_extended_s=45.9,
-    bound_step_s=44.0, measured_step_s=46.0, whole_step_s=45.5, rounds_measured=(2, 4),
+    bound_step_s=44.0, measured_step_s=46.0, rounds_measured=(2, 4),
     short_steps_s=(3.2, 6.0), model_flops=2 * 10**16, executed_flops=3 * 10**16,
     peak_flop_per_s=1e15, device_cap_bytes=24 * 2**30, device_used_bytes=23 * 2**30,
     host_arena_bytes=80 * 2**30, host_ns_per_op=12_345.0, losses=(11.9, 11.9),
     kinds=(KindTime(name="block_forward", num_ops=128, predicted_ns=2.2e9, measured_ns=2.5e9,
                     floor_ns=2e9),),
+    states=(DeviceState(sm_clock_mhz=1500, power_w=690.0, temperature_c=60),
+            DeviceState(sm_clock_mhz=1400, power_w=700.0, temperature_c=64,
+                        held_back=("power cap",)), None),
 )  # fmt: skip
 PEER = PeerFound(
     tokens_per_step=524_288, step_s=92.0, micro_batch_s=1.4, update_s=2.4, loss=11.9,
@@ -42,6 +47,9 @@ def results(**outcomes: Outcome) -> Results:
         "tests": Outcome(status="done", found=SuiteFound(passed=40, failed=1, skipped=2,
                                                          failures=("test_x - boom",))),
         "8b S8192 24 GiB": Outcome(status="done", found=CELL),
+        "8b S8192 24 GiB whole": Outcome(
+            status="done", found=WholeFound(step_s=45.5, losses=(11.9, 11.9))
+        ),
         "8b S8192 130 GiB": Outcome(status="skipped", reason="this device has 79.1 GiB"),
         "15b S8192 78 GiB": Outcome(status="started", attempts=1),
         "fsdp_offload 8b S8192": Outcome(status="done", found=PEER),
@@ -62,6 +70,8 @@ def test_a_cells_figures_follow_from_what_was_measured():
     assert (row.device_used_gib, row.device_cap_gib, row.host_arena_gib) == (23.0, 24.0, 80.0)
     assert row.host_us_per_op == pytest.approx(12.345)
     assert row.goal_tokens_per_s == 11_000
+    assert row.state == DeviceState(sm_clock_mhz=1450, power_w=695.0, temperature_c=64,
+                                    held_back=("power cap",), num_readings=2)  # fmt: skip
 
 
 def test_a_peer_is_compared_with_the_cell_beside():
@@ -76,7 +86,7 @@ def test_every_job_without_figures_is_listed_with_the_reason():
     assert rows["8b S8192 130 GiB"] == ("skipped", "this device has 79.1 GiB")
     assert rows["15b S8192 78 GiB"] == ("cut off", "its call ended before it did (1 start(s))")
     assert rows["probe"] == ("waiting", "for time, or for what comes before it")
-    assert len(rows) == len(PLAN.cells) + len(PLAN.peers) + 3 - 3
+    assert len(rows) == len(PLAN.in_order()) + 5 - 3, "5 jobs come before and after"
 
 
 def test_the_page_says_what_reached_its_goal():
@@ -85,6 +95,7 @@ def test_the_page_says_what_reached_its_goal():
     assert "| 23.00 / 24.00 |" in text
     assert "| block_forward | 128 | 2,000.0 | 2,200.0 | 2,500.0 | 1.25 |" in text
     assert "40 passed, 1 failed, 2 skipped" in text and "- test_x - boom" in text
+    assert "| 1450 MHz, 695 W, 64 C, power cap |" in text
     slow = CELL.model_copy(update={"measured_step_s": 50.0})
     missed = results(**{"8b S8192 24 GiB": Outcome(status="done", found=slow)})
     text = markdown_of(missed, table_of(missed, PLAN))

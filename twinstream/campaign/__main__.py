@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from twinstream.campaign.choosing import check_kernels
 from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.exits import run_command
 from twinstream.campaign.jobs import STAGES, campaign_of
+from twinstream.campaign.probe_chains import presets_of
 from twinstream.campaign.publish import write_tables
 from twinstream.campaign.store import Store, only_campaign
 from twinstream.campaign.where import where_is
@@ -22,6 +24,17 @@ from twinstream.campaign.worker import DeviceProcess
 from twinstream.commands.backends import backend_named
 from twinstream.schedule.sizes import parse_bytes
 
+# Wait nodes, graphs, a streaming plan with the bits of the resident one.
+_SMOKE = tuple(
+    f"tests/executor/test_cuda.py::test_{name}"
+    for name in (
+        "a_wait_in_a_graph_takes_the_record_made_before_the_graph_was_launched",
+        "graphs_have_the_bits_of_ops_enqueued_one_by_one",
+        "streaming_has_the_bits_of_resident",
+        "after_a_refused_capture_the_device_goes_on",
+    )
+)
+_PRESETS = ("8b",)  # the telling cells'; the others are predicted with their curves
 _TESTS = (
     "tests/executor/test_cuda.py",
     "tests/executor/test_cuda_whole.py",
@@ -43,10 +56,12 @@ class SizeName(StrEnum):
 class StageName(StrEnum):
     """A part of the campaign."""
 
-    tests = "tests"
+    facts = "facts"
+    smoke = "smoke"
     probe = "probe"
     cells = "cells"
     peers = "peers"
+    tests = "tests"
 
 
 @app.command()
@@ -65,7 +80,9 @@ def run(  # noqa: PLR0913
     ] = None,
     tests: Annotated[
         list[str] | None,
-        typer.Option(help="Where tests are, for pytest; by default the executor's."),
+        typer.Option(
+            help="Where tests are, for pytest; by default the executor's, after some first."
+        ),
     ] = None,
     vector: Annotated[str, typer.Option(help="auto, eager or triton.")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, or a registered name.")] = "auto",
@@ -79,25 +96,41 @@ def run(  # noqa: PLR0913
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
     check_kernels(vector, attention)
-    budget = Budget(60.0 * minutes - _LAST_S)
+    is_tiny = size is SizeName.tiny
     settings = Settings(
         backend="cuda" if backend_named(backend) == "cuda" else "cpu",
-        size="tiny" if size is SizeName.tiny else "full",
+        size="tiny" if is_tiny else "full",
         stages=tuple(s for s in STAGES if not stage or s in [one.value for one in stage]),
-        host_bytes=parse_bytes(host_mem) if size is SizeName.full else None,
+        host_bytes=None if is_tiny else parse_bytes(host_mem),
         num_jobs=_default_jobs() if jobs is None else jobs,
         tests=tuple(tests or _TESTS),
         vector=vector,
         attention=attention,
         only=tuple(only or ()),
+        presets=presets_of("tiny" if is_tiny else "full", _PRESETS),
+        smoke=() if tests else _SMOKE,
     )
+    _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit))
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Where results are, which of them are to be found again, and the commit they are of."""
+
+    out: Path
+    again: tuple[str, ...]
+    commit: str
+
+
+def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
+    out = folder.out
     with (
         only_campaign(out),
         DeviceProcess(settings.backend) as worker,
         DeviceProcess(settings.backend) as peer_worker,
     ):
-        where = where_is(worker, settings.backend, _command(), commit)
-        store = _opened(Store(out, where, settings.size), again or ())
+        where = where_is(worker, settings.backend, _command(), folder.commit)
+        store = _opened(Store(out, where, settings.size), folder.again)
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
         try:

@@ -16,7 +16,7 @@ from twinstream.models.recipe import KernelChoice
 _AnswerT = TypeVar("_AnswerT")
 AUTO = "auto"
 _FALLBACK = "sdpa_flash"  # of CUDA: every torch has it, and it is deterministic
-_ATTENTION_LIMIT_S = 60.0
+_ATTENTION_LIMIT_S = 150.0  # flash-attn 4 takes 10 to 17 s to import, and more to compile
 _KERNELS_LIMIT_S = 150.0  # Triton compiles its kernels
 
 
@@ -58,22 +58,23 @@ def check_kernels(vector: str, attention: str) -> None:
 
 
 def choose_kernels(
-    tries: Tries, backend: Backend, vector: str, attention: str, *, small: bool = False
+    tries: Tries, backend: Backend, vector: str, attention: str, presets: tuple[str, ...]
 ) -> KernelsFound:
     """The kernels asked for; of those left open (`auto`) the best, and why not the others.
 
-    Each is tried in the device's process, so that one that breaks the process breaks only itself.
+    Each is tried in the device's process, so that one that breaks the process breaks only itself;
+    attention on the shapes of these presets.
 
     Raises:
         JobRefused: what was asked for cannot run here.
         JobFailed: no attention is right here, no kernels are, or time ran out.
     """
     if backend == "cpu" and vector == attention == AUTO:
-        return KernelsFound(kernels=KernelChoice())
+        return KernelsFound(kernels=KernelChoice(), others=("sdpa_cpu",))
     notes: list[str] = []
-    chosen, excess_bytes = attention, 0
+    chosen, excess_bytes, others = attention, 0, tuple[str, ...]()
     if attention == AUTO:
-        chosen, excess_bytes = _attention(tries, backend, notes, small=small)
+        chosen, excess_bytes, others = _attention(tries, backend, notes, presets)
     vectors = ("triton", "eager") if vector == AUTO and backend == "cuda" else (vector,)
     for name in ("eager",) if vectors == (AUTO,) else vectors:
         if name not in ("eager", "triton"):
@@ -84,24 +85,29 @@ def choose_kernels(
         )  # fmt: skip
         reason = _fault(tries, kernels)
         if reason is None:
-            return KernelsFound(kernels=kernels, notes=tuple(notes), excess_bytes=excess_bytes)
+            return KernelsFound(
+                kernels=kernels, notes=tuple(notes), excess_bytes=excess_bytes, others=others
+            )
         notes.append(f"{name} kernels with attention {chosen} are left out: {reason}")
     raise (JobFailed if AUTO in (vector, attention) else JobRefused)("; ".join(notes))
 
 
-def _attention(tries: Tries, backend: Backend, notes: list[str], *, small: bool) -> tuple[str, int]:
-    """The fastest that is right, and bytes it takes beyond what plans count with.
+def _attention(
+    tries: Tries, backend: Backend, notes: list[str], presets: tuple[str, ...]
+) -> tuple[str, int, tuple[str, ...]]:
+    """The fastest that is right and deterministic, and those that are right without being that.
 
     Never eager on CUDA: it is right, but so slow that figures made with it would tell nothing.
+    The bytes between are what any of them takes beyond what plans count with.
     """
     if backend == "cpu":
-        return "eager", 0
+        return "eager", 0, ()
     right: dict[str, requests.TriedAttention] = {}
     wrong: set[str] = set()
     for name in attention_names():
         if name == "eager":
             continue
-        wanted = requests.TryAttention(name, small)
+        wanted = requests.TryAttention(name, presets)
         tried = tries.ask(wanted, requests.TriedAttention, _ATTENTION_LIMIT_S)
         if isinstance(tried, str):
             notes.append(f"attention {name} is left out: {tried}")
@@ -111,17 +117,22 @@ def _attention(tries: Tries, backend: Backend, notes: list[str], *, small: bool)
         else:
             right[name] = tried
     notes += [_told(name, tried) for name, tried in right.items()]
-    if right:
-        best = min(right, key=lambda name: right[name].time_ns)
-        return best, right[best].excess_bytes
-    if _FALLBACK in wrong:
+    others = tuple(name for name, tried in right.items() if not tried.deterministic)
+    usable = [name for name in right if name not in others]
+    if not usable and _FALLBACK in wrong:
         raise JobFailed(f"no attention is right here: {'; '.join(notes)}")
-    notes.append(f"attention {_FALLBACK} is taken all the same: a small model tells if it is right")
-    return _FALLBACK, 0
+    if not usable:
+        told = f"attention {_FALLBACK} is taken all the same: a small model tells if it is right"
+        notes.append(told)
+    best = min(usable, key=lambda name: right[name].time_ns, default=_FALLBACK)
+    measured = [right[name].excess_bytes for name in (best, *others) if name in right]
+    return best, max(measured, default=0), others
 
 
 def _told(name: str, tried: requests.TriedAttention) -> str:
     told = f"attention {name}: {tried.time_ns / 1e6:.2f} ms"
+    if not tried.deterministic:
+        told += ", not deterministic (cells of its own run with it)"
     if not tried.excess_bytes:
         return told
     return (

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import time
 from typing import TYPE_CHECKING, assert_never
 
 from twinstream.campaign import requests
+from twinstream.campaign.facts import driver_version, facts_of
 from twinstream.campaign.jobs import Peer
 from twinstream.campaign.probe_chains import probe_chains
 from twinstream.campaign.requests import Answer, Request
+from twinstream.campaign.results import SampleRatio
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.recipe import KernelChoice
@@ -29,9 +31,11 @@ class DeviceSide:
     """Holds the host arena from request to request.
 
     On CUDA torch's allocator is set as `execute` sets it, which only the first in a process can.
+    torch's compiler gets few processes of its own: they would stand beside 100 GiB that are pinned.
     """
 
     def __init__(self, backend: Backend) -> None:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
         self._backend = backend
         self._session: MeasuringSession | None = None
         if backend == "cpu":
@@ -45,6 +49,8 @@ class DeviceSide:
         match request:
             case requests.DescribeDevice():
                 return describe(self._backend)
+            case requests.NoteFacts():
+                return requests.Facts(facts_of(self._backend, request.pinned_bytes))
             case requests.TryAttention():
                 return try_attention(self._backend, request)
             case requests.TryKernels():
@@ -80,6 +86,7 @@ class DeviceSide:
                     losses=measured.losses,
                     prepared_s=measured.prepared_s,
                     run_s=measured.run_s,
+                    states=measured.states,
                 )
             )
         return requests.RanSchedules(tuple(runs))
@@ -133,7 +140,7 @@ def describe(backend: Backend) -> requests.DeviceDescription:
 
     choose_backend("cuda")
     name = torch.cuda.get_device_name()
-    return requests.DeviceDescription(name, _driver(), torch.__version__)
+    return requests.DeviceDescription(name, driver_version(), torch.__version__)
 
 
 def try_attention(backend: Backend, request: requests.TryAttention) -> requests.TriedAttention:
@@ -145,28 +152,21 @@ def try_attention(backend: Backend, request: requests.TryAttention) -> requests.
         probe_attention,
     )
 
-    small = request.small or backend == "cpu"
+    presets = ("tiny",) if backend == "cpu" else request.presets
     cases = [
         case
-        for chain in probe_chains(KernelChoice(), small=small, dtype="bfloat16")
+        for chain in probe_chains(KernelChoice(), presets, "bfloat16")
         for case in attention_cases(ModelSpec.model_validate(chain.model.spec), chain.workload)
     ]
-    right = attention_implementation(request.name).deterministic
+    deterministic = attention_implementation(request.name).deterministic
     try:
         found = probe_attention(
-            cases, backend, names=[request.name], allow_nondeterministic=not right
+            cases, backend, names=[request.name], allow_nondeterministic=not deterministic
         )
     except NoAttentionError as error:
         return requests.TriedAttention(0.0, str(error))
-    time_ns, excess_bytes = found.best.time_ns, found.best.excess_bytes
-    if right:
-        return requests.TriedAttention(time_ns, None, excess_bytes)
-    return requests.TriedAttention(
-        time_ns,
-        f"it is not deterministic; it takes {time_ns / 1e6:.2f} ms (--attention "
-        f"{request.name} runs with it all the same)",
-        excess_bytes,
-    )
+    best = found.best
+    return requests.TriedAttention(best.time_ns, None, best.excess_bytes, deterministic)
 
 
 def try_kernels(backend: Backend, kernels: KernelChoice) -> requests.TriedKernels:
@@ -196,12 +196,21 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
     from twinstream.executor.probe.cuda import ProbeRequest, probe_cuda
 
     device = torch.device("cuda", torch.cuda.current_device())
+    small = request.presets == ("tiny",)
     wanted = ProbeRequest(
-        chains=probe_chains(request.kernels, small=request.small, dtype="bfloat16"),
+        chains=probe_chains(request.kernels, request.presets, "bfloat16"),
         datasheet=datasheet_of(torch.cuda.get_device_name(device)),
         commit=request.commit,
         date=request.date,
-        warm_seconds=0.5 if request.small else 4.0,
+        warm_seconds=0.5 if small else 4.0,
+        load_seconds=0.05 if small else 0.5,
+        attention_chains=tuple(
+            chain
+            for name in request.others
+            for chain in probe_chains(
+                _with_attention(request.kernels, name), request.presets, "bfloat16"
+            )
+        ),
         excess_bytes=request.excess_bytes,
     )
     probed = probe_cuda(wanted, device)
@@ -214,10 +223,21 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
         machine=probed.machine.model_copy(update={"attention": choice}),
         links=probed.links.copies,
         samples=tuple(
-            (sample.name, sample.time_ns, probed.ratios.get(sample.name, 1.0))
+            SampleRatio(
+                name=sample.name,
+                time_ns=sample.time_ns,
+                ratio=probed.ratios.get(sample.name, 1.0),
+                state=sample.state,
+            )
             for sample in probed.samples
         ),
+        sustained_flop_per_s=probed.sustained.flop_per_s,
+        sustained=probed.sustained.state,
     )
+
+
+def _with_attention(kernels: KernelChoice, name: str) -> KernelChoice:
+    return kernels.model_copy(update={"attention": name, "deterministic": False})
 
 
 def datasheet_of(device_name: str) -> Machine | None:
@@ -226,12 +246,3 @@ def datasheet_of(device_name: str) -> Machine | None:
         if part in device_name:
             return load_machine(profile)
     return None
-
-
-def _driver() -> str:
-    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=20.0, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.splitlines()[0].strip() if found.stdout else "unknown"

@@ -1,6 +1,6 @@
 """What a campaign measures, in order of value."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.models.presets import load_preset
@@ -12,12 +12,14 @@ Size = Literal["full", "tiny"]
 Dtype = Literal["bfloat16", "float32"]
 PeerKind = Literal["plain", "compiled", "fsdp_offload"]
 PEER_KINDS: tuple[PeerKind, ...] = ("plain", "compiled", "fsdp_offload")
-Stage = Literal["tests", "probe", "cells", "peers"]
-STAGES: tuple[Stage, ...] = ("tests", "probe", "cells", "peers")
-TESTS, KERNELS, PROBE = "tests", "kernels", "probe"
+Stage = Literal["facts", "smoke", "probe", "cells", "peers", "tests"]
+STAGES: tuple[Stage, ...] = ("facts", "smoke", "probe", "cells", "peers", "tests")
+FACTS, SMOKE, KERNELS, PROBE, TESTS = "facts", "smoke", "kernels", "probe", "tests"
+_NUM_TELLING = 3  # cells that come before everything else
 _GIB = 2**30
 _MIB = 2**20
 _TOKENS_PER_STEP = 524_288
+NONDETERMINISTIC = "sdpa_cudnn"
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Cell:
     """A step to plan, predict and measure; `device_bytes` None is the whole device.
 
     `short_rounds` are the rounds of the two passes that are measured and extended to the step;
-    with `whole` the step itself is run as well. `goal_tokens_per_s` is printed beside.
+    with `whole` the step itself is run as well, as a job of its own. `goal_tokens_per_s` is printed
+    beside. With `attention` it runs with this one, deterministic or not, not with the best that is.
     """
 
     key: str
@@ -41,6 +44,7 @@ class Cell:
     chunks_per_round: int | None = None
     goal_tokens_per_s: float | None = None
     dtype: Dtype | None = None
+    attention: str | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -76,11 +80,34 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class WholeStep:
+    """The whole step of a cell, run once: what extending its short passes is compared with."""
+
+    cell: Cell
+
+    @property
+    def key(self) -> str:
+        return f"{self.cell.key} whole"
+
+
+@dataclass(frozen=True)
 class Plan:
     """The whole of a campaign of one size."""
 
     cells: tuple[Cell, ...]
     peers: tuple[Peer, ...]
+
+    def in_order(self) -> tuple[Cell | WholeStep | Peer, ...]:
+        """The most telling cells, their whole steps, early peers, the other cells, other peers."""
+        telling, others = self.cells[:_NUM_TELLING], self.cells[_NUM_TELLING:]
+        return (
+            *telling,
+            *(WholeStep(cell) for cell in telling if cell.whole),
+            *(peer for peer in self.peers if peer.early),
+            *others,
+            *(WholeStep(cell) for cell in others if cell.whole),
+            *(peer for peer in self.peers if not peer.early),
+        )
 
 
 def campaign_of(
@@ -102,24 +129,30 @@ def spec_of(preset: str, dtype: Dtype | None) -> ModelSpec:
 
 
 def _full(host_bytes: int | None) -> Plan:
-    def cell(model: str, seq_len: int, gib: int, goal: float | None = None, *,
-             whole: bool = False, rounds: tuple[int, int] = (2, 4)) -> Cell:  # fmt: skip
-        return Cell(
-            key=f"{model} S{seq_len} {gib} GiB", model=model, seq_len=seq_len,
-            device_bytes=gib * _GIB, host_bytes=host_bytes, goal_tokens_per_s=goal, whole=whole,
-            short_rounds=rounds,
-        )  # fmt: skip
+    def cell(model: str, seq_len: int, gib: int, goal: float | None = None,
+             **changes: object) -> Cell:  # fmt: skip
+        given: dict[str, object] = {
+            "key": f"{model} S{seq_len} {gib} GiB", "model": model, "seq_len": seq_len,
+            "device_bytes": gib * _GIB, "host_bytes": host_bytes, "goal_tokens_per_s": goal,
+        }  # fmt: skip
+        return Cell(**(given | changes))  # type: ignore[arg-type]
+
+    def other(found: Cell) -> Cell:
+        """With the attention that is fast and not deterministic."""
+        key = f"{found.key} {NONDETERMINISTIC}"
+        return replace(found, key=key, attention=NONDETERMINISTIC, whole=False)
 
     resident = Cell(
         key="8b S8192 resident", model="8b", seq_len=8192, device_bytes=None,
         host_bytes=host_bytes, policy="resident",
     )  # fmt: skip
+    first = cell("8b", 8192, 78, 12_500, whole=True), cell("8b", 8192, 24, 11_000)
     cells = (
-        cell("8b", 8192, 24, 11_000),
-        cell("8b", 8192, 78, 12_500),
+        *first,
         cell("8b", 1024, 9, 10_500),
+        *(other(found) for found in first),
         resident,
-        cell("1b", 8192, 4, whole=True),
+        cell("1b", 8192, 4),
         cell("1b", 8192, 16),
         cell("8b", 1024, 24),
         cell("8b", 8192, 40),
@@ -131,13 +164,13 @@ def _full(host_bytes: int | None) -> Plan:
         cell("8b", 1024, 16),
         cell("8b", 8192, 130),
         cell("8b", 1024, 130),
-        cell("8b", 65536, 24, rounds=(1, 2)),
+        cell("8b", 65536, 24, short_rounds=(1, 2)),
     )
     beside = "8b S8192 78 GiB"
     peers = (
-        Peer("plain 8b S8192", "plain", "8b", 8192, 8192, beside, early=True),
         Peer("compiled 8b S8192", "compiled", "8b", 8192, 8192, beside, expected_s=70.0,
              early=True),
+        Peer("plain 8b S8192", "plain", "8b", 8192, 8192, beside),
         Peer("plain 8b S1024", "plain", "8b", 1024, 8192, "8b S1024 78 GiB"),
         Peer("compiled 8b S1024", "compiled", "8b", 1024, 8192, "8b S1024 78 GiB", expected_s=70.0),
         Peer("fsdp_offload 8b S8192", "fsdp_offload", "8b", 8192, 16384, "8b S8192 24 GiB",
@@ -159,11 +192,13 @@ def _tiny(host_bytes: int | None, dtype: Dtype | None) -> Plan:
         return Cell(**(given | changes))  # type: ignore[arg-type]
 
     # on CUDA a cap of some MiB would be less than context and libraries take
+    other = NONDETERMINISTIC if dtype else "sdpa_cpu"
     offloading = {"policy": "streaming"} if dtype else {"device_bytes": 6 * _MIB}
     cells = (
         cell("offloading", goal_tokens_per_s=1.0, whole=True, **offloading),
         cell("resident", policy="resident"),
         cell("1 MiB", device_bytes=_MIB),
+        cell(f"resident {other}", policy="resident", attention=other),
     )
     peers = tuple(
         Peer(

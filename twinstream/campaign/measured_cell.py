@@ -1,10 +1,12 @@
 """From a cell's plan and its runs to what it found."""
 
+from collections.abc import Sequence
+
 from twinstream.campaign.compact import compact_timelines
 from twinstream.campaign.floors import kind_times
-from twinstream.campaign.plans import PlannedCell, extended_s
+from twinstream.campaign.plans import PlannedCell, Short, extended_s
 from twinstream.campaign.requests import RanSchedules, RunSchedules
-from twinstream.campaign.results import CellFound
+from twinstream.campaign.results import CellFound, WholeFound
 from twinstream.campaign.worker import JobFailed
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine
@@ -18,21 +20,37 @@ _OVERHEAD_S = {"cpu": 4.0, "cuda": 9.0}  # proof and filling of one schedule
 
 
 def runs_of(planned: PlannedCell) -> RunSchedules:
-    """The short schedules, then the whole one if it is to be run; each with one cold pass."""
+    """The short schedules, each with one cold pass."""
     short_s = sum(short.step_s for short in planned.shorts)
     passes = _MOST_PASSES if _MOST_PASSES * short_s <= _LONG_S else _FEWEST_PASSES
-    runs = [(short.schedule, passes) for short in planned.shorts]
-    if planned.whole is not None:
-        runs.append((planned.whole.schedule, _FEWEST_PASSES))
-    return RunSchedules(tuple(runs))
+    return RunSchedules(tuple((short.schedule, passes) for short in planned.shorts))
 
 
-def expected_s(planned: PlannedCell, backend: str) -> float:
-    """What the runs should take, by the prediction."""
-    parts = [*planned.shorts, *([planned.whole] if planned.whole else [])]
-    passes = [num_passes for _, num_passes in runs_of(planned).runs]
+def whole_run_of(whole: Short) -> RunSchedules:
+    """The whole step, cold and once more."""
+    return RunSchedules(((whole.schedule, _FEWEST_PASSES),))
+
+
+def expected_s(runs: RunSchedules, parts: Sequence[Short], backend: str) -> float:
+    """What the runs of these parts should take, by the prediction."""
+    passes = [num_passes for _, num_passes in runs.runs]
     predicted = sum(n * part.step_s for n, part in zip(passes, parts, strict=True))
     return 1.15 * predicted + _OVERHEAD_S[backend] * len(parts)
+
+
+def whole_found(ran: RanSchedules) -> WholeFound:
+    """
+    Raises:
+        JobFailed: a loss is not finite, so that nothing that was timed counts.
+    """
+    _require_losses(ran)
+    (run,) = ran.runs
+    return WholeFound(step_s=run.timeline.step_ns / 1e9, losses=run.losses, states=run.states)
+
+
+def _require_losses(ran: RanSchedules) -> None:
+    if not all(0.0 < loss < 1e3 for run in ran.runs for loss in run.losses):
+        raise JobFailed(f"losses are {[run.losses for run in ran.runs]}: the run is wrong")
 
 
 def cell_found(
@@ -43,10 +61,9 @@ def cell_found(
     Raises:
         JobFailed: a loss is not finite, so that nothing that was timed counts.
     """
-    few, more = ran.runs[:2]
+    _require_losses(ran)
+    few, more = ran.runs
     losses = [run.losses[0] for run in ran.runs]
-    if not all(0.0 < loss < 1e3 for run in ran.runs for loss in run.losses):
-        raise JobFailed(f"losses are {[run.losses for run in ran.runs]}: the run is wrong")
     first, second = planned.shorts
     rounds = first.rounds, second.rounds
     seconds = few.timeline.step_ns / 1e9, more.timeline.step_ns / 1e9
@@ -64,7 +81,6 @@ def cell_found(
         predicted_extended_s=planned.predicted_extended_s,
         bound_step_s=planned.bound_step_s,
         measured_step_s=extended_s(planned.workload.rounds_per_step, rounds, seconds),
-        whole_step_s=ran.runs[2].timeline.step_ns / 1e9 if len(ran.runs) > 2 else None,
         rounds_measured=rounds,
         short_steps_s=seconds,
         model_flops=planned.model_flops,
@@ -76,5 +92,6 @@ def cell_found(
         host_ns_per_op=host_cost.ns_per_op if host_cost else None,
         losses=tuple(losses),
         kinds=kind_times(schedule, machine, predicted, more.timeline),
+        states=(*few.states, *more.states),
     )
     return cell, compact_timelines(schedule, predicted, more.timeline)

@@ -1,6 +1,6 @@
 """The chains whose kernels a probe measures: one layer of each preset, the shapes its runs have."""
 
-from twinstream.campaign.jobs import Dtype, spec_of
+from twinstream.campaign.jobs import Dtype, Size, spec_of
 from twinstream.models.lowering import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
@@ -15,17 +15,27 @@ _SHAPES = (
     ("1b", 8192, 16384),
     ("1b", 1024, 8192),
     ("32b", 8192, 8192),
+    ("tiny", 64, 128),
+    ("tiny", 256, 64),
 )
-_SMALL_SHAPES = (("tiny", 64, 128), ("tiny", 256, 64))
+ALL_PRESETS = ("8b", "1b", "32b")
+
+
+def presets_of(size: Size, full: tuple[str, ...]) -> tuple[str, ...]:
+    """The presets on whose shapes a campaign of this size probes."""
+    return full if size == "full" else ("tiny",)
 
 
 def probe_chains(
-    kernels: KernelChoice, *, small: bool, dtype: Dtype | None = None
+    kernels: KernelChoice, presets: tuple[str, ...], tiny_dtype: Dtype | None = None
 ) -> tuple[Chain, ...]:
-    """One round each, of one chunk or of one sequence in slices; the small ones of a dtype."""
+    """One round each, of one chunk or of one sequence in slices; the tiny ones of a dtype."""
     chains = []
-    for preset, seq_len, chunk_tokens in _SMALL_SHAPES if small else _SHAPES:
-        spec = spec_of(preset, dtype if small else None).model_copy(update={"num_layers": 1})
+    for preset, seq_len, chunk_tokens in _SHAPES:
+        if preset not in presets:
+            continue
+        dtype = tiny_dtype if preset == "tiny" else None
+        spec = spec_of(preset, dtype).model_copy(update={"num_layers": 1})
         workload = Workload(
             seq_len=seq_len,
             chunk_tokens=chunk_tokens,

@@ -8,6 +8,7 @@ from typing import Literal
 from twinstream.campaign.budget import Budget
 from twinstream.campaign.engine import Engine, Settings
 from twinstream.campaign.jobs import Size, campaign_of
+from twinstream.campaign.probe_chains import ALL_PRESETS, presets_of
 from twinstream.campaign.store import Store
 from twinstream.campaign.where import where_is
 from twinstream.campaign.worker import DeviceProcess
@@ -37,7 +38,7 @@ def probed_machine(
     """
     settings = Settings(
         backend, size, stages=("probe",), host_bytes=None, num_jobs=0, tests=(),
-        vector="auto", attention="auto",
+        vector="auto", attention="auto", presets=presets_of(size, ALL_PRESETS),
     )  # fmt: skip
     plan = campaign_of(size, None, backend)
     with tempfile.TemporaryDirectory() as folder, DeviceProcess(backend) as worker:

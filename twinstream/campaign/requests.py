@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinstream.campaign.jobs import Peer
+from twinstream.campaign.results import SampleRatio
+from twinstream.executor.device_state import DeviceState
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import KernelChoice
 
@@ -29,16 +31,30 @@ class DeviceDescription:
 
 
 @dataclass(frozen=True)
+class NoteFacts:
+    """Note what there is to know of the machine, and time pinning so much of its memory."""
+
+    pinned_bytes: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """By name."""
+
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True)
 class TryAttention:
-    """Whether an attention implementation is right here, and how fast."""
+    """Whether an attention implementation is right here, and how fast, on these presets' shapes."""
 
     name: str
-    small: bool = False
+    presets: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TriedAttention:
-    """Its time over the shapes tried; `refused` says why it cannot be chosen, if so.
+    """Its time over the shapes tried; `refused` says why it cannot be used, if so.
 
     `excess_bytes` of device memory are what it takes beyond what plans count with.
     """
@@ -46,6 +62,7 @@ class TriedAttention:
     time_ns: float
     refused: str | None
     excess_bytes: int = 0
+    deterministic: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,22 +83,28 @@ class TriedKernels:
 
 @dataclass(frozen=True)
 class ProbeDevice:
-    """Measure the device with these kernels; `excess_bytes` more are reserved for them."""
+    """Measure the device with these kernels, on these presets' shapes.
+
+    `excess_bytes` more are reserved for them; attention is measured with `others` as well.
+    """
 
     kernels: KernelChoice
-    small: bool
+    presets: tuple[str, ...]
     commit: str
     date: str
     excess_bytes: int = 0
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ProbedDevice:
-    """The profile, and what it was fitted to as (name, ns, measured over fitted)."""
+    """The profile, and what it was fitted to: copies as (direction, bytes, GB/s), kernels."""
 
     machine: Machine
     links: tuple[tuple[str, int, float], ...]
-    samples: tuple[tuple[str, float, float], ...]
+    samples: tuple[SampleRatio, ...]
+    sustained_flop_per_s: float | None = None
+    sustained: DeviceState | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +142,7 @@ class ScheduleRun:
     losses: tuple[float, ...]
     prepared_s: float
     run_s: float
+    states: tuple[DeviceState | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,6 +171,7 @@ class RanPeer:
 
 Request = (
     DescribeDevice
+    | NoteFacts
     | TryAttention
     | TryKernels
     | ProbeDevice
@@ -156,6 +181,7 @@ Request = (
 )
 Answer = (
     DeviceDescription
+    | Facts
     | TriedAttention
     | TriedKernels
     | ProbedDevice

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt
 
+from twinstream.executor.device_state import DeviceState
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.node import Node
 
@@ -20,26 +21,41 @@ class Where(Node):
     command: str
 
 
+class FactsFound(Node):
+    """What there is to know of the machine before anything is measured, by name."""
+
+    kind: Literal["facts"] = "facts"
+    facts: dict[str, str]
+
+
 class SuiteFound(Node):
-    """Outcome of the tests marked gpu."""
+    """Outcome of tests marked gpu: so far, where some were not reached in time.
+
+    `reached` are not run again. `in_flight` is the one that was running when time was up.
+    """
 
     kind: Literal["tests"] = "tests"
-    passed: NonNegativeInt
-    failed: NonNegativeInt
-    skipped: NonNegativeInt
+    passed: NonNegativeInt = 0
+    failed: NonNegativeInt = 0
+    skipped: NonNegativeInt = 0
     failures: tuple[str, ...] = ()
+    reached: tuple[str, ...] = ()
+    in_flight: str = ""
+    complete: bool = True
 
 
 class KernelsFound(Node):
     """The kernels that are right and fastest on the device, and what there is to say of others.
 
-    `excess_bytes` of device memory are what they take beyond what plans count with.
+    `excess_bytes` of device memory are what they take beyond what plans count with. `others` are
+    attentions that are right too, but not deterministic.
     """
 
     kind: Literal["kernels"] = "kernels"
     kernels: KernelChoice
     notes: tuple[str, ...] = ()
     excess_bytes: NonNegativeInt = 0
+    others: tuple[str, ...] = ()
 
 
 class LinkRate(Node):
@@ -51,11 +67,12 @@ class LinkRate(Node):
 
 
 class SampleRatio(Node):
-    """A probed kernel: measured ns, and measured over what the fitted curves say."""
+    """A probed kernel: measured ns, over what the fitted curves say, and at what clock."""
 
     name: str
     time_ns: float
     ratio: float
+    state: DeviceState | None = None
 
 
 class ProbeFound(Node):
@@ -67,6 +84,8 @@ class ProbeFound(Node):
     kernels: KernelChoice
     links: tuple[LinkRate, ...] = ()
     samples: tuple[SampleRatio, ...] = ()
+    sustained_flop_per_s: float | None = None
+    sustained: DeviceState | None = None
 
 
 class KindTime(Node):
@@ -88,7 +107,7 @@ class CellFound(Node):
 
     Times are of a step of `tokens_per_step`. `measured_step_s` is extended from passes of
     `rounds_measured` rounds: the longer adds so many rounds to the shorter, and the step adds
-    the rest at the same time each. `whole_step_s` is a whole step, where that was run too.
+    the rest at the same time each. `states` are the device's, of each pass of both, in order.
     """
 
     kind: Literal["cell"] = "cell"
@@ -100,7 +119,6 @@ class CellFound(Node):
     predicted_extended_s: float
     bound_step_s: float
     measured_step_s: float
-    whole_step_s: float | None = None
     rounds_measured: tuple[int, int]
     short_steps_s: tuple[float, float]
     model_flops: NonNegativeInt
@@ -112,6 +130,16 @@ class CellFound(Node):
     host_ns_per_op: float | None = None
     losses: tuple[float, ...]
     kinds: tuple[KindTime, ...]
+    states: tuple[DeviceState | None, ...] = ()
+
+
+class WholeFound(Node):
+    """A whole step of a cell, measured."""
+
+    kind: Literal["whole"] = "whole"
+    step_s: float
+    losses: tuple[float, ...]
+    states: tuple[DeviceState | None, ...] = ()
 
 
 class PeerFound(Node):
@@ -127,17 +155,18 @@ class PeerFound(Node):
 
 
 Found = Annotated[
-    SuiteFound | KernelsFound | ProbeFound | CellFound | PeerFound, Field(discriminator="kind")
+    FactsFound | SuiteFound | KernelsFound | ProbeFound | CellFound | WholeFound | PeerFound,
+    Field(discriminator="kind"),
 ]
 
 
 class Outcome(Node):
-    """One job: done with what it found, or skipped or failed with the reason.
+    """One job: done with what it found, partly so, or skipped or failed with the reason.
 
     `attempts` counts starts, so that a job that took the process down is not tried for ever.
     """
 
-    status: Literal["started", "done", "skipped", "failed"]
+    status: Literal["started", "part", "done", "skipped", "failed"]
     attempts: NonNegativeInt = 0
     seconds: float = 0.0
     reason: str = ""

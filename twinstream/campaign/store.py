@@ -5,7 +5,6 @@
 | results.json | all outcomes |
 | profile.toml | the probed machine |
 | timelines.json.gz | one pass of every cell, compact |
-| tests.xml | the tests' own report |
 | table.md, table.json | what the results come to |
 | log.txt | what went wrong, with tracebacks |
 """
@@ -44,10 +43,6 @@ class Store:
     @property
     def profile(self) -> Path:
         return self.folder / "profile.toml"
-
-    @property
-    def tests_report(self) -> Path:
-        return self.folder / "tests.xml"
 
     def put(self, key: str, outcome: Outcome) -> None:
         self.results = self.results.with_outcome(key, outcome)

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from twinstream.campaign.jobs import KERNELS, PROBE, TESTS, Cell, Peer, Plan
+from twinstream.campaign.jobs import (
+    FACTS,
+    KERNELS,
+    PROBE,
+    SMOKE,
+    TESTS,
+    Cell,
+    Peer,
+    Plan,
+    WholeStep,
+)
 from twinstream.campaign.results import (
     CellFound,
+    FactsFound,
     KernelsFound,
     KindTime,
     Outcome,
@@ -12,7 +23,9 @@ from twinstream.campaign.results import (
     ProbeFound,
     Results,
     SuiteFound,
+    WholeFound,
 )
+from twinstream.executor.device_state import DeviceState, mean_state
 from twinstream.schedule.node import Node
 
 _BOUND_GOAL = 0.95
@@ -26,6 +39,7 @@ class CellRow(Node):
 
     `extension_error` is what extending the predictions of the short passes gives, over the
     prediction of the step, - 1; `whole_error` is the same of measurements, where there is one.
+    `state` is the device's over all passes.
     """
 
     cell: str
@@ -47,6 +61,7 @@ class CellRow(Node):
     whole_error: float | None = None
     loss: float
     kinds: tuple[KindTime, ...]
+    state: DeviceState | None = None
 
 
 class PeerRow(Node):
@@ -76,6 +91,8 @@ class Table(Node):
     cells: tuple[CellRow, ...]
     peers: tuple[PeerRow, ...]
     without: tuple[JobRow, ...]
+    facts: FactsFound | None = None
+    smoke: SuiteFound | None = None
     tests: SuiteFound | None = None
     kernels: KernelsFound | None = None
     probe: ProbeFound | None = None
@@ -85,7 +102,7 @@ def table_of(results: Results, plan: Plan) -> Table:
     """Rows in the plan's order; jobs that have not run are listed as waiting."""
     outcomes = results.outcomes
     cells = [
-        _cell_row(cell, found)
+        _cell_row(cell, found, _found(outcomes, WholeStep(cell).key))
         for cell in plan.cells
         if isinstance(found := _found(outcomes, cell.key), CellFound)
     ]
@@ -95,16 +112,13 @@ def table_of(results: Results, plan: Plan) -> Table:
         for peer in plan.peers
         if isinstance(found := _found(outcomes, peer.key), PeerFound)
     ]
-    keys = [TESTS, KERNELS, PROBE, *(c.key for c in plan.cells), *(p.key for p in plan.peers)]
+    whole = [WholeStep(cell).key for cell in plan.cells if cell.whole]
+    cell_keys, peer_keys = [c.key for c in plan.cells], [p.key for p in plan.peers]
+    keys = [FACTS, SMOKE, KERNELS, PROBE, *cell_keys, *whole, *peer_keys, TESTS]
     without = [_job_row(key, outcomes.get(key)) for key in keys if _found(outcomes, key) is None]
-    tests, kernels, probe = (_found(outcomes, key) for key in (TESTS, KERNELS, PROBE))
-    return Table(
-        cells=tuple(cells),
-        peers=tuple(peers),
-        without=tuple(without),
-        tests=tests if isinstance(tests, SuiteFound) else None,
-        kernels=kernels if isinstance(kernels, KernelsFound) else None,
-        probe=probe if isinstance(probe, ProbeFound) else None,
+    singles = {key: _found(outcomes, key) for key in (FACTS, SMOKE, KERNELS, PROBE, TESTS)}
+    return Table.model_validate(
+        {"cells": tuple(cells), "peers": tuple(peers), "without": tuple(without), **singles}
     )
 
 
@@ -121,10 +135,11 @@ def _job_row(key: str, outcome: Outcome | None) -> JobRow:
     return JobRow(job=key, status=outcome.status, reason=outcome.reason)
 
 
-def _cell_row(cell: Cell, found: CellFound) -> CellRow:
+def _cell_row(cell: Cell, found: CellFound, whole: object) -> CellRow:
     step_s, tokens = found.measured_step_s, found.tokens_per_step
     used, cap = found.device_used_bytes, found.device_cap_bytes
-    whole, host_ns = found.whole_step_s, found.host_ns_per_op
+    host_ns = found.host_ns_per_op
+    whole_s = whole.step_s if isinstance(whole, WholeFound) else None
     return CellRow(
         cell=cell.key,
         workload=found.workload,
@@ -142,9 +157,10 @@ def _cell_row(cell: Cell, found: CellFound) -> CellRow:
         host_arena_gib=found.host_arena_bytes / _GIB,
         host_us_per_op=None if host_ns is None else host_ns / 1e3,
         extension_error=found.predicted_extended_s / found.predicted_step_s - 1.0,
-        whole_error=None if whole is None else step_s / whole - 1.0,
+        whole_error=None if whole_s is None else step_s / whole_s - 1.0,
         loss=found.losses[0],
         kinds=found.kinds,
+        state=mean_state([state for state in found.states if state is not None]),
     )
 
 
@@ -182,11 +198,14 @@ def markdown_of(results: Results, table: Table) -> str:
 
 
 def _probe_lines(table: Table) -> list[str]:
-    lines = []
-    if table.tests is not None:
-        tests = table.tests
-        lines += [f"Tests marked gpu: {tests.passed} passed, {tests.failed} failed, "
-                  f"{tests.skipped} skipped.", ""]  # fmt: skip
+    lines = [f"- {name}: {told}" for name, told in table.facts.facts.items()] if table.facts else []
+    lines += [""] if lines else []
+    for what, tests in (("First tests", table.smoke), ("Tests", table.tests)):
+        if tests is None:
+            continue
+        left = "" if tests.complete else "; not all were reached"
+        lines += [f"{what} marked gpu: {tests.passed} passed, {tests.failed} failed, "
+                  f"{tests.skipped} skipped{left}.", ""]  # fmt: skip
         lines += [f"- {failure}" for failure in tests.failures]
         lines += [""] if tests.failures else []
     if table.kernels is not None:
@@ -201,6 +220,9 @@ def _probe_lines(table: Table) -> list[str]:
         lines += [f"Profile `{probe.machine}` ({probe.content_hash}): {len(probe.samples)} kernels "
                   f"timed{fit}; kernels: vector {probe.kernels.vector}, attention "
                   f"{probe.kernels.attention}{bits}.", ""]  # fmt: skip
+        if probe.sustained_flop_per_s is not None:
+            rate = probe.sustained_flop_per_s / 1e12
+            lines += [f"Sustained: {rate:.0f} TFLOP/s, at {_state(probe.sustained)}.", ""]
     return lines
 
 
@@ -209,7 +231,7 @@ def _cell_lines(rows: Sequence[CellRow]) -> list[str]:
         return ["No cell has been measured.", ""]
     head = ("cell", "rounds", "predicted tok/s", "measured", "error", "bound", "of bound", "goal",
             "MFU", "HFU", "device GiB (driver / cap)", "host GiB", "host us/op", "extension",
-            "loss")  # fmt: skip
+            "clock, power", "loss")  # fmt: skip
     body = [
         (
             row.cell,
@@ -226,6 +248,7 @@ def _cell_lines(rows: Sequence[CellRow]) -> list[str]:
             f"{row.host_arena_gib:.1f}",
             "-" if row.host_us_per_op is None else f"{row.host_us_per_op:.0f}",
             _extension(row),
+            _state(row.state),
             f"{row.loss:.3f}",
         )
         for row in rows
@@ -242,6 +265,14 @@ def _cell_lines(rows: Sequence[CellRow]) -> list[str]:
         *_table(head, body),
         "",
     ]
+
+
+def _state(state: DeviceState | None) -> str:
+    if state is None:
+        return "not read"
+    known = (("MHz", state.sm_clock_mhz), ("W", state.power_w), ("C", state.temperature_c))
+    told = [f"{value:.0f} {unit}" for unit, value in known if value is not None]
+    return ", ".join([*told, *state.held_back])
 
 
 def _of_bound(row: CellRow) -> str:
