@@ -74,7 +74,7 @@ def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
     assert files == ["profile.toml", "results.json", "table.json", "table.md",
                      "timelines.json.gz"]  # fmt: skip
     before = (out / "results.json").read_bytes()
-    call(out)
+    call(out, "--tests", str(gpu_tests))
     assert (out / "results.json").read_bytes() == before
     assert "..." not in capsys.readouterr().err
 
