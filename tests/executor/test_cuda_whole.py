@@ -184,6 +184,7 @@ def test_the_campaign_does_every_stage_with_tiny_models(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     table = json.loads((tmp_path / "table.json").read_text())
     cells = [row["cell"] for row in table["cells"]]
-    assert cells == ["tiny S64 offloading", "tiny S64 resident"], table["without"]
+    expected = ["tiny S64 offloading", "tiny S64 resident", "tiny S64 resident sdpa_cudnn"]
+    assert cells == expected, table["without"]
     assert len(table["peers"]) == 3
     assert table["probe"]["samples"]
