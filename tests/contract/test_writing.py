@@ -10,6 +10,8 @@ ALLOWED = {
     "twinstream.schedule.files": "writes files whole",
     "twinstream.sweep.rows": "appends rows, cuts off what a kill left of one, holds the lock",
     "twinstream.campaign.store": "appends to a log",
+    "twinstream.campaign.call": "appends the long process's output to a log",
+    "twinstream.campaign.gpu_tests": "hands pytest a temporary list",
     "twinstream.sweep.images": "draws into memory",
 }
 _METHODS = {

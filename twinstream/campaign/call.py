@@ -22,7 +22,7 @@ import typer
 from twinstream.campaign.exits import run_command
 from twinstream.campaign.publish import write_tables
 from twinstream.campaign.store import CampaignError, read_results
-from twinstream.schedule.files import DocumentError
+from twinstream.schedule.files import DocumentError, write_text
 
 STARTED = "TWINSTREAM_CALL_STARTED"  # seconds since 1970, set by tests/campaign/lent_machine.sh
 LONGEST_S = 600.0  # of a command on a lent machine
@@ -114,7 +114,7 @@ class Call:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        (self.folder / "pid").write_text(str(process.pid), encoding="utf-8")
+        write_text(str(process.pid), self.folder / "pid")
         while process.poll() is None and not self._is_running():
             time.sleep(0.05)
         process.returncode = process.returncode or 0  # it may run on: that is no leak to warn of
