@@ -81,12 +81,16 @@ def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     possible = [workload for workload in found if _blocks(spec, workload) <= _MOST_BLOCKS]
     if not possible:
         least = min(found, key=lambda workload: _blocks(spec, workload))
-        raise ChunkingError(
-            f"a step of {least.tokens_per_step:,} tokens in chunks of {least.chunk_tokens:,} has "
-            f"{_blocks(spec, least):,} blocks to compute, and no schedule may have more than "
-            f"{_MOST_BLOCKS:,}; take fewer tokens per step, or larger chunks"
-        )
+        raise _too_large(least.tokens_per_step, least.chunk_tokens, _blocks(spec, least))
     return possible
+
+
+def _too_large(step_tokens: int, chunk_tokens: int, num_blocks: int) -> ChunkingError:
+    return ChunkingError(
+        f"a step of {step_tokens:,} tokens in chunks of {chunk_tokens:,} has {num_blocks:,} blocks "
+        f"to compute, and no schedule may have more than {_MOST_BLOCKS:,}; take fewer tokens per "
+        "step, or larger chunks"
+    )
 
 
 def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
@@ -246,6 +250,9 @@ def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workloa
     else:
         chunks = per_sequence * _groups_per_round(spec, chunk_tokens * per_sequence, groups)
     rounds = groups // (chunks // per_sequence) if groups else 1
+    if rounds > _MOST_BLOCKS:
+        num_blocks = 2 * spec.num_layers * chunks * rounds
+        raise _too_large(chunk_tokens * chunks * rounds, chunk_tokens, num_blocks)
     return Workload(
         seq_len=step.seq_len,
         chunk_tokens=chunk_tokens,

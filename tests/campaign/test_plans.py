@@ -72,7 +72,7 @@ def test_the_recipe_with_its_kernels_is_planned_for(tmp_path):
 
 
 def test_a_cell_that_fits_nowhere_is_refused(request_of):
-    found = plans.plan_cell(request_of(replace(CELL, device_bytes=1000)))
+    found = plans.plan_cell(request_of(replace(CELL, device_bytes=2000)))
     assert isinstance(found, Refused)
     assert "--device-mem" in found.reason
 

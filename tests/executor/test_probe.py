@@ -52,9 +52,9 @@ def test_backwards_and_head_dimensions_have_curves_of_their_own(probed):
         for unit in ("rms_norm", "swiglu", "rope"):
             assert f"{unit}_backward/{dtype}" in probed.efficiency
         for unit in ("attention_forward", "attention_backward"):
-            widest = probed.efficiency[f"{unit}/head_dim_64/{dtype}"]
-            assert probed.efficiency[f"{unit}/head_dim_32/{dtype}"] != widest
-            assert probed.efficiency[f"{unit}/{dtype}"] == widest
+            widest = probed.efficiency[f"{unit}/eager/head_dim_64/{dtype}"]
+            assert probed.efficiency[f"{unit}/eager/head_dim_32/{dtype}"] != widest
+            assert probed.efficiency[f"{unit}/eager/{dtype}"] == widest
 
 
 def test_a_probed_profile_survives_its_file(probed, tmp_path):

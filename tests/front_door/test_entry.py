@@ -100,11 +100,11 @@ def _is_method(one: object) -> bool:
 
 def with_output() -> list[str]:
     """Commands that take `-o`."""
-    commands = typer.main.get_command(app).commands
+    group = typer.main.get_command(app)
     return [
         name
-        for name, command in commands.items()
-        if any("-o" in parameter.opts for parameter in command.params)
+        for name in group.commands
+        if any("-o" in parameter.opts for parameter in group.get_command(None, name).params)
     ]
 
 

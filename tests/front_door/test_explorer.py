@@ -23,8 +23,8 @@ from werkzeug.serving import make_server
 from tests.front_door.command_line import call, error_of
 from tests.helpers.browser import browser_page
 from twinstream.explorer.answers import Answer, Answers
-from twinstream.explorer.app import _columns, explorer
-from twinstream.explorer.show import ranking_note, timeline_of
+from twinstream.explorer.app import explorer
+from twinstream.explorer.show import Found, column, ranking_note, timeline_of
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.schedule.errors import TwinstreamError
 
@@ -178,10 +178,10 @@ def test_models_and_machines_of_files_are_files_in_the_command(tmp_path):
 def test_machines_that_may_change_places_are_said_to():
     answers = Answers({}, {})
     state = State("tiny", "h100,mi300x", "64", "256", "4GiB", "", "streaming")
-    found = {name: answers.answer(state, name) for name in state.machine_names}
-    assert "The order is not certain" in str(ranking_note(found))
-    page = str(_columns(answers, state))
-    assert "+/- 19 %" in page and "+/- 1.0 %" in page and "The order is not certain" in page
+    shown = [Found(name, state, answers.answer(state, name)) for name in state.machine_names]
+    assert "The order is not certain" in str(ranking_note(shown))
+    page = str([column(one, len(shown), "") for one in shown])
+    assert "+/- 19 %" in page and "+/- 1.0 %" in page
 
 
 def test_a_url_may_not_open_files(tmp_path):

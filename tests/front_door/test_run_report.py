@@ -69,7 +69,7 @@ def test_more_than_the_cap_and_more_than_declared_are_flagged_with_what_to_do():
 def terminal(monkeypatch) -> io.StringIO:
     shown = io.StringIO()
     monkeypatch.setattr(
-        output, "Console", lambda stderr: Console(file=shown, force_terminal=True, width=100)
+        output, "_Screen", lambda stderr: Console(file=shown, force_terminal=True, width=100)
     )
     return shown
 

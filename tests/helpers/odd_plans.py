@@ -60,15 +60,11 @@ class OddPlan:
 
 
 def _odd_machine(random: Random) -> Machine:
-    link = 10 ** random.uniform(7, 10.5)
-    return override(
-        load_machine("cpu"),
-        {
-            "pcie_h2d_bytes_per_s": link,
-            "pcie_d2h_bytes_per_s": link * random.choice((1.0, 0.5, 2.0)),
-            "pcie_duplex_bytes_per_s": 2.0 * link,
-        },
-    )
+    h2d = 10 ** random.uniform(7, 10.5)
+    d2h = h2d * random.choice((1.0, 0.5, 2.0))
+    both = random.choice((h2d + d2h, max(h2d, d2h)))
+    link = {"pcie_h2d_bytes_per_s": h2d, "pcie_d2h_bytes_per_s": d2h}
+    return override(load_machine("cpu"), link | {"pcie_duplex_bytes_per_s": both})
 
 
 def _odd_caps(random: Random) -> Caps:

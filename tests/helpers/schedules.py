@@ -219,8 +219,9 @@ def _write_back(builder: Builder, item: Carried) -> None:
 
 
 def _carry_more(builder: Builder) -> None:
-    """Also carry some of what is valid at the end and lies apart from the other pairs."""
-    for name in builder.tensors:
+    """Also carry some state that is valid at the end and lies apart from the other pairs."""
+    state = {leaf for root in builder.persistent for leaf in (root, *builder.leaves(root))}
+    for name in (name for name in builder.tensors if name in state):
         for slot in [s for s in builder.slots if builder.fits(name, s, None)]:
             taken = [builder.span(c.tensor, c.slot) for c in builder.carried]
             valid = all(builder.is_newest(leaf, slot) for leaf in builder.leaves(name))

@@ -27,7 +27,7 @@ from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.verify import verify
 from twinstream.simulator.replay import simulate
 
-CHAINS_PER_BLOCK = 300
+CHAINS_PER_BLOCK = 200
 NUM_BLOCKS = 8
 FIXED_PER_BLOCK = 60
 

@@ -12,7 +12,7 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.verify import verify
 
-DRAWS_PER_BLOCK = 40
+DRAWS_PER_BLOCK = 25
 NUM_BLOCKS = 4
 
 

@@ -43,6 +43,9 @@ def conformity_problems(schedule: Schedule, chain: Chain) -> set[str]:
     carried = {leaf for c in schedule.carried for leaf in _leaf_names(wanted, c.tensor)}
     if any(set(_leaf_names(wanted, root)) - carried for root in chain.persistent):
         found.add("PersistentNotCarried")
+    persistent = {leaf for root in chain.persistent for leaf in _leaf_names(wanted, root)}
+    if carried - persistent:
+        found.add("CarriedNotPersistent")
     return found
 
 

@@ -26,7 +26,7 @@ HARMLESS_TO_RUN = {"change_call", "change_kernel", "change_flops"}
 SAME_TASKS = {
     "drop_wait", "drop_wait_previous", "retarget_wait", "retarget_wait_previous", "swap_copies",
     "drop_copy", "double_copy", "drop_write_back", "move_operand", "change_copy",
-    "shift_offset", "shift_origin", "shrink_slot", "lower_cap", "add_carried", "move_slot",
+    "shift_offset", "shift_origin", "shrink_slot", "lower_cap", "move_slot",
 }  # fmt: skip
 BLOCKS, SEEDS_PER_BLOCK = 6, 50
 

@@ -71,12 +71,12 @@ def run(  # noqa: PLR0913
         chunks_per_round, device_mem, host_mem, policy, kernels, attention,
         nondeterministic=nondeterministic, dtype=dtype,
     )  # fmt: skip
+    if timed_steps is not None and timed_steps > steps:
+        raise RunOptionsError(f"--timed-steps {timed_steps} of --steps {steps}: time fewer")
     settings = api.RunSettings(
         backend_named(backend), steps, learning_rate, seed, poison,
         graphs=graphs, timed_steps=timed_steps, nvtx=nvtx,
     )  # fmt: skip
-    if timed_steps is not None and timed_steps > steps:
-        raise RunOptionsError(f"--timed-steps {timed_steps} of --steps {steps}: time fewer")
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
     peak = peak_machine(document, wanted.machine, settings.backend)
