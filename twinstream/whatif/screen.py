@@ -68,9 +68,14 @@ def target_screen(found: TargetFound, question: Question) -> Group:
             needs = f"at most {needs}"
         at = "" if one.value is not None else f" at {one.tried:,.4g} {one.unit}"
         table.add_row(one.name, f"{one.now:,.4g} {one.unit}", needs, f"{one.tokens_per_s:,.0f}{at}")
-    at_most = ["At most: all less that was tried with this effort reaches it, too."]
-    if not any(one.less_may_do for one in found.found):
-        at_most = []
+    notes = []
+    if question.quickly() != question:
+        notes.append(
+            f"Searched with quick effort, confirmed with {question.choices.effort}: a little less "
+            "may do. --effort quick only searches."
+        )
+    if any(one.less_may_do for one in found.found):
+        notes.append("At most: all less that was tried reaches it, too.")
     uncertainty = uncertainty_of(question.machine)
     share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
     return Group(
@@ -80,7 +85,7 @@ def target_screen(found: TargetFound, question: Question) -> Group:
         "compute could do if it never waited and nothing were recomputed "
         f"({found.compute_limit_tokens_per_s:,.0f} tokens/s).",
         "", "The smallest value that reaches it, everything else as it is (within 2 %)", table,
-        *at_most, uncertainty.sentence,
+        *notes, uncertainty.sentence,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from math import log
 
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
@@ -18,6 +19,7 @@ from twinstream.whatif.question import Property, Question, changed, properties_o
 
 SEARCHED = ("device memory", "host memory", "PCIe, all three")
 _CLOSE = 1.02
+_NEAR = _CLOSE**0.75  # beside an end: where it moves the other end, that is the answer
 _MOST_DOUBLINGS = 5
 _MOST_HALVINGS = 6
 _TARGET = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(%|(?:tok|tokens)/s)")
@@ -30,8 +32,8 @@ class TargetError(TwinstreamError):
 class Reached(Node):
     """The smallest value of a property that reaches the target, everything else as it is.
 
-    It lies within 2 % above the smallest; but where `less_may_do`, every smaller value that was
-    tried reached the target, too, or none was tried with the effort asked for. `value` is None
+    It lies within 2 % above the smallest that quick effort finds; but where `less_may_do`, every
+    smaller value that was tried reached the target, too. `value` is None
     where the property alone never reaches it; `tokens_per_s` is then the most that was found, at
     `tried` of `unit`.
     """
@@ -218,16 +220,19 @@ class _Tried:
 
 
 def _searched(search: _Search) -> Reached:
-    """Double or halve until the target lies between, then bisect; all that with quick effort."""
+    """Double or halve until the target lies between, and close in on it; with quick effort.
+
+    What is found is then confirmed with the effort asked for.
+    """
     quick = search.question.quickly()
     tried = _Tried(search, quick)
     low, high = _bracket(tried.reaches, search.reached_now)
-    while low is not None and high is not None and high / low > _CLOSE:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if tried.reaches(middle) else (middle, high)
-    less_may_do = low is None
+    if low is not None and high is not None:
+        high = _closed_in(tried, search.target_tokens_per_s, low, high)
     if quick != search.question:
-        tried, high, less_may_do = _confirmed(search, tried, low, high)
+        best = high if high is not None else tried.best
+        tried = tried.again(search.question)
+        high = best if tried.reaches(best) else None
     now = value_of(search.question, search.one) / search.one.unit_size
     best = high if high is not None else tried.best
     return Reached(
@@ -237,22 +242,26 @@ def _searched(search: _Search) -> Reached:
         value=None if high is None else now * high,
         tried=now * best,
         tokens_per_s=tried.speeds[best],
-        less_may_do=less_may_do,
+        less_may_do=low is None,
     )
 
 
-def _confirmed(
-    search: _Search, quick: _Tried, low: float | None, high: float | None
-) -> tuple[_Tried, float | None, bool]:
-    """What was tried with the effort asked for, what reaches the target so, and whether less may.
+def _closed_in(tried: _Tried, target: float, low: float, high: float) -> float:
+    """The factor that reaches the target, within `_CLOSE` of one that does not.
 
-    The largest value that did not reach it quickly is tried first: a better plan may.
+    Looked for where the speeds at both ends put it, and in the middle where that has twice moved
+    the same end.
     """
-    tried = quick.again(search.question)
-    if low is not None and tried.reaches(low):
-        return tried, low, True
-    best = high if high is not None else quick.best
-    return tried, best if tried.reaches(best) else None, high is None or low is None
+    moved: list[bool] = []
+    while high / low > _CLOSE:
+        middle = (low * high) ** 0.5
+        slow, fast = tried.speeds[low], tried.speeds[high]
+        if slow > 0 and moved[-2:] not in ([True, True], [False, False]):
+            guess = low * (high / low) ** (log(target / slow) / log(fast / slow))
+            middle = min(max(guess, low * _NEAR), high / _NEAR)
+        moved.append(tried.reaches(middle))
+        low, high = (low, middle) if moved[-1] else (middle, high)
+    return high
 
 
 def _bracket(
