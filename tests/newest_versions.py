@@ -58,3 +58,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         main(Path(folder))
+    print("plan, simulate, report, sweep and Python run with the newest versions")
