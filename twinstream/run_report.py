@@ -4,7 +4,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.metrics import Summary
+from twinstream.metrics import Summary, rate_text
 from twinstream.schedule.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
@@ -31,9 +31,8 @@ def run_table(
     speeds = Table(box=box.SIMPLE_HEAD)
     for name in ("", "predicted", "measured", "error"):
         speeds.add_column(name, justify="right" if name else "left")
-    rate = "{:,.0f} tokens/s".format
     rows = [("step time", "step_time_s", seconds), ("cold step", "cold_step_time_s", seconds),
-            ("throughput", "tokens_per_s", rate)]  # fmt: skip
+            ("tokens/s", "tokens_per_s", rate_text)]  # fmt: skip
     if peak_of is not None:
         rows += [("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format)]
     for name, field, shown in rows:

@@ -233,13 +233,13 @@ def _headline_table(comparison: Comparison, predicted: Summary, measured: Summar
     table = _comparison_table(["figure"])
     table.add_row("step time", *_pair_ns(comparison.step_ns))
     table.add_row("cold step", *_pair_ns(comparison.cold_ns))
-    for name, field, form in (
-        ("tokens/s", "tokens_per_s", ",.0f"),
-        ("MFU", "mfu", ".1%"),
-        ("HFU", "hfu", ".1%"),
+    for name, field, shown in (
+        ("tokens/s", "tokens_per_s", rate_text),
+        ("MFU", "mfu", "{:.1%}".format),
+        ("HFU", "hfu", "{:.1%}".format),
     ):
         pair = Pair(predicted=getattr(predicted, field), measured=getattr(measured, field))
-        table.add_row(name, format(pair.predicted, form), format(pair.measured, form), _error(pair))
+        table.add_row(name, shown(pair.predicted), shown(pair.measured), _error(pair))
     for name, bytes_before, bytes_after in (
         ("device memory", predicted.device_peak_bytes, measured.device_peak_bytes),
         ("host memory", predicted.host_peak_bytes, measured.host_peak_bytes),
