@@ -99,17 +99,13 @@ def summary_table(
     summary: Summary, schedule: Schedule, peak_of: str, uncertainty: Uncertainty
 ) -> Group:
     """Headline figures of a prediction, with its uncertainty."""
-    caps = schedule.caps
     rows = {
         "step time": f"{seconds(summary.step_time_s)} "
         f"({seconds(summary.cold_step_time_s)} from a cold start)",
         "throughput": speed_text(summary, uncertainty),
         "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
         f"{schedule.model.spec['dtype']} peak of {peak_of}",
-        "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
-        "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
-        "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
-        "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
+        **planned_rows(summary, schedule),
     }
     if names := nondeterministic_kernels(schedule):
         rows["not deterministic"] = ", ".join(names)
@@ -120,6 +116,17 @@ def summary_table(
         table.add_row(name, value)
     what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
     return Group(f"{what}: {workload_line(schedule.workload)}", table)
+
+
+def planned_rows(summary: Summary, schedule: Schedule) -> dict[str, str]:
+    """What follows from a schedule alone, run or not."""
+    caps = schedule.caps
+    return {
+        "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
+        "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
+        "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
+        "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
+    }
 
 
 def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
