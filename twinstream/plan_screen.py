@@ -16,6 +16,7 @@ from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import (
     QUEUE_NAMES,
@@ -49,9 +50,9 @@ def plan_screen(
     return Group(*parts)
 
 
-def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
+def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
     """What to know before a plan is relied on."""
-    found = prediction_notes(schedule, machine)
+    found = prediction_notes(schedule, machine, timeline)
     host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(

@@ -94,12 +94,10 @@ def order_note(speeds: Mapping[str, Speed]) -> str | None:
     return f"The order is not certain, tokens/s: {'; '.join(unsure)}." if unsure else None
 
 
-def prediction_notes(
-    schedule: Schedule, machine: Machine, timeline: Timeline | None = None
-) -> list[str]:
-    """What to know of every number that is predicted for a schedule on a machine."""
-    steady = () if timeline is None else steady_notes(timeline)
-    return [uncertainty_of(machine).sentence, *rate_notes(schedule, machine), *steady]
+def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
+    """What to know of every number of a timeline that is predicted for a schedule on a machine."""
+    rates, steady = rate_notes(schedule, machine), steady_notes(timeline)
+    return [uncertainty_of(machine).sentence, *rates, *steady]
 
 
 def uncertainty_of(machine: Machine) -> Uncertainty:

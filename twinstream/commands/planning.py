@@ -86,7 +86,7 @@ def plan(  # noqa: PLR0913
     summary = summarize(schedule, timeline, profile, plan_seconds)
     explanation, uncertainty = explain(schedule, timeline, profile), uncertainty_of(profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
-    notes = [*dtype_notes(wanted), *plan_notes(schedule, profile)]
+    notes = [*dtype_notes(wanted), *plan_notes(schedule, profile, timeline)]
     if as_json:
         more = {"explanation": explanation, "known_plan": taken, "notes": notes}
         print_json(summary.model_dump() | describe(schedule) | more | {"uncertainty": uncertainty})
@@ -120,7 +120,7 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     if output is not None:
         write_document(best, output)
     profile = load_machine(wanted.machine)
-    notes = [*dtype_notes(wanted), *plan_notes(best, profile)]
+    notes = [*dtype_notes(wanted), *plan_notes(best, profile, compared.best_timeline)]
     uncertainty = uncertainty_of(profile)
     if as_json:
         found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
