@@ -1,7 +1,6 @@
 """What `plan` prints: one plan on one screen of 80 columns and 40 lines, or all policies."""
 
 from collections.abc import Sequence
-from textwrap import fill
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -60,7 +59,7 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
             "for anything else: give a lower --host-mem."
         )
     found += nondeterminism_notes(schedule)
-    return [fill(note, WIDTH) for note in found]
+    return found
 
 
 def _headlines(

@@ -32,7 +32,7 @@ def run_table(
     for name in ("", "predicted", "measured", "error"):
         speeds.add_column(name, justify="right" if name else "left")
     rows = [("step time", "step_time_s", seconds), ("cold step", "cold_step_time_s", seconds),
-            ("tokens/s", "tokens_per_s", rate_text)]  # fmt: skip
+            ("throughput, tokens/s", "tokens_per_s", rate_text)]  # fmt: skip
     if peak_of is not None:
         rows += [("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format)]
     for name, field, shown in rows:
