@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from twinstream.schedule.node import Node
+
+if TYPE_CHECKING:
+    import torch
 
 _POLL_S = 0.1
 # Bits of nvmlDeviceGetCurrentClocksEventReasons in nvml.h; an idle GPU (bit 0) is not held back.
@@ -89,6 +92,13 @@ def state_reader(uuid: str, nvml: Any = None) -> StateReader:
         return StateReader(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError as error:
         return StateReader(missing=f"NVML: {error}")
+
+
+def cuda_reader(device: "torch.device | None" = None) -> StateReader:
+    """For a CUDA device, by default the current one."""
+    import torch  # readings are told where there is none
+
+    return state_reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def mean_state(readings: Sequence[DeviceState]) -> DeviceState | None:

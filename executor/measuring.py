@@ -21,7 +21,7 @@ from twinstream.executor.device_state import (
     DeviceState,
     StateReader,
     StateWatch,
-    state_reader,
+    cuda_reader,
 )
 from twinstream.executor.execute import execute_in
 from twinstream.executor.host_limits import (
@@ -236,7 +236,7 @@ class MeasuringSession:
 def _reader(backend: BackendName) -> StateReader:
     if backend == "cpu":
         return NO_READER
-    return state_reader(f"GPU-{torch.cuda.get_device_properties().uuid}")
+    return cuda_reader()
 
 
 def _noting(work: HostWork, ends_ns: list[int]) -> HostWork:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from math import inf, isinf
 
 H2D, D2H, DUPLEX = "pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s"
+LINK_FIELDS = (H2D, D2H, DUPLEX)
 _CLOSE = 1e-9
 
 

@@ -12,6 +12,7 @@ from twinstream.hardware_profiles.link import (
     D2H,
     DUPLEX,
     H2D,
+    LINK_FIELDS,
     duplex_that_follows,
     link_fault,
     link_following,
@@ -94,7 +95,7 @@ def require_duplex(document: Mapping[str, Any], base: Machine, where: str) -> No
 
 def _link(machine: Machine) -> dict[str, float]:
     """The rates of the link that a machine states; inf where unconstrained."""
-    stated = [field for field in (H2D, D2H, DUPLEX) if getattr(machine, field) is not None]
+    stated = [field for field in LINK_FIELDS if getattr(machine, field) is not None]
     return {field: machine.number(field) for field in stated}
 
 

@@ -5,6 +5,7 @@ the command line heeds Ctrl-C before anything slow is imported.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,9 +20,14 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("twinstream")
-    if name == "__all__" or (not name.startswith("__") and name in _public_names()):
+    if name == "__all__" or (_may_be_public(name) and name in _public_names()):
         return getattr(import_module("twinstream.public"), name)
     raise AttributeError(f"module 'twinstream' has no attribute '{name}'")
+
+
+def _may_be_public(name: str) -> bool:
+    """Not a module's name: `from twinstream import api` asks for it first, amid imports."""
+    return not name.startswith("__") and find_spec(f"twinstream.{name}") is None
 
 
 def __dir__() -> list[str]:

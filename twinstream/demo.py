@@ -1,4 +1,4 @@
-"""The whole path in a minute: probe this machine, plan, predict, run, compare, calibrate."""
+"""The whole path in two minutes: probe this machine, plan, predict, run, compare, calibrate."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -106,7 +106,7 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
         other = plan_within_looser_caps(settings, after, resident)
     trials[OTHER_CAPS] = _trial(settings, machine, other, progress)
     pace = _pace(settings, machine, progress)
-    loop = Loop(after, fit, loop_rows(trials, after, seen), pace)
+    loop = Loop(fit, loop_rows(trials, after, seen), pace)
     runs = [trial.run for trial in trials.values()]
     tight = trials[WITHIN_CAPS]
     return Demo(

@@ -66,7 +66,6 @@ class Loop:
     `pace` is how fast the CPU was after the runs, of what its profile says; None if not probed.
     """
 
-    machine: Machine
     fit: Fit
     rows: tuple[Row, ...]
     pace: float | None

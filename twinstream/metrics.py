@@ -81,7 +81,8 @@ def summarize(
 
 
 def rate_text(per_s: float) -> str:
-    """
+    """Tokens a second for people: whole ones, two digits where there are few.
+
     >>> rate_text(11234.5), rate_text(0.0123)
     ('11,234', '0.012')
     """

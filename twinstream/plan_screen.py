@@ -1,7 +1,6 @@
 """What `plan` prints: one plan on one screen of 80 columns and 40 lines, or all policies."""
 
 from collections.abc import Sequence
-from textwrap import fill
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -16,6 +15,7 @@ from twinstream.residence import STATE, Residence, RoleResidence
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.tables import (
     QUEUE_NAMES,
@@ -49,9 +49,9 @@ def plan_screen(
     return Group(*parts)
 
 
-def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
+def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
     """What to know before a plan is relied on."""
-    found = prediction_notes(schedule, machine)
+    found = prediction_notes(schedule, machine, timeline)
     host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(
@@ -59,7 +59,7 @@ def plan_notes(schedule: Schedule, machine: Machine) -> list[str]:
             "for anything else: give a lower --host-mem."
         )
     found += nondeterminism_notes(schedule)
-    return [fill(note, WIDTH) for note in found]
+    return found
 
 
 def _headlines(

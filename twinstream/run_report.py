@@ -4,12 +4,12 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.metrics import Summary
+from twinstream.metrics import Summary, rate_text
 from twinstream.schedule.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance
-from twinstream.tables import seconds, workload_line
+from twinstream.tables import planned_rows, seconds, workload_line
 from twinstream.uncertainty import Uncertainty
 
 HEADLINES = ("step_time_s", "cold_step_time_s", "tokens_per_s", "mfu", "hfu")
@@ -31,9 +31,8 @@ def run_table(
     speeds = Table(box=box.SIMPLE_HEAD)
     for name in ("", "predicted", "measured", "error"):
         speeds.add_column(name, justify="right" if name else "left")
-    rate = "{:,.0f} tokens/s".format
     rows = [("step time", "step_time_s", seconds), ("cold step", "cold_step_time_s", seconds),
-            ("throughput", "tokens_per_s", rate)]  # fmt: skip
+            ("throughput, tokens/s", "tokens_per_s", rate_text)]  # fmt: skip
     if peak_of is not None:
         rows += [("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format)]
     for name, field, shown in rows:
@@ -52,17 +51,10 @@ def run_table(
 
 
 def _planned_table(schedule: Schedule, summary: Summary) -> Table:
-    """What follows from the schedule alone."""
-    caps = schedule.caps
+    """What was fixed before the run."""
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, taken, cap in (
-        ("device memory", summary.device_peak_bytes, caps.device_bytes),
-        ("host memory", summary.host_peak_bytes, caps.host_bytes),
-    ):
-        table.add_row(name, f"{gib(taken)}, cap {'none' if cap is None else gib(cap)}")
-    copied = f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H"
-    table.add_row("copied per step", copied)
-    table.add_row("recomputed", f"{summary.recompute_fraction:.1%} of the FLOPs")
+    for name, value in planned_rows(summary, schedule).items():
+        table.add_row(name, value)
     if schedule.bound is not None:
         table.add_row("lower bound", seconds(schedule.bound.step_s))
     if summary.plan_seconds is not None:

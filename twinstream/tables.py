@@ -99,17 +99,13 @@ def summary_table(
     summary: Summary, schedule: Schedule, peak_of: str, uncertainty: Uncertainty
 ) -> Group:
     """Headline figures of a prediction, with its uncertainty."""
-    caps = schedule.caps
     rows = {
         "step time": f"{seconds(summary.step_time_s)} "
         f"({seconds(summary.cold_step_time_s)} from a cold start)",
         "throughput": speed_text(summary, uncertainty),
         "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
         f"{schedule.model.spec['dtype']} peak of {peak_of}",
-        "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
-        "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
-        "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
-        "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
+        **planned_rows(summary, schedule),
     }
     if names := nondeterministic_kernels(schedule):
         rows["not deterministic"] = ", ".join(names)
@@ -120,6 +116,17 @@ def summary_table(
         table.add_row(name, value)
     what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
     return Group(f"{what}: {workload_line(schedule.workload)}", table)
+
+
+def planned_rows(summary: Summary, schedule: Schedule) -> dict[str, str]:
+    """What follows from a schedule alone, run or not."""
+    caps = schedule.caps
+    return {
+        "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
+        "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
+        "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
+        "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
+    }
 
 
 def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
@@ -233,13 +240,13 @@ def _headline_table(comparison: Comparison, predicted: Summary, measured: Summar
     table = _comparison_table(["figure"])
     table.add_row("step time", *_pair_ns(comparison.step_ns))
     table.add_row("cold step", *_pair_ns(comparison.cold_ns))
-    for name, field, form in (
-        ("tokens/s", "tokens_per_s", ",.0f"),
-        ("MFU", "mfu", ".1%"),
-        ("HFU", "hfu", ".1%"),
+    for name, field, shown in (
+        ("tokens/s", "tokens_per_s", rate_text),
+        ("MFU", "mfu", "{:.1%}".format),
+        ("HFU", "hfu", "{:.1%}".format),
     ):
         pair = Pair(predicted=getattr(predicted, field), measured=getattr(measured, field))
-        table.add_row(name, format(pair.predicted, form), format(pair.measured, form), _error(pair))
+        table.add_row(name, shown(pair.predicted), shown(pair.measured), _error(pair))
     for name, bytes_before, bytes_after in (
         ("device memory", predicted.device_peak_bytes, measured.device_peak_bytes),
         ("host memory", predicted.host_peak_bytes, measured.host_peak_bytes),

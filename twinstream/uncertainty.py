@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
+from twinstream.metrics import rate_text
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
@@ -65,7 +66,7 @@ class Speed(NamedTuple):
 
     @property
     def told(self) -> str:
-        return f"{self.tokens_per_s:,.0f} {self.uncertainty.short}"
+        return f"{rate_text(self.tokens_per_s)} {self.uncertainty.short}"
 
     def may_be_as_fast_as(self, faster: "Speed") -> bool:
         """Whether the intervals overlap; whatever has no known error may be anything."""
@@ -93,12 +94,10 @@ def order_note(speeds: Mapping[str, Speed]) -> str | None:
     return f"The order is not certain, tokens/s: {'; '.join(unsure)}." if unsure else None
 
 
-def prediction_notes(
-    schedule: Schedule, machine: Machine, timeline: Timeline | None = None
-) -> list[str]:
-    """What to know of every number that is predicted for a schedule on a machine."""
-    steady = () if timeline is None else steady_notes(timeline)
-    return [uncertainty_of(machine).sentence, *rate_notes(schedule, machine), *steady]
+def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
+    """What to know of every number of a timeline that is predicted for a schedule on a machine."""
+    rates, steady = rate_notes(schedule, machine), steady_notes(timeline)
+    return [uncertainty_of(machine).sentence, *rates, *steady]
 
 
 def uncertainty_of(machine: Machine) -> Uncertainty:

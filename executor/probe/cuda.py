@@ -11,7 +11,7 @@ from time import perf_counter_ns
 import torch
 
 from twinstream.executor.device_memory import fix_library_workspaces
-from twinstream.executor.device_state import DeviceState, StateWatch, state_reader
+from twinstream.executor.device_state import DeviceState, StateWatch, cuda_reader
 from twinstream.executor.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Links, measure_links
 from twinstream.executor.probe.curves import Ceilings, Fit, fit_curves
@@ -82,7 +82,7 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     fix_library_workspaces()
     before = _used_bytes(device)
     links = measure_links(device)
-    reader = state_reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    reader = cuda_reader(device)
     load, flops = _load(device)
     sustained = sustained_rate(
         DeviceTimer(device, reader=reader), load, flops, request.warm_seconds

@@ -17,6 +17,7 @@ ALLOWED = {
 _METHODS = {
     *("write_text", "write_bytes", "touch", "mkstemp", "mkdtemp", "NamedTemporaryFile"),
     *("savefig", "write_image", "write_html", "to_csv", "dump", "save", "tofile"),
+    *("copyfile", "copy2", "copytree"),
 }
 _WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_APPEND", "O_CREAT"}
 
@@ -61,6 +62,7 @@ def test_no_other_module_opens_files_for_writing():
         "os.open(path, os.O_WRONLY | os.O_APPEND)",
         "path.write_text(text)",
         "figure.savefig(path)",
+        "shutil.copyfile(path, other)",
         "torch.save(state, path)",
     ],
 )

@@ -236,7 +236,7 @@ def test_run_shows_the_prediction_beside_what_was_measured_with_the_error(files)
     head = next(line for line in out.splitlines() if "predicted" in line)
     assert head.split() == ["predicted", "measured", "error"]
     rate = next(line for line in out.splitlines() if "throughput" in line).split()
-    assert rate[1] == f"{predicted['tokens_per_s']:,.0f}" and rate[-1].endswith("%")
+    assert rate[2] == f"{predicted['tokens_per_s']:,.0f}" and rate[-1].endswith("%")
     planned = out.split("Planned:")[1]
     assert "device memory" in planned and "cap 6.00 MiB" in planned and "step time" not in planned
 

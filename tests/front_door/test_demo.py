@@ -105,8 +105,7 @@ def row(core_share: float) -> Row:
 )
 def test_a_busy_machine_is_told_in_a_sentence(core_shares, pace, told):
     fit: Any = None
-    machine = load_machine("cpu")
-    loop = Loop(machine, fit, tuple(map(row, core_shares)), pace)
+    loop = Loop(fit, tuple(map(row, core_shares)), pace)
     if told is None:
         assert loop.disturbed is None
     else:
@@ -115,7 +114,7 @@ def test_a_busy_machine_is_told_in_a_sentence(core_shares, pace, told):
 
 
 def test_of_a_disturbed_run_only_the_time_with_a_core_counts(files):
-    _, timeline = (read_document(Timeline, p) for p in (files.predicted, files.measured))
+    timeline = read_document(Timeline, files.measured)
     schedule: Schedule = files.read_schedule()
 
     def trial(share: float | None) -> Trial:

@@ -31,6 +31,7 @@ def test_what_is_assumed_and_a_host_taken_whole_are_said():
     plan = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 8192)
     fitted = call(*plan, "--machine", "h100", "--attention", "flash3", "--json").json()
     [error] = fitted["notes"]
+    assert "\n" not in error  # only screens wrap
     assert "+/- 1.0 %, worst 7.8 %" in error and fitted["uncertainty"]["mean"] == 0.0104
     tight = ("--device-mem", "8GiB", "--host-mem", "20GiB", "--policy", "streaming")
     roomy = call(*plan, "--machine", "rtx4090", *tight, "--json").json()
@@ -42,10 +43,14 @@ def test_what_is_assumed_and_a_host_taken_whole_are_said():
         "1b", "rtx4090", step=ts.TrainingStep(seq_len=2048, tokens_per_step=8192),
         policy="streaming", device_mem="8GiB",
     )  # fmt: skip
-    pinned = arena_bytes(schedule, HOST)
+    pinned, timeline = arena_bytes(schedule, HOST), ts.simulate(schedule, "rtx4090")
     for more, told in ((1.2, False), (1.05, True)):
         machine = override(load_machine("rtx4090"), {"host_memory_bytes": more * pinned})
-        assert any("are pinned" in note for note in plan_notes(schedule, machine)) == told
+        notes = plan_notes(schedule, machine, timeline)
+        assert any("are pinned" in note for note in notes) == told
+    unproven = timeline.model_copy(update={"period_passes": None})
+    told_of = " ".join(" ".join(plan_notes(schedule, machine, unproven)).split())
+    assert "not proven" in told_of
 
 
 @pytest.mark.parametrize("policy", ["optimal", "streaming", "layer_offload"])

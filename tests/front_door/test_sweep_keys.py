@@ -5,12 +5,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from tests.front_door.command_line import call, error_of
+from twinstream.hardware_profiles.schema import ExpectedError
 from twinstream.sweep import sources, sweep
 from twinstream.sweep.cell import run_cell
 from twinstream.sweep.config import config_of
@@ -26,11 +28,10 @@ policy = "streaming"
 [axes]
 device_mem = ["8MiB", "16MiB"]
 """
-# What reads a sweep's file (what that amounts to is in the key), and what `twinstream` imports.
+# What reads a sweep's file (what that amounts to is in the key), and what `twinstream.api` imports.
 NO_RESULT = {
     "twinstream", "twinstream.sweep", "twinstream.sweep.config", "twinstream.sweep.sources",
-    "twinstream.text", "twinstream.policies_compared", "twinstream.kernel_choice",
-    "twinstream.public", "twinstream.uncertainty",
+    "twinstream.text", "twinstream.kernel_choice",
 }  # fmt: skip
 
 
@@ -48,6 +49,16 @@ def test_a_key_changes_with_whatever_the_result_depends_on():
     ]  # fmt: skip
     keys = {key(), *(key(**change) for change in changes)}
     assert len(keys) == 1 + len(changes)
+
+
+def test_a_key_changes_with_the_error_that_the_profile_states():
+    (cell,) = config_of(
+        {"fixed": {"model": "tiny", "machine": "cpu", "seq_len": 64}}, source="", folder=Path()
+    ).cells()
+    error = ExpectedError(mean=0.1, kind="assumed", source="a test")
+    machine = cell.machine.model_copy(update={"expected_error": error})
+    assert machine.content_hash == cell.machine.content_hash
+    assert replace(cell, machine=machine).key != cell.key
 
 
 def test_every_module_that_makes_a_row_is_part_of_its_key():

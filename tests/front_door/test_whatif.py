@@ -9,12 +9,12 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream import api
+from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.presets import load_model
 from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.whatif.question import (
-    LINK_FIELDS,
     Question,
     changed,
     properties_of,

@@ -19,7 +19,7 @@ _KINDS = ("parameter", "gradient", "optimizer_state", "activation")
 
 @dataclass(frozen=True)
 class OddPlan:
-    """What to plan; `step_over_bound` plans it and says how its step compares with its bound."""
+    """What to plan, with whatever of it is fixed."""
 
     spec: ModelSpec
     step: TrainingStep

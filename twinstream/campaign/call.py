@@ -7,7 +7,6 @@ the results as they are, and ends in time for them to come back.
 
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import typer
 from twinstream.campaign.exits import run_command
 from twinstream.campaign.publish import write_tables
 from twinstream.campaign.store import CampaignError, read_results
-from twinstream.schedule.files import DocumentError, write_text
+from twinstream.schedule.files import DocumentError, write_bytes, write_text
 
 STARTED = "TWINSTREAM_CALL_STARTED"  # seconds since 1970, set by tests/campaign/lent_machine.sh
 LONGEST_S = 600.0  # of a command on a lent machine
@@ -84,12 +83,12 @@ class Call:
                 if not self._is_running():
                     break
                 if self.clock() - copied_s > _COPY_EVERY_S:
-                    self._copy()
+                    _copy_kept(self.folder, self.to)
                     copied_s = self.clock()
                 time.sleep(_POLL_S)
             for line in lines:
                 self.tell(line.rstrip("\n"))
-        self._copy()
+        _copy_kept(self.folder, self.to)
         runs = self._is_running()
         self._write_tables(told=runs)
         self.tell("the campaign runs on: call again, at once" if runs else "the campaign has ended")
@@ -105,9 +104,7 @@ class Call:
 
     def _begin(self, arguments: Sequence[str], campaign_s: float) -> None:
         if self.earlier is not None and not (self.folder / "results.json").exists():
-            for name in _KEPT:
-                if (self.earlier / name).exists():
-                    shutil.copyfile(self.earlier / name, self.folder / name)
+            _copy_kept(self.earlier, self.folder)
         command = (sys.executable, "-m", "twinstream.campaign", "--out", str(self.folder),
                    "--minutes", f"{campaign_s / 60.0:.2f}", *arguments)  # fmt: skip
         with (self.folder / _LOG).open("a", encoding="utf-8") as log:
@@ -130,13 +127,6 @@ class Call:
             os.close(held)
         return False
 
-    def _copy(self) -> None:
-        for name in _KEPT:
-            if (self.folder / name).exists():
-                partial = self.to / f"{name}.partial"
-                shutil.copyfile(self.folder / name, partial)
-                partial.replace(self.to / name)
-
     def _write_tables(self, *, told: bool) -> None:
         """What there is so far; a campaign that has ended has told it already."""
         try:
@@ -146,6 +136,12 @@ class Call:
             return
         if told:
             self.tell((self.to / "table.md").read_text(encoding="utf-8"))
+
+
+def _copy_kept(source: Path, to: Path) -> None:
+    for name in _KEPT:
+        if (source / name).exists():
+            write_bytes((source / name).read_bytes(), to / name)
 
 
 def _command(  # noqa: PLR0913

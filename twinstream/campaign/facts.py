@@ -101,11 +101,9 @@ def _device() -> str:
 
 
 def _nvml() -> str:
-    import torch
+    from twinstream.executor.device_state import cuda_reader
 
-    from twinstream.executor.device_state import state_reader
-
-    reader = state_reader(f"GPU-{torch.cuda.get_device_properties().uuid}")
+    reader = cuda_reader()
     state = reader.read()
     return reader.missing if state is None else state.model_dump_json(exclude={"num_readings"})
 

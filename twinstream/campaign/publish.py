@@ -1,7 +1,6 @@
 """`python -m twinstream.campaign.publish`: a campaign's page among the benchmarks."""
 
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ from twinstream.campaign.jobs import campaign_of
 from twinstream.campaign.results import Results
 from twinstream.campaign.store import CampaignError, read_results
 from twinstream.campaign.table import markdown_of, table_of
-from twinstream.schedule.files import write_document, write_text
+from twinstream.schedule.files import write_bytes, write_document, write_text
 
 
 def write_tables(results: Results, folder: Path) -> None:
@@ -40,7 +39,7 @@ def publish(campaign: Path, benchmarks: Path) -> list[Path]:
     write_document(table, figures)
     written = [page, figures]
     if (profile := campaign / "profile.toml").exists():
-        shutil.copyfile(profile, benchmarks / f"{name}.toml")
+        write_bytes(profile.read_bytes(), benchmarks / f"{name}.toml")
         written.append(benchmarks / f"{name}.toml")
     return written
 

@@ -1,7 +1,7 @@
 """`plan`: decide where every tensor lives, and predict what that yields."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -86,12 +86,12 @@ def plan(  # noqa: PLR0913
     summary = summarize(schedule, timeline, profile, plan_seconds)
     explanation, uncertainty = explain(schedule, timeline, profile), uncertainty_of(profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
-    notes = [*dtype_notes(wanted), *plan_notes(schedule, profile)]
+    notes = [*dtype_notes(wanted), *plan_notes(schedule, profile, timeline)]
     if as_json:
         more = {"explanation": explanation, "known_plan": taken, "notes": notes}
         print_json(summary.model_dump() | describe(schedule) | more | {"uncertainty": uncertainty})
         return
-    print_report(plan_screen(schedule, summary, explanation, uncertainty), *notes)
+    print_report(plan_screen(schedule, summary, explanation, uncertainty), *_narrow(notes))
     if taken is not None:
         print_report(f"Nothing faster than {taken} was found: this is that plan.")
     if output is not None:
@@ -120,13 +120,13 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
     if output is not None:
         write_document(best, output)
     profile = load_machine(wanted.machine)
-    notes = [*dtype_notes(wanted), *plan_notes(best, profile)]
+    notes = [*dtype_notes(wanted), *plan_notes(best, profile, compared.best_timeline)]
     uncertainty = uncertainty_of(profile)
     if as_json:
         found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
         print_json(found | {"best_schedule": describe(best), "uncertainty": uncertainty})
         return
-    print_report(policies_screen(compared.outcomes, best, uncertainty), *notes)
+    print_report(policies_screen(compared.outcomes, best, uncertainty), *_narrow(notes))
     if output is not None:
         print_report(f"Wrote the schedule of {best.policy} to {output}.")
 
@@ -183,6 +183,11 @@ def planned(
     return schedule, time.perf_counter() - start_s
 
 
+def _narrow(notes: Sequence[str]) -> list[str]:
+    """As wide as the screen above them."""
+    return [fill(note, WIDTH) for note in notes]
+
+
 def spec_of(wanted: options.PlanOptions) -> ModelSpec:
     """The model, in the dtype asked for.
 
@@ -202,7 +207,7 @@ def dtype_notes(wanted: options.PlanOptions) -> list[str]:
     if wanted.model is None or wanted.dtype is not None:
         return []
     note = dtype_note(wanted.model, load_model(wanted.model))
-    return [] if note is None else [fill(note, WIDTH)]
+    return [] if note is None else [note]
 
 
 def step_of(wanted: options.PlanOptions) -> TrainingStep:

@@ -10,6 +10,7 @@ from dash import html
 
 from twinstream.explorer.answers import Answer
 from twinstream.explorer.state import State
+from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D
 from twinstream.metrics import rate_text
 from twinstream.report.bars import op_bars, shrunk
 from twinstream.report.page import split_error
@@ -20,13 +21,12 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.tables import seconds, workload_line
 from twinstream.uncertainty import Speed, order_note, prediction_notes, uncertainty_of
-from twinstream.whatif.question import LINK_FIELDS
 
 MOST_IN_CARDS = 3  # machines; more stand in a table
 _MORE = 0.1
 _WORTH = 5e-5  # gains below are not shown
 _FIELD_OF_LINK = {
-    "h2d": LINK_FIELDS[0], "d2h": LINK_FIELDS[1], "pcie": LINK_FIELDS[2],
+    "h2d": H2D, "d2h": D2H, "pcie": DUPLEX,
     "host_dram": "host_dram_bytes_per_s",
 }  # fmt: skip
 

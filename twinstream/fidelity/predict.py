@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from twinstream.fidelity.cells import Cell, cell_of
+from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
@@ -13,12 +14,7 @@ from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import replay_passes
 
-LINK_FIELDS = (
-    "pcie_h2d_bytes_per_s",
-    "pcie_d2h_bytes_per_s",
-    "pcie_duplex_bytes_per_s",
-    "host_dram_bytes_per_s",
-)
+_FREE = (*LINK_FIELDS, "host_dram_bytes_per_s")  # where a step waits for no copy
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def step_s(cell: Cell, machine: Machine) -> float:
 
 def free_link_step_s(cell: Cell, machine: Machine) -> float:
     """The same with infinitely fast links and host memory."""
-    return step_s(cell, override(machine, dict.fromkeys(LINK_FIELDS, math.inf)))
+    return step_s(cell, override(machine, dict.fromkeys(_FREE, math.inf)))
 
 
 def phases(cell: Cell, machine: Machine) -> Phases:

@@ -26,13 +26,6 @@ ROLE_COLOURS = {
     "scratch": "#7F7F7F",
 }
 OTHER_COLOUR = "#8C8C8C"
-RESOURCE_COLOURS = {
-    "compute": "#0072B2",
-    "h2d": "#009E73",
-    "d2h": "#D55E00",
-    "hbm": "#CC79A7",
-    "host_dram": "#8C8C8C",
-}
 WORLD_COLOURS = {"predicted": "#0072B2", "measured": "#E69F00"}
 # Idle causes are queues (whose ops were waited for), or latency.
 CAUSE_COLOURS = {

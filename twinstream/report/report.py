@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from twinstream.explanation import Explanation, explain
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary, summarize
+from twinstream.metrics import Summary, rate_text, summarize
 from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import readable
@@ -73,7 +73,9 @@ def _provenance(views: Sequence[View]) -> str:
 
 
 def _notes(schedule: Schedule, machine: Machine, predicted: Timeline | None) -> str:
-    return "".join(f" {note}" for note in prediction_notes(schedule, machine) if predicted)
+    if predicted is None:
+        return ""
+    return "".join(f" {note}" for note in prediction_notes(schedule, machine, predicted))
 
 
 def _footer(views: Sequence[View]) -> str:
@@ -130,7 +132,7 @@ def _cards(
 
 
 def _rate(summary: Summary) -> str:
-    return f"{summary.tokens_per_s:,.0f}"
+    return rate_text(summary.tokens_per_s)
 
 
 def _time(summary: Summary) -> str:

@@ -10,11 +10,16 @@ Rows = Sequence[Mapping[str, str]]
 
 def errors_note(rows: Rows) -> str:
     """The expected error of each machine's predictions; empty where nothing is predicted."""
-    found = {row["machine"]: _uncertainty(row).short for row in rows if row["status"] == OK}
+    found = {row["machine"]: error_text(row) for row in rows if row["status"] == OK}
     told = set(found.values())
     if len(told) < 2:
         return f"Predicted, {told.pop()}." if told else ""
     return f"Predicted: {', '.join(f'{name} {short}' for name, short in found.items())}."
+
+
+def error_text(row: Mapping[str, str]) -> str:
+    """The expected error of a row that has a plan, for the side of its figures."""
+    return _uncertainty(row).short
 
 
 def ranking_note(rows: Rows) -> str:

@@ -58,10 +58,12 @@ class Cell:
 
     @property
     def key(self) -> str:
+        error = self.machine.expected_error  # of the figures, though no plan follows from it
         about = {
             "sources": sources_hash(),
             "model": model_ref(self.spec).content_hash,
             "machine": self.machine.content_hash,
+            "error": None if error is None else error.model_dump(),
             "caps": self.caps.model_dump(),
             "step": [getattr(self.step, name) for name in _COUNTS],
             "recipe": self.step.recipe.model_dump(mode="json"),

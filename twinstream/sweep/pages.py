@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import readable, series
 from twinstream.sweep.cell import BUG, INFEASIBLE, OK
-from twinstream.sweep.certainty import errors_note, ranking_note
+from twinstream.sweep.certainty import error_text, errors_note, ranking_note
 from twinstream.sweep.config import SweepConfig
 from twinstream.sweep.grids import METRICS, Curves, Grid, Metric, axis_name, curves, grids, label
 
@@ -140,7 +140,7 @@ def _best(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> Table:
             ", ".join(readable(limit) for limit in row["limits"].split("; ")),
             f"{float(row['gap']):.1%}" if row["gap"] else "-",
             *(format(float(row[m.column]) * m.scale, m.form) for m in METRICS),
-            errors_note([row]).removeprefix("Predicted, ").removesuffix("."),
+            error_text(row),
         ]
         for row in best
     ]  # fmt: skip

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
+from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.sweep.cell import OK
 from twinstream.sweep.config import MACHINE_NUMBER, Cell
 
 _WORTH_TELLING = 1.001
 _CUT = ("rounds_per_step", "chunks_per_round", "planned_chunk_tokens")
-_LINKS = tuple(
-    f"{MACHINE_NUMBER}{name}_bytes_per_s" for name in ("pcie_h2d", "pcie_d2h", "pcie_duplex")
-)
+_LINKS = tuple(f"{MACHINE_NUMBER}{field}" for field in LINK_FIELDS)
 _RESOURCES = ("device_mem", "host_mem", *_LINKS)
 
 

@@ -11,7 +11,7 @@ PACKAGES = (
     "twinstream.hardware_profiles", "twinstream.models", "twinstream.planner",
     "twinstream.planner.policies", "twinstream.schedule", "twinstream.simulator",
 )  # fmt: skip
-MODULES = ("api", "explanation", "metrics", "residence")  # of the front door
+MODULES = ("api", "explanation", "metrics", "residence", "uncertainty")  # of the front door
 
 
 @cache

@@ -6,6 +6,7 @@ from math import isinf
 
 from twinstream import api
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
+from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, LINK_FIELDS
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.metrics import Summary, summarize
@@ -20,7 +21,6 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.simulator.replay import steady_state
 
 _GIB, _GB = 2**30, 1e9
-LINK_FIELDS = ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s")
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def properties_of(question: Question) -> list[Property]:
     on_host = optimizer_place(question.policy) != "device"
     numbers = [
         Property("PCIe, all three", "GB/s H2D", _GB, LINK_FIELDS),
-        Property("PCIe H2D", "GB/s", _GB, LINK_FIELDS[:1], "h2d"),
-        Property("PCIe D2H", "GB/s", _GB, LINK_FIELDS[1:2], "d2h"),
-        Property("PCIe, both ways", "GB/s", _GB, LINK_FIELDS[2:], "pcie"),
+        Property("PCIe H2D", "GB/s", _GB, (H2D,), "h2d"),
+        Property("PCIe D2H", "GB/s", _GB, (D2H,), "d2h"),
+        Property("PCIe, both ways", "GB/s", _GB, (DUPLEX,), "pcie"),
         # The bound's price of HBM is for what copies and kernels draw together, not for the kernels
         # that it alone makes slow: it would mislead beside the difference.
         Property("HBM", "GB/s", _GB, ("hbm_bytes_per_s",)),

@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table as RichTable
 
+from twinstream.metrics import rate_text
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import lighter
 from twinstream.tables import seconds, speed_text
@@ -67,7 +68,8 @@ def target_screen(found: TargetFound, question: Question) -> Group:
         if one.less_may_do:
             needs = f"at most {needs}"
         at = "" if one.value is not None else f" at {one.tried:,.4g} {one.unit}"
-        table.add_row(one.name, f"{one.now:,.4g} {one.unit}", needs, f"{one.tokens_per_s:,.0f}{at}")
+        reached = rate_text(one.tokens_per_s) + at
+        table.add_row(one.name, f"{one.now:,.4g} {one.unit}", needs, reached)
     notes = []
     if question.quickly() != question:
         notes.append(
@@ -80,10 +82,10 @@ def target_screen(found: TargetFound, question: Question) -> Group:
     share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
     return Group(
         f"{question.spec.name} on {question.machine.name}, policy {question.policy}: now "
-        f"{speed_text(found.base, uncertainty)}; the target is {found.target_tokens_per_s:,.0f}, "
-        f"{share:.1%} of what",
+        f"{speed_text(found.base, uncertainty)}; the target is "
+        f"{rate_text(found.target_tokens_per_s)}, {share:.1%} of what",
         "compute could do if it never waited and nothing were recomputed "
-        f"({found.compute_limit_tokens_per_s:,.0f} tokens/s).",
+        f"({rate_text(found.compute_limit_tokens_per_s)} tokens/s).",
         "", "The smallest value that reaches it, everything else as it is (within 2 %)", table,
         *notes, uncertainty.sentence,
     )  # fmt: skip
@@ -101,7 +103,7 @@ def tornado_figure(found: WhatIf) -> go.Figure:
             answer = next(c for c in one.changes if c.change == change)
             speed = answer.tokens_per_s or 0.0
             percent.append(100 * (speed / base - 1))
-            said = "does not fit" if answer.tokens_per_s is None else f"{speed:,.0f} tokens/s"
+            said = "does not fit" if answer.tokens_per_s is None else f"{rate_text(speed)} tokens/s"
             value = f"{one.value * (1 + change):,.4g} {one.unit}"
             texts.append(f"<b>{one.name} {change:+.0%}</b>: {value}<br>{said}")
         figure.add_trace(
@@ -142,7 +144,8 @@ def _most_gain(found: WhatIf) -> Card:
     ]
     speed, name, change = max(speeds)
     gain = speed / found.base.tokens_per_s - 1
-    return Card("largest gain", f"{name} {change:+.0%}", f"{gain:+.1%}, {speed:,.0f} tokens/s")
+    told = f"{gain:+.1%}, {rate_text(speed)} tokens/s"
+    return Card("largest gain", f"{name} {change:+.0%}", told)
 
 
 def what_if_html(found: WhatIf, question: Question) -> str:
@@ -157,7 +160,7 @@ def what_if_html(found: WhatIf, question: Question) -> str:
             f"{found.tokens_per_step:,} tokens a step, policy {found.policy}; every change is "
             "planned again.",
             [
-                Card("throughput, tokens/s", f"{base.tokens_per_s:,.0f}",
+                Card("throughput, tokens/s", rate_text(base.tokens_per_s),
                      f"{uncertainty.short}, as it is"),
                 Card("MFU", f"{base.mfu:.1%}"),
                 _most_gain(found),
