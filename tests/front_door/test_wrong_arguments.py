@@ -97,5 +97,10 @@ def test_tokens_that_are_none_are_refused(tokens, told, schedule):
     assert told in message
 
 
+def test_a_name_that_no_file_can_have_is_refused():
+    assert "null byte" in refusal(ts.load_machine, "a\0b.toml")
+    assert "null byte" in refusal(ts.load_model, "a\0b.json")
+
+
 def test_a_model_in_capitals_gets_the_one_that_was_meant():
     assert "did you mean '8b'?" in refusal(ts.load_model, "8B")
