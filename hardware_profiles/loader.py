@@ -106,6 +106,8 @@ def _toml_value(value: str | float) -> str:
 
 
 def _load_file(path: Path, loading: tuple[Path, ...]) -> Machine:
+    if "\0" in str(path):
+        raise ProfileError(f"cannot read profile {path}: no path holds a null byte")
     if path.resolve() in loading:
         names = [one.name for one in (*loading, path)]
         raise ProfileError(f"profiles inherit in a circle: {' -> '.join(names)}")

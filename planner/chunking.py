@@ -43,14 +43,19 @@ class TrainingStep:
 
     def __post_init__(self) -> None:
         require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
-        for name in ("tokens_per_step", "chunk_tokens", "chunks_per_round"):
+        for name, most in (
+            ("tokens_per_step", 2**60),
+            ("chunk_tokens", _MOST_TOKENS),
+            ("chunks_per_round", _MOST_TOKENS),
+        ):
             if (value := getattr(self, name)) is not None:
-                require_whole(name, value, 1, 2**60)
+                require_whole(name, value, 1, most)
         require("recipe", self.recipe, Recipe)
         require("optimizer_overhead", self.optimizer_overhead, float, int)
         require("sequence_lengths", self.sequence_lengths, tuple)
         for length in self.sequence_lengths:
             require_whole("a length of sequence_lengths", length, 0, _MOST_TOKENS)
+        require_whole("the sum of sequence_lengths", sum(self.sequence_lengths), 0, _MOST_TOKENS)
 
     @property
     def pack_tokens(self) -> int:

@@ -7,6 +7,7 @@ from pydantic import NonNegativeInt
 
 from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.occupancy import memory_over_time
 from twinstream.schedule.ops import Copy
@@ -52,7 +53,11 @@ class Residence(Node):
 
 
 def residence(schedule: Schedule, timeline: Timeline) -> Residence:
-    """Where the schedule keeps its tensors, by role; peaks at the times of the timeline."""
+    """Where the schedule keeps its tensors, by role; peaks at the times of the timeline.
+
+    Raises:
+        TwinstreamError: by the timeline's times more is alive at once than an arena holds.
+    """
     device, host = (_at_peak(schedule, timeline, tier) for tier in (DEVICE, HOST))
     homes = _homes(schedule)
     moved = _moved_bytes(schedule)
@@ -71,8 +76,8 @@ def residence(schedule: Schedule, timeline: Timeline) -> Residence:
     )
     return Residence(
         roles=roles,
-        device_unused_bytes=arena_bytes(schedule, DEVICE) - sum(device.values()),
-        host_unused_bytes=arena_bytes(schedule, HOST) - sum(host.values()),
+        device_unused_bytes=_unused_bytes(schedule, DEVICE, device),
+        host_unused_bytes=_unused_bytes(schedule, HOST, host),
         device_reserve_bytes=schedule.caps.outside_arena_bytes,
     )
 
@@ -80,6 +85,17 @@ def residence(schedule: Schedule, timeline: Timeline) -> Residence:
 def _at_peak(schedule: Schedule, timeline: Timeline, tier: Tier) -> dict[Role, int]:
     samples = memory_over_time(schedule, timeline.passes[-1], tier)
     return max((sample.bytes_by_role for sample in samples), key=_total, default={})
+
+
+def _unused_bytes(schedule: Schedule, tier: Tier, peak: dict[Role, int]) -> int:
+    arena, alive = arena_bytes(schedule, tier), _total(peak)
+    if alive > arena:
+        raise TwinstreamError(
+            f"by the timeline's times {alive:,} bytes are alive at once on the {tier.kind}, whose "
+            f"arena has {arena:,}: an op starts before one that it waits for has ended; make the "
+            "timeline again from this schedule"
+        )
+    return arena - alive
 
 
 def _total(bytes_by_role: dict[Role, int]) -> int:

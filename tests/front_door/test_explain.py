@@ -193,3 +193,12 @@ def test_policies_keep_their_state_where_they_say():
     assert homes("optimizer_offload", "optimizer_state").device_only_bytes == 0
     assert homes("optimizer_offload", "optimizer_state").host_home_bytes > 0
     assert homes("streaming", "parameter").host_home_bytes > 0
+
+
+def test_times_by_which_more_is_alive_than_the_arena_holds_are_refused():
+    schedule = ts.plan("tiny", "cpu", step=STEP, policy="streaming", device_mem="6MiB")
+    line = ts.simulate(schedule, "cpu")
+    at_once = line.passes[-1].model_copy(update={"start_ns": (0,) * len(schedule.ops)})
+    damaged = line.model_copy(update={"passes": (*line.passes[:-1], at_once)})
+    with pytest.raises(ts.TwinstreamError, match="are alive at once on the device"):
+        residence(schedule, damaged)

@@ -50,6 +50,9 @@ def test_wrong_kinds_are_refused_everywhere(wrong, schedule):
         ({"seq_len": 64, "chunks_per_round": 1.0}, "chunks_per_round"),
         ({"seq_len": 64, "recipe": {}}, "recipe needs Recipe"),
         ({"seq_len": 64, "sequence_lengths": (64.0,)}, "sequence_lengths"),
+        ({"seq_len": 64, "chunk_tokens": 10**12}, "chunk_tokens"),
+        ({"seq_len": 64, "chunks_per_round": 10**12}, "chunks_per_round"),
+        ({"seq_len": 2**30, "sequence_lengths": (2**30, 2**30, 1)}, "sum of sequence_lengths"),
     ],
 )
 def test_a_step_of_wrong_numbers_is_refused_when_it_is_made(given, told):
@@ -92,6 +95,11 @@ def test_settings_of_wrong_numbers_are_refused_when_they_are_made(given):
 def test_tokens_that_are_none_are_refused(tokens, told, schedule):
     message = refusal(ts.execute, schedule, ts.RunSettings("cpu", num_steps=1), tokens=tokens)
     assert told in message
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    assert "null byte" in refusal(ts.load_machine, "a\0b.toml")
+    assert "null byte" in refusal(ts.load_model, "a\0b.json")
 
 
 def test_a_model_in_capitals_gets_the_one_that_was_meant():
