@@ -1,17 +1,21 @@
 """How far a predicted number may be off: what every screen and every JSON says beside it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from twinstream.hardware_profiles.attention_rates import Ratio
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.metrics import rate_text
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Compute
 from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.timeline import Timeline
 
+_OF_ASSUMED_RATIO, _OF_NO_RATIO = 0.25, 1.0
 _WHY = {
     "held_out": "mean error on measured runs that the profile was not fitted to",
     "left_out": "mean error on each run it was fitted to, left out of the fit",
@@ -26,7 +30,8 @@ class Uncertainty(Node):
 
     `mean` and `worst` are fractions, |predicted / measured - 1|, as the profile's `expected_error`
     states them; None where it states none. `hypothetical` are the numbers that no machine has: what
-    is known of the profile's error is of the machine they were changed on.
+    is known of the profile's error is of the machine they were changed on. `of_attention` is how
+    much of both is for a schedule's attention that is priced by another implementation's rate.
     """
 
     mean: float | None
@@ -34,6 +39,7 @@ class Uncertainty(Node):
     kind: Literal["held_out", "left_out", "borrowed", "assumed", "unknown"]
     source: str
     hypothetical: tuple[str, ...] = ()
+    of_attention: float = 0.0
 
     @property
     def short(self) -> str:
@@ -53,6 +59,8 @@ class Uncertainty(Node):
         said = f"Predicted speeds are {told}: {self.why}"
         if self.source:
             said += f" ({self.source})"
+        if self.of_attention:
+            said += f"; of it {_percent(self.of_attention)} for attention at an assumed rate"
         if self.hypothetical:
             said += f"; hypothetical: {', '.join(self.hypothetical)}"
         return f"{said}."
@@ -97,11 +105,15 @@ def order_note(speeds: Mapping[str, Speed]) -> str | None:
 def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
     """What to know of every number of a timeline that is predicted for a schedule on a machine."""
     rates, steady = rate_notes(schedule, machine), steady_notes(timeline)
-    return [uncertainty_of(machine).sentence, *rates, *steady]
+    return [uncertainty_of(machine, schedule).sentence, *rates, *steady]
 
 
-def uncertainty_of(machine: Machine) -> Uncertainty:
-    """What is known of how far predictions with this profile are off."""
+def uncertainty_of(machine: Machine, schedule: Schedule | None = None) -> Uncertainty:
+    """What is known of how far predictions with this profile are off, and a schedule's above all.
+
+    A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
+    knows with all of it: that is how far apart implementations are on one machine.
+    """
     numbers = [name for name in NUMBER_FIELDS if _is_hypothetical(getattr(machine, name))]
     curves = [f"efficiency.{key}" for key, c in machine.efficiency.items() if _is_hypothetical(c)]
     hypothetical = (*numbers, *curves)
@@ -110,10 +122,28 @@ def uncertainty_of(machine: Machine) -> Uncertainty:
         return Uncertainty(
             mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical
         )
+    more = 0.0 if schedule is None else _of_attention(schedule, machine)
     return Uncertainty(
-        mean=found.mean, worst=found.worst, kind=found.kind, source=found.source,
-        hypothetical=hypothetical,
+        mean=found.mean + more, worst=None if found.worst is None else found.worst + more,
+        kind=found.kind, source=found.source, hypothetical=hypothetical, of_attention=more,
     )  # fmt: skip
+
+
+def _of_attention(schedule: Schedule, machine: Machine) -> float:
+    """What attention that is priced by another's rate may add, as a share of all compute alone."""
+    times = Counter(op.call for op in schedule.ops if isinstance(op, Compute))
+    total_ns = unsure_ns = 0.0
+    for name, number in times.items():
+        for work in schedule.calls[name].cost:
+            alone_ns = number * work_time(work, machine).alone_ns
+            total_ns += alone_ns
+            if work.implementation is None or not work.unit.startswith("attention"):
+                continue
+            chosen = curve_for(work, machine)
+            if chosen.of != work.implementation:
+                known = chosen.ratio.source is not None
+                unsure_ns += alone_ns * (_OF_ASSUMED_RATIO if known else _OF_NO_RATIO)
+    return unsure_ns / total_ns if total_ns else 0.0
 
 
 def steady_notes(timeline: Timeline) -> tuple[str, ...]:

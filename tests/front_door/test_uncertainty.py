@@ -1,7 +1,10 @@
 """What is said of how far a prediction may be off."""
 
+import pytest
+
 import twinstream as ts
 from tests.front_door.command_line import call
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override
 from twinstream.hardware_profiles.schema import ExpectedError
 from twinstream.models.presets import load_preset
@@ -169,3 +172,22 @@ def test_a_sweep_of_two_machines_states_their_errors_and_that_the_order_is_open(
     assert errors_note(rows[:1]) == "Predicted, +/- 1.0 %."
     assert "h100 (1,000 +/- 1.0 %) may be as fast as mi300x (1,100" in ranking_note(rows)
     assert ranking_note(rows[:1]) == "" and errors_note(rows[3:]) == ""
+
+
+def test_attention_at_an_assumed_rate_widens_what_is_said_of_a_schedule():
+    """By a quarter of attention's share where a ratio is assumed, by all of it where none is."""
+    machine, schedule = load_machine("h100"), planned_with("sdpa_flash")
+    total = unsure = 0.0
+    for op in schedule.ops:
+        if op.kind == "compute":
+            for work in schedule.calls[op.call].cost:
+                alone_ns = work_time(work, machine).alone_ns
+                total += alone_ns
+                unsure += alone_ns * work.unit.startswith("attention")
+    found = uncertainty_of(machine, schedule)
+    assert found.of_attention == pytest.approx(0.25 * unsure / total)
+    assert found.mean == pytest.approx(0.0104 + found.of_attention)
+    assert "for attention at an assumed rate" in found.sentence
+    assert uncertainty_of(machine, planned_with("flash3")).mean == 0.0104
+    nobody_knows = uncertainty_of(load_machine("a100"), planned_with("sdpa_flash", "a100"))
+    assert nobody_knows.of_attention > found.of_attention

@@ -14,7 +14,6 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.planner.choices import Choices
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
-from twinstream.uncertainty import uncertainty_of
 from twinstream.whatif.question import Question, question_of
 from twinstream.whatif.target import check_target
 
@@ -140,7 +139,7 @@ def _vary(
     if output is not None:
         write_text(what_if_html(found, question), output)
     if as_json:
-        print_json(found.model_dump() | {"uncertainty": uncertainty_of(question.machine)})
+        print_json(found)
         return
     print_report(what_if_screen(found, question))
     if output is not None:
@@ -158,6 +157,6 @@ def _search(question: Question, target: str, num_jobs: int, *, as_json: bool) ->
     with progress(told, num_searches(question), quiet=as_json) as advance:
         found = search_target(question, planned, target, num_jobs, advance)
     if as_json:
-        print_json(found.model_dump() | {"uncertainty": uncertainty_of(question.machine)})
+        print_json(found)
     else:
         print_report(target_screen(found, question))

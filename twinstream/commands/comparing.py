@@ -32,7 +32,7 @@ def compare(
         comparison = join(document, before, after)
         summaries = summarize(document, before, profile), summarize(document, after, profile)
     if as_json:
-        uncertainty = {"uncertainty": uncertainty_of(profile)}
+        uncertainty = {"uncertainty": uncertainty_of(profile, document)}
         print_json(describe(document) | comparison_json(comparison, *summaries) | uncertainty)
     else:
         tables = comparison_tables(comparison, *summaries, profile.name)

@@ -79,7 +79,7 @@ def _json(result: Demo) -> dict[str, object]:
             "same_losses": result.same_losses,
             "same_state": result.same_state,
             "files": result.files,
-            "uncertainty": uncertainty_of(result.machine),
+            "uncertainty": uncertainty_of(result.machine, capped.schedule),
         }
     )
 

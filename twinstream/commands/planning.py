@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from twinstream import api
 from twinstream.commands import options
@@ -14,6 +14,7 @@ from twinstream.commands.inputs import checked_schedule
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.explanation import explain
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.kernel_choice import attention_for, kernels_for
 from twinstream.metrics import summarize
 from twinstream.models.attention_limits import nondeterministic_kernels
@@ -30,6 +31,7 @@ from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
 from twinstream.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import Timeline
 from twinstream.uncertainty import uncertainty_of
 
 _ORDERS = ("device", "device_after_backward")
@@ -70,10 +72,7 @@ def plan(  # noqa: PLR0913
     )  # fmt: skip
     choices = choices_of(home, recompute, prefetch, effort)
     if policy == ALL:
-        if choices != OPEN or no_slower_than:
-            raise ChoiceError(
-                f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
-            )
+        _require_open(choices, no_slower_than)
         _plan_all(wanted, output, as_json=as_json)
         return
     known = {path: checked_schedule(path) for path in no_slower_than or []}
@@ -81,21 +80,49 @@ def plan(  # noqa: PLR0913
     profile = load_machine(machine)
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, profile)
-    if output is not None:
-        write_document(schedule, output)
-    summary = summarize(schedule, timeline, profile, plan_seconds)
-    explanation, uncertainty = explain(schedule, timeline, profile), uncertainty_of(profile)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)
     notes = [*dtype_notes(wanted), *plan_notes(schedule, profile, timeline)]
-    if as_json:
-        more = {"explanation": explanation, "known_plan": taken, "notes": notes}
-        print_json(summary.model_dump() | describe(schedule) | more | {"uncertainty": uncertainty})
-        return
-    print_report(plan_screen(schedule, summary, explanation, uncertainty), *_narrow(notes))
-    if taken is not None:
-        print_report(f"Nothing faster than {taken} was found: this is that plan.")
-    if output is not None:
+    try:
+        if output is not None:
+            write_document(schedule, output)
+    finally:  # what was planned is told, on a full disk too
+        _tell(_Planned(schedule, timeline, profile, plan_seconds, taken, notes), as_json=as_json)
+    if output is not None and not as_json:
         print_report(f"Wrote the schedule to {output}.")
+
+
+class _Planned(NamedTuple):
+    schedule: Schedule
+    timeline: Timeline
+    machine: Machine
+    plan_seconds: float
+    known_plan: str | None
+    notes: list[str]
+
+
+def _tell(found: _Planned, *, as_json: bool) -> None:
+    schedule, machine = found.schedule, found.machine
+    summary = summarize(schedule, found.timeline, machine, found.plan_seconds)
+    explanation = explain(schedule, found.timeline, machine)
+    uncertainty = uncertainty_of(machine, schedule)
+    if as_json:
+        more = {
+            "explanation": explanation, "known_plan": found.known_plan, "notes": found.notes,
+            "uncertainty": uncertainty,
+        }  # fmt: skip
+        print_json(summary.model_dump() | describe(schedule) | more)
+        return
+    screen = plan_screen(schedule, summary, explanation, uncertainty)
+    print_report(screen, *_narrow(found.notes))
+    if found.known_plan is not None:
+        print_report(f"Nothing faster than {found.known_plan} was found: this is that plan.")
+
+
+def _require_open(choices: Choices, no_slower_than: list[Path] | None) -> None:
+    if choices != OPEN or no_slower_than:
+        raise ChoiceError(
+            f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
+        )
 
 
 def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool) -> None:
@@ -121,7 +148,7 @@ def _plan_all(wanted: options.PlanOptions, output: Path | None, *, as_json: bool
         write_document(best, output)
     profile = load_machine(wanted.machine)
     notes = [*dtype_notes(wanted), *plan_notes(best, profile, compared.best_timeline)]
-    uncertainty = uncertainty_of(profile)
+    uncertainty = uncertainty_of(profile, best)
     if as_json:
         found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
         print_json(found | {"best_schedule": describe(best), "uncertainty": uncertainty})

@@ -42,7 +42,8 @@ def report(
             for name, line in (("predicted", before), ("measured", after))
             if line is not None
         }
-        about = {"output": output, "size_bytes": size_bytes, "uncertainty": uncertainty_of(profile)}
+        told = uncertainty_of(profile, document)
+        about = {"output": output, "size_bytes": size_bytes, "uncertainty": told}
         print_json(about | headline)
     else:
         print_report(f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in any browser.")

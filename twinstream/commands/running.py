@@ -101,7 +101,7 @@ class _Outcome:
 
     @property
     def uncertainty(self) -> Uncertainty | None:
-        return None if self.peak is None else uncertainty_of(self.peak)
+        return None if self.peak is None else uncertainty_of(self.peak, self.schedule)
 
 
 def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> Summary | None:

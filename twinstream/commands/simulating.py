@@ -33,7 +33,7 @@ def simulate(
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
     summary = summarize(document, timeline, profile)
-    missing, uncertainty = missing_bytes(document, profile), uncertainty_of(profile)
+    missing, uncertainty = missing_bytes(document, profile), uncertainty_of(profile, document)
     notes = prediction_notes(document, profile, timeline)
     if output is not None:
         write_document(timeline, output)

@@ -20,7 +20,13 @@ from twinstream.report.view import View, round_name
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.tables import seconds, workload_line
-from twinstream.uncertainty import Speed, order_note, prediction_notes, uncertainty_of
+from twinstream.uncertainty import (
+    Speed,
+    Uncertainty,
+    order_note,
+    prediction_notes,
+    uncertainty_of,
+)
 
 MOST_IN_CARDS = 3  # machines; more stand in a table
 _MORE = 0.1
@@ -68,11 +74,12 @@ def ranking_note(shown: Sequence[Found]) -> str | None:
     """What of the machines' order is not certain."""
     plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
     return order_note(
-        {
-            machine: Speed(answer.summary.tokens_per_s, uncertainty_of(answer.machine))
-            for machine, answer in plans
-        }
+        {machine: Speed(one.summary.tokens_per_s, _error(one)) for machine, one in plans}
     )
+
+
+def _error(answer: Answer) -> Uncertainty:
+    return uncertainty_of(answer.machine, answer.schedule)
 
 
 def _effort(one: Found) -> str:
@@ -136,7 +143,7 @@ def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
     gap = "-" if summary.gap is None else f"{summary.gap:.1%}"
     return [
         ("throughput, tokens/s",
-         f"{rate_text(summary.tokens_per_s)} {uncertainty_of(answer.machine).short}",
+         f"{rate_text(summary.tokens_per_s)} {_error(answer).short}",
          f"{seconds(summary.step_time_s)} a step", f"speed-{machine}"),
         ("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%}", "of the peak", f"mfu-{machine}"),
         ("above the bound", gap, f"limited by {limits}", f"gap-{machine}"),

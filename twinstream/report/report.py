@@ -95,7 +95,8 @@ def _cards(
     def also(shown: Callable[[Summary], str], field: str) -> str:
         if len(found) < 2:
             only = next(iter(found))
-            return f"{only}, {uncertainty_of(machine).short}" if only == "predicted" else only
+            error = uncertainty_of(machine, schedule).short
+            return f"{only}, {error}" if only == "predicted" else only
         before, after = found.values()
         error = getattr(before, field) / getattr(after, field) - 1
         return f"measured {shown(after)}; the prediction is {error:+.1%}"

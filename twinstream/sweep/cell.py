@@ -78,7 +78,7 @@ def _about(cell: Cell) -> Row:
 def _figures(cell: Cell, schedule: Schedule, timeline: Timeline) -> Row:
     summary = summarize(schedule, timeline, cell.machine)
     explanation = explain(schedule, timeline, cell.machine)
-    work, uncertainty = schedule.workload, uncertainty_of(cell.machine)
+    work, uncertainty = schedule.workload, uncertainty_of(cell.machine, schedule)
     found = {
         **summary.model_dump(),
         "model_tflop_per_s": schedule.model_flops / summary.step_time_s / 1e12,

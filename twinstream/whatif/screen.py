@@ -11,7 +11,6 @@ from twinstream.metrics import rate_text
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import lighter
 from twinstream.tables import seconds, speed_text
-from twinstream.uncertainty import uncertainty_of
 from twinstream.whatif.question import Question
 from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
 from twinstream.whatif.target import TargetFound
@@ -28,7 +27,7 @@ def what_if_screen(found: WhatIf, question: Question) -> Group:
         table.add_column(name, justify="right")
     for one in found.sensitivities:
         table.add_row(*_row(one, found.base.tokens_per_s))
-    base, uncertainty = found.base, uncertainty_of(question.machine)
+    base, uncertainty = found.base, found.uncertainty
     return Group(
         f"{question.spec.name} on {question.machine.name}, policy {found.policy}, "
         f"{found.tokens_per_step:,} tokens a step: {speed_text(base, uncertainty)} "
@@ -78,7 +77,7 @@ def target_screen(found: TargetFound, question: Question) -> Group:
         )
     if any(one.less_may_do for one in found.found):
         notes.append("At most: all less that was tried reaches it, too.")
-    uncertainty = uncertainty_of(question.machine)
+    uncertainty = found.uncertainty
     share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
     return Group(
         f"{question.spec.name} on {question.machine.name}, policy {question.policy}: now "
@@ -150,7 +149,7 @@ def _most_gain(found: WhatIf) -> Card:
 
 def what_if_html(found: WhatIf, question: Question) -> str:
     """The tornado chart and the table as one page."""
-    base, uncertainty = found.base, uncertainty_of(question.machine)
+    base, uncertainty = found.base, found.uncertainty
     rows = [_row(one, base.tokens_per_s) for one in found.sensitivities]
     changes = [f"{change.change:+.0%}" for change in found.sensitivities[0].changes]
     columns = ["property", "now", *changes, "price, tokens/s", "10 % of it"]

@@ -10,6 +10,7 @@ from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.sweep.workers import in_processes
+from twinstream.uncertainty import Uncertainty, uncertainty_of
 from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
 
 DEFAULT_CHANGES = (-0.5, -0.1, 0.1, 1.0)
@@ -45,6 +46,7 @@ class WhatIf(Node):
     policy: str
     tokens_per_step: int
     sensitivities: tuple[Sensitivity, ...]
+    uncertainty: Uncertainty
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def what_if(
         policy=question.policy,
         tokens_per_step=schedule.workload.tokens_per_step,
         sensitivities=tuple(sorted(found, key=lambda s: -effect(s, base))),
+        uncertainty=uncertainty_of(question.machine, schedule),
     )
 
 

@@ -15,6 +15,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.sweep.workers import in_processes
+from twinstream.uncertainty import Uncertainty, uncertainty_of
 from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
 
 SEARCHED = ("device memory", "host memory", "PCIe, all three")
@@ -54,6 +55,7 @@ class TargetFound(Node):
     compute_limit_tokens_per_s: float
     base: Summary
     found: tuple[Reached, ...]
+    uncertainty: Uncertainty
 
 
 def compute_limit(schedule: Schedule, machine: Machine) -> float:
@@ -153,6 +155,7 @@ def search_target(
         compute_limit_tokens_per_s=limit,
         base=base,
         found=tuple(found[search.one.name] for search in searches),
+        uncertainty=uncertainty_of(question.machine, schedule),
     )
 
 
