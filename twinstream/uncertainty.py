@@ -60,7 +60,7 @@ class Uncertainty(Node):
         if self.source:
             said += f" ({self.source})"
         if self.of_attention:
-            said += f"; of it {_percent(self.of_attention)} for attention at an assumed rate"
+            said += f"; {_percent(self.of_attention)} of it for attention"
         if self.hypothetical:
             said += f"; hypothetical: {', '.join(self.hypothetical)}"
         return f"{said}."

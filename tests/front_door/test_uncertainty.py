@@ -187,7 +187,7 @@ def test_attention_at_an_assumed_rate_widens_what_is_said_of_a_schedule():
     found = uncertainty_of(machine, schedule)
     assert found.of_attention == pytest.approx(0.25 * unsure / total)
     assert found.mean == pytest.approx(0.0104 + found.of_attention)
-    assert "for attention at an assumed rate" in found.sentence
+    assert "of it for attention" in found.sentence
     assert uncertainty_of(machine, planned_with("flash3")).mean == 0.0104
     nobody_knows = uncertainty_of(load_machine("a100"), planned_with("sdpa_flash", "a100"))
     assert nobody_knows.of_attention > found.of_attention
