@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY = "optimal"
 _MOST_LEARNING_RATE = 1e3
+_WHICH_TOKENS = (
+    "the state has {done} steps behind it: say whether `tokens` begin where it stopped, "
+    "RunSettings(skip_trained=False), or are the whole stream, of which what those steps took is "
+    "skipped, RunSettings(skip_trained=True)"
+)
 _NOMINAL = 1.01  # "24GiB" of a card that has 23.99
 
 
@@ -147,8 +152,9 @@ class RunSettings:
     `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
     auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
     the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
-    every op for NVIDIA's profilers (CUDA). `skip_trained`: a state that has steps behind it skips
-    the tokens that these took, so that the same stream goes on; False where `tokens` begin there.
+    every op for NVIDIA's profilers (CUDA). `skip_trained`: where a state has steps behind it,
+    whether the `tokens` given are the whole stream, of which those that these took are skipped
+    (True), or begin there (False); it has to be said.
     """
 
     backend: str = "auto"
@@ -161,7 +167,7 @@ class RunSettings:
     graphs: str = "auto"
     timed_steps: int | None = None
     nvtx: bool = False
-    skip_trained: bool = True
+    skip_trained: bool | None = None
 
     def __post_init__(self) -> None:
         require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
@@ -191,7 +197,7 @@ def execute(
         tokens: a token stream; by default the bytes of Python's help topics.
         state: flat parameters and optimizer state to start from, by default fresh ones; `step` in
             it, if any, is how many optimizer steps it has behind it. 3 steps and 3 from their
-            `Run.state` give the bits of 6 at once.
+            `Run.state` give the bits of 6 at once; see `skip_trained` of the settings.
 
     Raises:
         TwinstreamError: the schedule is unsafe, there is no torch or no CUDA, memory is short, or
@@ -211,10 +217,8 @@ def execute(
     backend = choose_backend(settings.backend)
     require_kernels(schedule, backend)
     spec = ModelSpec.model_validate(schedule.model.spec)
-    stream = tokens if tokens is not None else byte_tokens(default_text())
-    check_vocabulary(stream, spec.vocab_size)
     done = 0 if state is None else steps_done(state)
-    batches = TextBatches(stream, schedule.workload, 1 if settings.skip_trained else 1 + done)
+    batches = _batches(schedule, tokens, done, settings)
     training = Training(
         _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done
     )
@@ -234,6 +238,18 @@ def execute(
     execution = run(schedule, start, host_work, options)
     after = with_steps_done(execution.state, done + settings.num_steps)
     return Run(execution.timeline, tuple(training.losses), after)
+
+
+def _batches(
+    schedule: Schedule, tokens: NDArray[np.int32] | None, done: int, settings: RunSettings
+) -> TextBatches:
+    """The tokens of each step; the stream may begin where the `done` steps stopped."""
+    if done and tokens is not None and settings.skip_trained is None:
+        raise ArgumentError(_WHICH_TOKENS.format(done=done))
+    stream = tokens if tokens is not None else byte_tokens(default_text())
+    check_vocabulary(stream, ModelSpec.model_validate(schedule.model.spec).vocab_size)
+    begins_there = settings.skip_trained is False
+    return TextBatches(stream, schedule.workload, 1 + done if begins_there else 1)
 
 
 def _told(

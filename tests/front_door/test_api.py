@@ -68,8 +68,11 @@ def test_three_steps_and_three_from_their_state_are_six_bit_for_bit(six_steps, r
     tokens = byte_tokens(default_text())
     three = ts.RunSettings("cpu", num_steps=3)
     first = ts.execute(schedule, three, tokens=tokens)
+    with pytest.raises(ts.TwinstreamError, match="3 steps behind it: say whether `tokens` begin"):
+        ts.execute(schedule, three, tokens=tokens, state=first.state)
+    three = replace(three, skip_trained=not rest_only)
     if rest_only:  # the fourth step's tokens are the first of what is left
-        tokens, three = tokens[3 * 256 :], replace(three, skip_trained=False)
+        tokens = tokens[3 * 256 :]
     then = ts.execute(schedule, three, tokens=tokens, state=first.state)
     assert first.losses + then.losses == at_once.losses
     assert (first.state["step"], then.state["step"]) == (3, 6)
