@@ -62,7 +62,7 @@ class Choices:
                 raise ChoiceError(f"the home of '{kind}' is '{home}'; known: device, host")
         if self.prefetch_blocks is not None and not 0.0 <= self.prefetch_blocks <= 1e6:
             raise ChoiceError(
-                f"a load cannot be issued {self.prefetch_blocks:g} blocks ahead; name 0 or more"
+                f"a load cannot be issued {self.prefetch_blocks:g} blocks ahead; name 0 to 1000000"
             )
         if self.effort not in EFFORTS:
             raise ChoiceError(f"effort '{self.effort}' is unknown; known: {', '.join(EFFORTS)}")
