@@ -226,7 +226,7 @@ def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roo
         fastest_of(roomy, [broken], asked_for(roomy, judge=pytest.fail))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     spec=SPECS,
     step=STEPS,
