@@ -27,9 +27,9 @@ from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.verify import verify
 from twinstream.simulator.replay import simulate
 
-CHAINS_PER_BLOCK = 125
-NUM_BLOCKS = 8
-FIXED_PER_BLOCK = 50
+CHAINS_PER_BLOCK = 200
+NUM_BLOCKS = 5
+FIXED_PER_BLOCK = 60
 
 # 50 bytes a ns both ways: 8 units of 64 MiB take 10.7 ms.
 MACHINE = link_machine(h2d=50.0, d2h=50.0)
