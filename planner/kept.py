@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Generic, TypeVar
 
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.uses import UnitMap
+from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.attention_shape import lengths_text
-from twinstream.models.lowering import lower_again, model_ref
+from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.lowering.lower import lower_again, model_ref
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.plan import finished, recipe_of, step_bound
-from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
+from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.search.family import Family
+from twinstream.planner.seed_system.policy import POLICY as SEED_POLICY
 from twinstream.planner.step_plan import plan_step, policy_names
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify import require_safe
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 

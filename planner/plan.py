@@ -4,22 +4,22 @@ from collections.abc import Callable, Mapping
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import OptimizerPlace, Recipe
-from twinstream.planner.bound import LowerBound, lower_bound
-from twinstream.planner.host_bound import raised_by_host
-from twinstream.planner.host_tasks import host_tasks, without_host_tasks
+from twinstream.planner.bound.host_bound import raised_by_host
+from twinstream.planner.bound.lower_bound import LowerBound, lower_bound
 from twinstream.planner.judge import Judge
-from twinstream.planner.policies.full_recompute import plan_full_recompute
-from twinstream.planner.policies.layer_offload import plan_layer_offload
-from twinstream.planner.policies.optimal import plan_optimal
-from twinstream.planner.policies.optimizer_offload import plan_optimizer_offload
-from twinstream.planner.policies.resident import plan_resident
-from twinstream.planner.policies.streaming import plan_streaming
-from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.lifetimes.host_tasks import host_tasks, without_host_tasks
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
+from twinstream.planner.rules.full_recompute import plan_full_recompute
+from twinstream.planner.rules.layer_offload import plan_layer_offload
+from twinstream.planner.rules.optimizer_offload import plan_optimizer_offload
+from twinstream.planner.rules.resident import plan_resident
+from twinstream.planner.rules.streaming import plan_streaming
+from twinstream.planner.search.optimal import plan_optimal
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import require_conforming
 from twinstream.schedule.document import Caps, Schedule, StepBound
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.verify import require_safe
+from twinstream.schedule.proof.conforms import require_conforming
+from twinstream.schedule.proof.verify import require_safe
 
 Policy = Callable[[Chain, Machine, Caps, Judge | None], Schedule]
 

@@ -8,20 +8,20 @@ from functools import partial
 from math import ceil
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
-from twinstream.planner.chunking import ChunkingError, TrainingStep, chunkings, of_few_blocks
-from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan, least_short
 from twinstream.planner.judge import Judge
-from twinstream.planner.lattice import FamilyWithin, Lattice
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.plan import UnknownPolicyError, plan_chain, policies, recipe_of
-from twinstream.planner.policies.ml_dataflow import POLICY as SEED_POLICY
-from twinstream.planner.policies.ml_dataflow_step import plan_seed_step
-from twinstream.planner.refusal import with_smallest
-from twinstream.planner.rounds import PROGRAM_ROUNDS
+from twinstream.planner.refuse.lattice import FamilyWithin, Lattice
+from twinstream.planner.refuse.refusal import with_smallest
+from twinstream.planner.search.chunking import ChunkingError, TrainingStep, chunkings, of_few_blocks
+from twinstream.planner.search.family import Family
+from twinstream.planner.seed_system.policy import POLICY as SEED_POLICY
+from twinstream.planner.seed_system.step import plan_seed_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
 

@@ -7,11 +7,11 @@ import simpy
 
 from twinstream.hardware_profiles.errors import NoTimeError, TooLongError
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.attention_limits import nondeterministic_kernels
+from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.schedule.analysis.periodic import MAX_PASSES, PassBoundaries, StepTime
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.numbers import MOST_NS
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.periodic import MAX_PASSES, PassBoundaries, StepTime
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
 from twinstream.simulator.flows import FluidPool
@@ -63,7 +63,7 @@ def _require_time(step_ns: float, machine: str) -> None:
 
 
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:
-    """Run passes until the step time is known; see `twinstream.schedule.periodic`.
+    """Run passes until the step time is known; see `twinstream.schedule.analysis.periodic`.
 
     Raises:
         NoTimeError: the step takes no time.

@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, default_text
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.kernel_choice import require_allowed
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.kernel_choice import require_allowed
 from twinstream.planner.known import Asked, plan_knowing
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require, require_whole
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate as replay
 from twinstream.simulator.replay import steady_state
-from twinstream.text import TextBatches, byte_tokens, check_vocabulary, default_text
 
 if TYPE_CHECKING:
-    from twinstream.executor.host_work import HostWork
-    from twinstream.executor.state import State
-    from twinstream.executor.training import TokenSource
+    from twinstream.executor.program.host_work import HostWork
+    from twinstream.executor.run.training import TokenSource
+    from twinstream.executor.state.training_state import State
 
 DEFAULT_POLICY = "optimal"
 _MOST_LEARNING_RATE = 1e3
@@ -206,12 +206,12 @@ def execute(
     require("schedule", schedule, Schedule)
     require("settings", settings, RunSettings, type(None))
     require_torch()
-    from twinstream.executor.execute import choose_backend
-    from twinstream.executor.execute import execute as run
     from twinstream.executor.kernels.availability import require_kernels
-    from twinstream.executor.options import RunOptions, choose_graphs, choose_nvtx
-    from twinstream.executor.state import initial_state, steps_done, with_steps_done
-    from twinstream.executor.training import Training
+    from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
+    from twinstream.executor.run.execute import choose_backend
+    from twinstream.executor.run.execute import execute as run
+    from twinstream.executor.run.training import Training
+    from twinstream.executor.state.training_state import initial_state, steps_done, with_steps_done
 
     settings = settings or RunSettings()
     backend = choose_backend(settings.backend)
@@ -258,7 +258,7 @@ def _told(
     """The host's work, with `on_loss` told of every loss it takes out."""
     import torch
 
-    from twinstream.executor.host_work import HostWork
+    from twinstream.executor.program.host_work import HostWork
 
     if on_loss is None:
         return host_work
@@ -272,7 +272,7 @@ def _told(
 
 def _check_memory(schedule: Schedule, backend: str) -> None:
     """Refuse what this host cannot hold before the state is made, which may take minutes."""
-    from twinstream.executor.host_limits import host_limits
+    from twinstream.executor.memory.host_limits import host_limits
 
     tiers = (HOST, DEVICE) if backend == "cpu" else (HOST,)
     arenas = sum(arena_bytes(schedule, tier) for tier in tiers)
@@ -296,7 +296,7 @@ def _check_memory(schedule: Schedule, backend: str) -> None:
 def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
     """Measure this machine's CPU as the device of the `cpu` backend; takes some seconds.
 
-    A CUDA device is measured by `twinstream.campaign.probing.probed_machine`.
+    A CUDA device is measured by `benchmarks.gpu.probing.probed_machine`.
 
     Raises:
         NoTorchError: torch is not installed.

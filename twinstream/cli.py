@@ -16,26 +16,26 @@ _USER_ERROR = 2
 _INTERRUPTED = 130
 _QUESTIONS: dict[str, dict[str, Callable[[], ModuleType]]] = {
     "How fast would it train, what should I buy?": {
-        "models": lambda: import_module("twinstream.commands.catalog"),
-        "machines": lambda: import_module("twinstream.commands.catalog"),
-        "plan": lambda: import_module("twinstream.commands.planning"),
-        "verify": lambda: import_module("twinstream.commands.verifying"),
-        "simulate": lambda: import_module("twinstream.commands.simulating"),
-        "sweep": lambda: import_module("twinstream.commands.sweeping"),
-        "whatif": lambda: import_module("twinstream.commands.asking"),
-        "explore": lambda: import_module("twinstream.commands.exploring"),
+        "models": lambda: import_module("twinstream.commands.plans.catalog"),
+        "machines": lambda: import_module("twinstream.commands.plans.catalog"),
+        "plan": lambda: import_module("twinstream.commands.plans.planning"),
+        "verify": lambda: import_module("twinstream.commands.documents.verifying"),
+        "simulate": lambda: import_module("twinstream.commands.documents.simulating"),
+        "sweep": lambda: import_module("twinstream.commands.plans.sweeping"),
+        "whatif": lambda: import_module("twinstream.commands.plans.asking"),
+        "explore": lambda: import_module("twinstream.commands.plans.exploring"),
     },
     "Train it here": {
-        "probe": lambda: import_module("twinstream.commands.probing"),
-        "run": lambda: import_module("twinstream.commands.running"),
-        "demo": lambda: import_module("twinstream.commands.demonstrating"),
+        "probe": lambda: import_module("twinstream.commands.runs.probing"),
+        "run": lambda: import_module("twinstream.commands.runs.running"),
+        "demo": lambda: import_module("twinstream.commands.runs.demonstrating"),
     },
     "How far off was the prediction?": {
-        "compare": lambda: import_module("twinstream.commands.comparing"),
-        "report": lambda: import_module("twinstream.commands.reporting"),
-        "trace": lambda: import_module("twinstream.commands.tracing"),
-        "validate": lambda: import_module("twinstream.commands.validating"),
-        "calibrate": lambda: import_module("twinstream.commands.calibrating"),
+        "compare": lambda: import_module("twinstream.commands.runs.comparing"),
+        "report": lambda: import_module("twinstream.commands.documents.reporting"),
+        "trace": lambda: import_module("twinstream.commands.documents.tracing"),
+        "validate": lambda: import_module("twinstream.commands.runs.validating"),
+        "calibrate": lambda: import_module("twinstream.commands.runs.calibrating"),
     },
 }
 
@@ -66,7 +66,7 @@ class _Command(TyperCommand):
     """A command whose outputs are not among its inputs."""
 
     def invoke(self, ctx: Any) -> Any:
-        from twinstream.commands.options import require_own_outputs
+        from twinstream.commands.arguments.options import require_own_outputs
 
         require_own_outputs(ctx.params)
         return super().invoke(ctx)

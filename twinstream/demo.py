@@ -9,16 +9,16 @@ from twinstream import api
 from twinstream.demo_loop import Loop, Trial, calibrated, loop_rows
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import copied_bytes, executed_flops, summarize
+from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify_layout import arena_bytes
 
 ALL_ON_DEVICE, WITHIN_CAPS, OTHER_CAPS = "all on the device", "within the caps", "other caps"
 

@@ -9,7 +9,7 @@ from twinstream.fidelity.fit_report import provenance
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary
+from twinstream.measures.metrics import Summary
 from twinstream.schedule.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import PassSpans, Timeline

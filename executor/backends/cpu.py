@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
-from twinstream.executor.program import Launch, Program, Work
+from twinstream.executor.program.compiled import Launch, Program, Work
 from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
 

@@ -14,7 +14,7 @@ from twinstream.executor.backends.gpu import Gpu, GpuEvent
 from twinstream.executor.backends.host_thread import HostThread
 from twinstream.executor.backends.op_times import OpTimes
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
-from twinstream.executor.program import Launch, Program, Work
+from twinstream.executor.program.compiled import Launch, Program, Work
 
 HostEvent = threading.Event
 CudaEvent = GpuEvent | HostEvent

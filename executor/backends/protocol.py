@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from twinstream.executor.program import Launch
+from twinstream.executor.program.compiled import Launch
 from twinstream.schedule.timeline import PassSpans
 
 EventT = TypeVar("EventT")

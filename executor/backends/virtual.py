@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from twinstream.executor.backends.protocol import PassTimes
-from twinstream.executor.program import Launch, Program
+from twinstream.executor.program.compiled import Launch, Program
 from twinstream.schedule.ops import Op
 from twinstream.schedule.timeline import PassSpans
 

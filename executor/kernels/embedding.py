@@ -2,12 +2,12 @@
 
 import torch
 
-from twinstream.executor.kernels.gradients import gradient_views, weight_views
 from twinstream.executor.kernels.operand import DTYPES, Operands
-from twinstream.executor.kernels.vector_ops import SortedTokens, VectorOps
+from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
+from twinstream.executor.kernels.vector.vector_ops import SortedTokens, VectorOps
 from twinstream.executor.kernels.vocabulary import embedding_layout_of
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.workspace import Attributes, typed_attribute
+from twinstream.models.demand.workspace import Attributes, typed_attribute
 
 
 def embed_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:

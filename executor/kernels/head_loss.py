@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.kernels.gradients import (
+from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.vector.gradients import (
     add_matmul,
     add_vector,
     gradient_views,
     weight_views,
 )
-from twinstream.executor.kernels.operand import DTYPES, Operands
-from twinstream.executor.kernels.rms_norm import RmsNorm
-from twinstream.executor.kernels.vector_ops import (
+from twinstream.executor.kernels.vector.rms_norm import RmsNorm
+from twinstream.executor.kernels.vector.vector_ops import (
     LogitRows,
     NormGradients,
     VectorGradient,
@@ -24,7 +24,7 @@ from twinstream.executor.kernels.vector_ops import (
 )
 from twinstream.executor.kernels.vocabulary import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.workspace import Attributes, typed_attribute
+from twinstream.models.demand.workspace import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
 

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from twinstream.models.workspace import Attributes
+from twinstream.models.demand.workspace import Attributes
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Mode
 

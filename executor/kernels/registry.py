@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from twinstream.executor.kernels.adamw import adamw_step
-from twinstream.executor.kernels.block_backward import block_backward
-from twinstream.executor.kernels.block_forward import block_forward
-from twinstream.executor.kernels.block_recompute import (
+from twinstream.executor.kernels.block.block_backward import block_backward
+from twinstream.executor.kernels.block.block_forward import block_forward
+from twinstream.executor.kernels.block.block_recompute import (
     block_recompute_attention,
     block_recompute_input,
 )
-from twinstream.executor.kernels.eager_vector import EagerVector
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel, Operands
-from twinstream.executor.kernels.vector_ops import VectorOps
-from twinstream.models.workspace import Attributes
+from twinstream.executor.kernels.vector.adamw import adamw_step
+from twinstream.executor.kernels.vector.eager_vector import EagerVector
+from twinstream.executor.kernels.vector.vector_ops import VectorOps
+from twinstream.models.demand.workspace import Attributes
 from twinstream.schedule.errors import TwinstreamError
 
 

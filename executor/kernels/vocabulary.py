@@ -1,8 +1,8 @@
 """Layouts of the flat tensors at both ends of the model, from a kernel's attributes."""
 
+from twinstream.models.demand.workspace import Attributes, required_attributes, typed_attribute
 from twinstream.models.layout import Layout, embedding_layout, head_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.models.workspace import Attributes, required_attributes, typed_attribute
 
 
 def head_layout_of(attributes: Attributes) -> Layout:

@@ -17,7 +17,7 @@ class WorkspaceExhaustedError(TwinstreamError):
         self.needed_bytes, self.size_bytes = needed_bytes, size_bytes
         super().__init__(
             f"the kernel needs {needed_bytes} bytes of scratch, its operand has {size_bytes}. "
-            "Size it with twinstream.models.workspace.workspace_bytes."
+            "Size it with twinstream.models.demand.workspace.workspace_bytes."
         )
 
 

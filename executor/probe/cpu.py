@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import torch
 
-from twinstream.executor.host_limits import host_limits
+from twinstream.executor.memory.host_limits import host_limits
 from twinstream.executor.probe.cpu_attention import PROBED_ATTENTION, attention_samples
-from twinstream.executor.probe.curves import Ceilings, fit_curves
-from twinstream.executor.probe.fit import Line, fit_line
-from twinstream.executor.probe.kernels import Sample, kernel_samples, pace_samples
 from twinstream.executor.probe.links import copy_line, duplex_bytes_per_s, wake_up_ns
-from twinstream.executor.probe.task_samples import TaskSample
+from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
+from twinstream.executor.probe.tasks.kernels import Sample, kernel_samples, pace_samples
+from twinstream.executor.probe.tasks.task_samples import TaskSample
+from twinstream.executor.probe.timing.fit import Line, fit_line
 from twinstream.hardware_profiles.cost import work_alone_ns
 from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 

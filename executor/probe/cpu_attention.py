@@ -10,9 +10,9 @@ import torch
 
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.attention.trial import Trial
-from twinstream.executor.probe.attention import attention_cases
-from twinstream.executor.probe.task_samples import TaskSample
-from twinstream.executor.probe.timing import median_ns
+from twinstream.executor.probe.tasks.attention import attention_cases
+from twinstream.executor.probe.tasks.task_samples import TaskSample
+from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.workload import Workload
 

@@ -10,18 +10,18 @@ from time import perf_counter_ns
 
 import torch
 
-from twinstream.executor.device_memory import fix_library_workspaces
-from twinstream.executor.device_state import DeviceState, StateWatch, cuda_reader
-from twinstream.executor.host_limits import host_limits
+from twinstream.executor.memory.device_memory import fix_library_workspaces
+from twinstream.executor.memory.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Links, measure_links
-from twinstream.executor.probe.curves import Ceilings, Fit, fit_curves
-from twinstream.executor.probe.device_timing import DeviceTimer
-from twinstream.executor.probe.task_samples import (
+from twinstream.executor.probe.tasks.curves import Ceilings, Fit, fit_curves
+from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
     attention_samples,
     matmul_samples,
     task_samples,
 )
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.run.device_state import DeviceState, StateWatch, cuda_reader
 from twinstream.hardware_profiles.curve_choice import implementation_in
 from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
 from twinstream.schedule.chain import Chain

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.arena_memory import arena_pinning
-from twinstream.executor.pinned import pinned_arena
-from twinstream.executor.probe.device_timing import DeviceTimer
-from twinstream.executor.probe.fit import Line, fit_line
+from twinstream.executor.memory.arena_memory import arena_pinning
+from twinstream.executor.memory.pinned import pinned_arena
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.probe.timing.fit import Line, fit_line
 
 _SIZES_BYTES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26, 28))
 _HBM_BYTES = 2**31

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from twinstream.executor.probe.fit import Line, fit_line
-from twinstream.executor.probe.timing import median_ns
+from twinstream.executor.probe.timing.fit import Line, fit_line
+from twinstream.executor.probe.timing.timing import median_ns
 
 _SIZES = tuple(2**exponent for exponent in (14, 16, 18, 20, 22, 24))
 

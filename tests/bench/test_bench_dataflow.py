@@ -1,4 +1,4 @@
-"""`optimal` beside als244/dataflow on equal terms; `tests/bench/dataflow.py` has the constants.
+"""`optimal` beside als244/dataflow on equal terms; benchmarks/quality has the constants.
 
 Its planner plans one cold step. Ours plans the step that repeats: `cold s` is one pass of it, from
 empty streams until the last op has ended (`Timeline.cold_ns`), with what is carried on the device
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 import twinstream as ts
-from tests.bench.dataflow import (
+from benchmarks.quality.dataflow import (
     GIB,
     PURE_COMPUTE_S,
     SEQ_LEN,
@@ -25,10 +25,10 @@ from tests.bench.dataflow import (
 )
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import is_compute_unit
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import step_bound
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import DEVICE

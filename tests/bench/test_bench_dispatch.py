@@ -16,14 +16,14 @@ import twinstream as ts
 from tests.bench.test_bench_simulate import pipeline
 from tests.helpers.runs import random_tokens
 from twinstream.executor.backends.cuda import CudaBackend
-from twinstream.executor.dispatch import PassOptions, run_passes
-from twinstream.executor.execute import execute
-from twinstream.executor.graph_classes import contents
-from twinstream.executor.graph_replay import GraphReplay
-from twinstream.executor.options import Graphs, RunOptions
-from twinstream.executor.program import compile_program
-from twinstream.executor.state import initial_state
-from twinstream.executor.training import Training
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.options import Graphs, RunOptions
+from twinstream.executor.replay.dispatch import PassOptions, run_passes
+from twinstream.executor.replay.graph_classes import contents
+from twinstream.executor.replay.graph_replay import GraphReplay
+from twinstream.executor.run.execute import execute
+from twinstream.executor.run.training import Training
+from twinstream.executor.state.training_state import initial_state
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import HostCost, Timeline

@@ -1,4 +1,4 @@
-"""The first cells of the quality matrix; the whole of it is `python -m tests.bench.matrix`.
+"""The first cells of the quality matrix; the whole of it is `python -m benchmarks.quality.matrix`.
 
 pytest tests/bench/test_bench_matrix.py -m bench -s
 """
@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench.matrix import Effort, fill_others, main, missing_cells, read_rows, run
-from tests.bench.matrix_cells import (
+from benchmarks.quality.matrix import Effort, fill_others, main, missing_cells, read_rows, run
+from benchmarks.quality.matrix_cells import (
     DEVICE_GIB,
     GIB,
     HOST_GIB,
@@ -22,9 +22,9 @@ from tests.bench.matrix_cells import (
     cells,
     state_gib,
 )
-from tests.bench.matrix_plot import plot
-from tests.bench.matrix_row import KEY_COLUMNS, Row, columns, measure, other_policies
-from tests.bench.matrix_summary import (
+from benchmarks.quality.matrix_plot import plot
+from benchmarks.quality.matrix_row import KEY_COLUMNS, Row, columns, measure, other_policies
+from benchmarks.quality.matrix_summary import (
     below_bound,
     faster_than_optimal,
     on_same_chain,

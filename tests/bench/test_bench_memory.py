@@ -16,7 +16,7 @@ from twinstream.explorer.state import State
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.document import Caps
 from twinstream.sweep.cell import OK, run_cell
 from twinstream.sweep.config import Cell

@@ -10,10 +10,10 @@ import pytest
 
 from twinstream.fidelity.cells import cell_of, key_of, sizing_of
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
-from twinstream.models.lowering import lower_again
-from twinstream.planner.policies.ml_dataflow_sizing import SizingRefused
-from twinstream.schedule.conforms import conforms
-from twinstream.schedule.verify import verify
+from twinstream.models.lowering.lower import lower_again
+from twinstream.planner.seed_system.sizing import SizingRefused
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
 
 GIB = 2**30
 TABLE = "TWINSTREAM_MEASURED"

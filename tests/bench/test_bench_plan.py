@@ -9,16 +9,16 @@ import pytest
 
 from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.plan import recipe_of
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
-from twinstream.schedule.conforms import conforms
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate
 
 STREAMED_GIB = 24

@@ -11,11 +11,11 @@ import pytest
 
 from tests.schedule.streaming_loop import StreamingLoop
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
-from twinstream.schedule.verify import verify
-from twinstream.schedule.violations import ReadTooEarly, TaskMissing
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.violations import ReadTooEarly, TaskMissing
 
 
 def fastest(run: Callable[[], object], repeats: int = 7) -> str:

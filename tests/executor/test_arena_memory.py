@@ -8,15 +8,15 @@ import torch
 from tests.helpers.fake_cudart import FakeCudart
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor import arena_memory as arena_memory_module
-from twinstream.executor.arena_memory import arena_memory
-from twinstream.executor.arenas import Arenas
-from twinstream.executor.device_memory import DeviceMemoryError
-from twinstream.executor.options import RunOptions
-from twinstream.executor.state import fill_carried, initial_state, read_carried
+from twinstream.executor.memory import arena_memory as arena_memory_module
+from twinstream.executor.memory.arena_memory import arena_memory
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.device_memory import DeviceMemoryError
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify_layout import arena_bytes
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import torch
 
 from tests.helpers.sketches import sketch
-from twinstream.executor.arenas import Arenas
+from twinstream.executor.memory.arenas import Arenas
 from twinstream.schedule.ops import Compute, Copy, Label, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 

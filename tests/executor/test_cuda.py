@@ -7,10 +7,10 @@ from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.gpu import TorchGpu
-from twinstream.executor.execute import Execution
-from twinstream.executor.options import RunOptions
-from twinstream.executor.pinned import Pinning, pinned_arena
-from twinstream.executor.pinned_pieces import HostRange
+from twinstream.executor.memory.pinned import Pinning, pinned_arena
+from twinstream.executor.memory.pinned_pieces import HostRange
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.run.execute import Execution
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 

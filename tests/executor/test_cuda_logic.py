@@ -13,16 +13,16 @@ from tests.helpers.fake_gpu import FakeGpu, FakeGraph, FakeStream
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, training
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.arenas import Arenas
-from twinstream.executor.cuda_run import Job, run_on_gpu
-from twinstream.executor.device_memory import DeviceMemoryError, DeviceMeter, MemoryReading
-from twinstream.executor.dispatch import Passes
-from twinstream.executor.host_work import HostWork
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.options import Graphs, RunOptions
-from twinstream.executor.program import compile_program
-from twinstream.executor.state import fill_carried, initial_state, read_carried
-from twinstream.executor.work import OpRunner
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.device_memory import DeviceMemoryError, DeviceMeter, MemoryReading
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.program.options import Graphs, RunOptions
+from twinstream.executor.replay.dispatch import Passes
+from twinstream.executor.run.cuda_run import Job, run_on_gpu
+from twinstream.executor.run.work import OpRunner
+from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Feed, Fetch
@@ -280,7 +280,7 @@ def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
         kernel.function(operands, attributes)
 
     monkeypatch.setattr(
-        "twinstream.executor.work.registered_kernel",
+        "twinstream.executor.run.work.registered_kernel",
         lambda key: (
             replace(kernel, function=interrupted)
             if key == "block_backward/eager"

@@ -6,20 +6,21 @@ import pytest
 import torch
 
 from tests.helpers.plans import planned
-from twinstream.executor.probe import cuda, trial
+from twinstream.executor.probe import cuda
 from twinstream.executor.probe.cuda import ProbeRequest, kernel_samples
 from twinstream.executor.probe.cuda_links import Links
-from twinstream.executor.probe.curves import Ceilings, fit_curves
-from twinstream.executor.probe.device_timing import DeviceTimer
-from twinstream.executor.probe.fit import Line
-from twinstream.executor.probe.task_samples import TaskSample
+from twinstream.executor.probe.tasks import trial
+from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
+from twinstream.executor.probe.tasks.task_samples import TaskSample
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.probe.timing.fit import Line
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
-from twinstream.models.lowering import lower
+from twinstream.models.demand.work import ChunkWork
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
-from twinstream.models.work import ChunkWork
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps

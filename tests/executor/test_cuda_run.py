@@ -9,19 +9,19 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import training
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor import cuda_run
-from twinstream.executor.arenas import Arenas
-from twinstream.executor.cuda_run import CudaRun, run_on_cuda
-from twinstream.executor.device_memory import DeviceMemoryError
-from twinstream.executor.measured import measured_timeline
-from twinstream.executor.options import RunOptions, choose_nvtx
-from twinstream.executor.program import compile_program
-from twinstream.executor.state import fill_carried, initial_state
-from twinstream.executor.work import OpRunner
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.device_memory import DeviceMemoryError
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.options import RunOptions, choose_nvtx
+from twinstream.executor.run import cuda_run
+from twinstream.executor.run.cuda_run import CudaRun, run_on_cuda
+from twinstream.executor.run.measured import measured_timeline
+from twinstream.executor.run.work import OpRunner
+from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify_layout import arena_bytes
 
 SPARE_BYTES = 1000
 

@@ -9,23 +9,24 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.peers.measure import PeerWork, measure_peer
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import WORKLOADS
-from twinstream.executor import measuring, pinned_pieces
-from twinstream.executor.measuring import MeasuringSession
-from twinstream.executor.options import RunOptions
-from twinstream.executor.peers.measure import PeerWork, measure_peer
-from twinstream.executor.probe.chain_memory import ChainMemory, run_round
-from twinstream.executor.probe.trial import TOLERANCE, differs_from_eager
-from twinstream.executor.weights import unpack_hf_state
-from twinstream.models.lowering import lower
+from twinstream.executor.memory import pinned_pieces
+from twinstream.executor.probe.tasks.chain_memory import ChainMemory, run_round
+from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.run import measuring
+from twinstream.executor.run.measuring import MeasuringSession
+from twinstream.executor.state.weights import unpack_hf_state
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify_layout import arena_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -177,7 +178,7 @@ def test_peers_run_and_start_at_the_loss_of_random_weights(kind):
 @pytest.mark.skipif("TWINSTREAM_CAMPAIGN" in os.environ, reason="a campaign runs these tests")
 def test_the_campaign_does_every_stage_with_tiny_models(tmp_path):
     command = (
-        sys.executable, "-m", "twinstream.campaign", "--backend", BACKEND, "--size", "tiny",
+        sys.executable, "-m", "benchmarks.gpu", "--backend", BACKEND, "--size", "tiny",
         "--stage", "probe", "--stage", "cells", "--stage", "peers", "--out", str(tmp_path),
     )  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

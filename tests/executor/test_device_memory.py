@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from twinstream.executor import device_memory
-from twinstream.executor.device_memory import (
+from twinstream.executor.memory import device_memory
+from twinstream.executor.memory.device_memory import (
     DeviceMemoryError,
     DeviceMeter,
     MemoryReading,

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.helpers.fake_nvml import FakeNvml
-from twinstream.executor.device_state import (
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.run.device_state import (
     DeviceState,
     StateReader,
     StateWatch,
     mean_state,
     state_reader,
 )
-from twinstream.executor.probe.device_timing import DeviceTimer
 
 CPU = torch.device("cpu")
 

@@ -12,29 +12,35 @@ import torch
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import random_tokens, run, training
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
-from twinstream.executor import arena_memory, dispatch
-from twinstream.executor import execute as execute_module
+from twinstream.data.text import TextBatches, byte_tokens, default_text
 from twinstream.executor.backends.cpu import CpuBackend
-from twinstream.executor.execute import (
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.memory import arena_memory
+from twinstream.executor.memory.host_limits import HostLimits, HostMemoryError
+from twinstream.executor.program.compiled import Work, compile_program
+from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.replay import dispatch
+from twinstream.executor.run import execute as execute_module
+from twinstream.executor.run.execute import (
     NoCudaError,
     choose_backend,
     execute,
 )
-from twinstream.executor.host_limits import HostLimits, HostMemoryError
-from twinstream.executor.host_work import HostWork
-from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.options import RunOptions
-from twinstream.executor.program import Work, compile_program
-from twinstream.executor.state import initial_state
-from twinstream.executor.training import Training
-from twinstream.models.lowering import lower
-from twinstream.planner.waits import derive_waits
+from twinstream.executor.run.training import Training
+from twinstream.executor.state.training_state import initial_state
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.emit.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch, Op
-from twinstream.schedule.verify import verify
-from twinstream.schedule.violations import CallDiffers, ReadTooEarly, TaskMissing, UnsafeSchedule
-from twinstream.text import TextBatches, byte_tokens, default_text
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.violations import (
+    CallDiffers,
+    ReadTooEarly,
+    TaskMissing,
+    UnsafeSchedule,
+)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +226,7 @@ def test_an_error_in_a_kernel_surfaces_and_stops_everything(schedule, monkeypatc
 
     replaced = replace(kernel, function=broken)
     monkeypatch.setattr(
-        "twinstream.executor.work.registered_kernel",
+        "twinstream.executor.run.work.registered_kernel",
         lambda key: replaced if key == "block_backward/eager" else registered_kernel(key),
     )
     loop = training(schedule)

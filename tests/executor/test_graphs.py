@@ -11,12 +11,12 @@ from tests.helpers.bodies import random_bodies
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.sketches import feed, op, sketch
 from twinstream.executor.backends.cuda import CudaBackend
-from twinstream.executor.dispatch import PassOptions, run_passes
-from twinstream.executor.graph_classes import classify
-from twinstream.executor.graph_replay import GraphReplay, graphs_pay
-from twinstream.executor.graph_segments import Segment, cut_segments
-from twinstream.executor.program import Launch, Program, Work, compile_program
-from twinstream.executor.warm_up import KernelTime
+from twinstream.executor.program.compiled import Launch, Program, Work, compile_program
+from twinstream.executor.replay.dispatch import PassOptions, run_passes
+from twinstream.executor.replay.graph_classes import classify
+from twinstream.executor.replay.graph_replay import GraphReplay, graphs_pay
+from twinstream.executor.replay.graph_segments import Segment, cut_segments
+from twinstream.executor.replay.warm_up import KernelTime
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Op
 

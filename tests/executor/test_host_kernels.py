@@ -5,8 +5,8 @@ import pytest
 from tests.helpers.host_chains import tiny_chain_of
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import run
-from twinstream.executor.execute import HostKernelError
-from twinstream.executor.options import RunOptions
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.run.execute import HostKernelError
 from twinstream.schedule.document import Caps
 
 

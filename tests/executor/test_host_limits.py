@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.executor import host_limits as host_limits_module
-from twinstream.executor.host_limits import (
+from twinstream.executor.memory import host_limits as host_limits_module
+from twinstream.executor.memory.host_limits import (
     HostLimits,
     HostMemoryError,
     check_host_memory,

@@ -6,10 +6,10 @@ import pytest
 
 from tests.helpers.sketches import op, sketch
 from twinstream.executor.backends.protocol import PassTimes
-from twinstream.executor.dispatch import Passes
-from twinstream.executor.host_cost import CostMeter
-from twinstream.executor.measured import measured_timeline
-from twinstream.executor.options import choose_graphs
+from twinstream.executor.program.options import choose_graphs
+from twinstream.executor.replay.dispatch import Passes
+from twinstream.executor.replay.host_cost import CostMeter
+from twinstream.executor.run.measured import measured_timeline
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import PassSpans, Provenance
 

@@ -11,13 +11,13 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.fake_nvml import FakeNvml
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor import cuda_run, execute, measuring
-from twinstream.executor.arenas import Arenas
-from twinstream.executor.cuda_run import run_on_cuda
-from twinstream.executor.device_memory import DeviceMemoryError
-from twinstream.executor.device_state import DeviceState, StateReader, StateWatch
-from twinstream.executor.measuring import MeasuringSession
-from twinstream.executor.pinned import Pinning
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.device_memory import DeviceMemoryError
+from twinstream.executor.memory.pinned import Pinning
+from twinstream.executor.run import cuda_run, execute, measuring
+from twinstream.executor.run.cuda_run import run_on_cuda
+from twinstream.executor.run.device_state import DeviceState, StateReader, StateWatch
+from twinstream.executor.run.measuring import MeasuringSession
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 

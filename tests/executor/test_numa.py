@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.executor.numa import cpus_near
+from twinstream.executor.memory.numa import cpus_near
 
 
 def machine(root: Path, node: str) -> Path:

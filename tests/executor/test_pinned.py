@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.helpers.fake_cudart import FakeCudart
-from twinstream.executor import pinned
-from twinstream.executor.host_limits import AvailableMemoryError, HostLimits, HostMemoryError
-from twinstream.executor.pinned import Pinning, pinned_arena
-from twinstream.executor.pinned_pieces import HostRange, NoBoundaryError
+from twinstream.executor.memory import pinned
+from twinstream.executor.memory.host_limits import AvailableMemoryError, HostLimits, HostMemoryError
+from twinstream.executor.memory.pinned import Pinning, pinned_arena
+from twinstream.executor.memory.pinned_pieces import HostRange, NoBoundaryError
 
 MIB = 2**20
 SLOTS = [HostRange(i * MIB, (i + 1) * MIB, f"s{i}") for i in range(6)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.sketches import op, sketch
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.arenas import Arenas
-from twinstream.executor.pinned_pieces import (
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.pinned_pieces import (
     ALIGNMENT_BYTES,
     MAX_PIECE_BYTES,
     HostRange,

@@ -12,18 +12,18 @@ from tests.helpers.schedule_oracle import happens_before, waits_of
 from tests.helpers.schedules import schedules
 from tests.helpers.sketches import op, sketch
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.arenas import POISON_BYTE, Arenas
 from twinstream.executor.backends.cpu import CpuBackend
-from twinstream.executor.dispatch import PassOptions, run_passes
-from twinstream.executor.poison import dying_content
-from twinstream.executor.program import compile_program
-from twinstream.executor.state import fill_carried, initial_state
-from twinstream.executor.work import OpRunner
-from twinstream.planner.waits import derive_waits
-from twinstream.schedule.accesses import Access, AccessMap
+from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
+from twinstream.executor.memory.poison import dying_content
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.replay.dispatch import PassOptions, run_passes
+from twinstream.executor.run.work import OpRunner
+from twinstream.executor.state.training_state import fill_carried, initial_state
+from twinstream.planner.emit.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.memory_cells import GARBAGE
 from twinstream.schedule.ops import Compute, Copy, Mode, Op, Operand, Stream
+from twinstream.schedule.proof.accesses import Access, AccessMap
+from twinstream.schedule.proof.memory_cells import GARBAGE
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot, Tensor
 
 SIZE = 256

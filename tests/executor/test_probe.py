@@ -5,9 +5,11 @@ import torch
 
 from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.probe import cpu, cpu_attention, kernels, links, timing
+from twinstream.executor.probe import cpu, cpu_attention, links
 from twinstream.executor.probe.cpu import probe_cpu
-from twinstream.executor.probe.fit import Line, fit_line
+from twinstream.executor.probe.tasks import kernels
+from twinstream.executor.probe.timing.fit import Line, fit_line
+from twinstream.executor.probe.timing.timing import timing
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
 from twinstream.schedule.document import Caps

@@ -6,8 +6,8 @@ import torch
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import assert_same_bits, bits_of
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.state import initial_state, with_parameters
-from twinstream.models.declarations import optimizer_parts
+from twinstream.executor.state.training_state import initial_state, with_parameters
+from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps
 

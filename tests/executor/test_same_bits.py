@@ -18,16 +18,16 @@ from tests.helpers.plans import (
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import WORKLOADS as WORKLOADS_BY_NAME
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.options import RunOptions
-from twinstream.executor.state import initial_state
-from twinstream.models.declarations import Shapes
-from twinstream.models.lowering import lower
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.state.training_state import initial_state
+from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify_layout import arena_bytes
 
 MODELS = [("tiny", "float32"), ("tiny", "bfloat16"), ("tiny-qwen3", "float32")]
 WORKLOADS = ["packed", "sliced"]  # two rounds each

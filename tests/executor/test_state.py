@@ -7,15 +7,15 @@ import torch
 
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.arenas import POISON_BYTE, Arenas
-from twinstream.executor.state import (
+from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
+from twinstream.executor.run.training import step_state
+from twinstream.executor.state.training_state import (
     State,
     fill_carried,
     initial_state,
     read_carried,
     with_parameters,
 )
-from twinstream.executor.training import step_state
 from twinstream.models.layout import block_layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps, Schedule

@@ -8,9 +8,9 @@ import pytest
 from tests.helpers.plans import MACHINE, copied_tensors, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.execute import RunOptions
 from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
-from twinstream.models.lowering import lower
+from twinstream.executor.run.execute import RunOptions
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule

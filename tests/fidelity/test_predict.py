@@ -10,10 +10,10 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.overrides import override
 from twinstream.models.presets import load_preset
-from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain, timed_ns
-from twinstream.planner.policies.ml_dataflow_kernels import with_its_kernels
-from twinstream.schedule.conforms import conforms
-from twinstream.schedule.verify import verify
+from twinstream.planner.seed_system.kernels import with_its_kernels
+from twinstream.planner.seed_system.policy import emit_seed, seed_chain, timed_ns
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import replay_passes
 

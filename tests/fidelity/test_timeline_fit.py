@@ -15,7 +15,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
 from twinstream.hardware_profiles.calibration.timelines import op_classes, works_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.schedule.document import Caps
 from twinstream.schedule.timeline import PassSpans

@@ -1,6 +1,6 @@
 """A schedule of six ops whose figures can be worked out by hand."""
 
-from twinstream.models.lowering import model_ref
+from twinstream.models.lowering.lower import model_ref
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Schedule

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import twinstream as ts
+from twinstream.data.text import byte_tokens, default_text
 from twinstream.models.recipe import Recipe
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify_layout import arena_bytes
-from twinstream.text import byte_tokens, default_text
 
 STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
 

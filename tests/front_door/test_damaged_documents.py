@@ -10,11 +10,11 @@ import pytest
 from tests.front_door.conftest import Files
 from tests.front_door.damaged_documents import as_toml, damaged
 from twinstream import api
-from twinstream.commands.inputs import checked_schedule, read_timelines
-from twinstream.explanation import explain
+from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
-from twinstream.metrics import summarize
-from twinstream.planner.chunking import TrainingStep
+from twinstream.measures.explanation import explain
+from twinstream.measures.metrics import summarize
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
 from twinstream.report.view import View

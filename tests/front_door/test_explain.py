@@ -4,14 +4,14 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.small_schedule import small_schedule, timeline
-from twinstream.explanation import explain
 from twinstream.hardware_profiles.loader import load_machine_text
+from twinstream.measures.explanation import explain
+from twinstream.measures.residence import STATE, RoleResidence, residence
 from twinstream.planner.plan import policies
-from twinstream.residence import STATE, RoleResidence, residence
 from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import MachineRef
 
 FAST = load_machine_text('name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\n')

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.commands.sweeping import sweep
+from twinstream.commands.plans.sweeping import sweep
 from twinstream.sweep import sweep as runner
 
 REPOSITORY = Path(__file__).parents[2]
@@ -21,7 +21,8 @@ COMMAND_LINE = (
     + """
 import contextlib, sys
 from twinstream import cli
-from twinstream.commands import output, running
+from twinstream.commands.runs import running
+from twinstream.commands import output
 
 @contextlib.contextmanager
 def said(what, num_steps, *, quiet=False):

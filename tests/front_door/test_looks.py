@@ -8,7 +8,7 @@ from tests.front_door.small_schedule import small_schedule, timeline
 from tests.helpers.browser import browser_page
 from twinstream.fidelity.scatter import log_ticks
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.metrics import Summary
+from twinstream.measures.metrics import Summary
 from twinstream.report.page import Card, Page, Section, html_of
 from twinstream.report.palette import SERIES_COLOURS, series
 from twinstream.report.report import report_html

@@ -5,7 +5,7 @@ import pytest
 from tests.front_door.small_schedule import small_schedule, timeline
 from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import copied_bytes, executed_flops, summarize
+from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
 
 
 def machine(**numbers: float) -> Machine:

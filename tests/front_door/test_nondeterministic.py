@@ -7,12 +7,12 @@ import pytest
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream import api
 from twinstream.executor.backends.protocol import PassTimes
-from twinstream.executor.dispatch import Passes
-from twinstream.executor.measured import measured_timeline
+from twinstream.executor.replay.dispatch import Passes
+from twinstream.executor.run.measured import measured_timeline
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.kernel_choice import NondeterministicAttentionError
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.kernel_choice import NondeterministicAttentionError
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
 from twinstream.report.view import View

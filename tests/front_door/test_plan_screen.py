@@ -7,14 +7,14 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.plan_screen import plan_notes
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.plan import policies
 from twinstream.planner.step_plan import proposed_tokens
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
-from twinstream.schedule.verify_layout import arena_bytes
+from twinstream.screens.plan_screen import plan_notes
 
 PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
 TIGHT = ("--device-mem", "6MiB")

@@ -29,12 +29,13 @@ try:
     main(sys.argv[1:])
 except SystemExit as stop:
     assert not stop.code, stop.code
-heavy = {"torch", "plotly", "matplotlib", "dash", "scipy.optimize", "twinstream.commands.asking"}
+heavy = {"torch", "plotly", "matplotlib", "dash", "scipy.optimize"}
+heavy |= {"twinstream.commands.plans.asking"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 INTERRUPTED = """
 import signal, sys, threading
-from twinstream.commands import running
+from twinstream.commands.runs import running
 from twinstream.cli import main
 from twinstream.commands.output import RunBars
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that.

@@ -10,7 +10,7 @@ from tests.front_door.command_line import call, error_of
 from tests.front_door.conftest import Files
 from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.metrics import summarize
+from twinstream.measures.metrics import summarize
 from twinstream.report import bars
 from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.memory import memory_curve, memory_samples

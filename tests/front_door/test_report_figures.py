@@ -3,8 +3,9 @@
 import pytest
 
 from tests.front_door.small_schedule import small_schedule, timeline
-from twinstream.explanation import explain
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.measures.explanation import explain
+from twinstream.measures.residence import residence
 from twinstream.report.palette import ROLE_COLOURS, TASK_COLOURS
 from twinstream.report.share_figures import (
     critical_path_figure,
@@ -15,7 +16,6 @@ from twinstream.report.share_figures import (
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View
-from twinstream.residence import residence
 from twinstream.schedule.comparison import compare
 from twinstream.schedule.ops import Label
 from twinstream.schedule.sizes import parse_bytes

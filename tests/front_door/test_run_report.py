@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from twinstream.commands import output
-from twinstream.run_report import provenance_lines
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance
+from twinstream.screens.run_report import provenance_lines
 
 GIB = 2**30
 HERE = Provenance(kind="measured", where="here")

@@ -31,7 +31,7 @@ device_mem = ["8MiB", "16MiB"]
 # What reads a sweep's file (what that amounts to is in the key), and what `twinstream.api` imports.
 NO_RESULT = {
     "twinstream", "twinstream.sweep", "twinstream.sweep.config", "twinstream.sweep.sources",
-    "twinstream.text", "twinstream.kernel_choice",
+    "twinstream.data.text", "twinstream.planner.kernel_choice",
 }  # fmt: skip
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from twinstream.commands.tokens import token_stream
-from twinstream.schedule.workload import Workload
-from twinstream.text import (
+from twinstream.commands.arguments.tokens import token_stream
+from twinstream.data.text import (
     TextBatches,
     TextError,
     byte_tokens,
@@ -13,6 +12,7 @@ from twinstream.text import (
     default_text,
     read_text,
 )
+from twinstream.schedule.workload import Workload
 
 WORKLOAD = Workload(seq_len=8, chunk_tokens=4, chunks_per_round=2, rounds_per_step=3)
 NUM_CHUNKS = 6

@@ -7,18 +7,18 @@ from tests.front_door.command_line import call
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override
 from twinstream.hardware_profiles.schema import ExpectedError
-from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.schedule.files import write_document
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.sweep.certainty import errors_note, ranking_note
-from twinstream.uncertainty import (
+from twinstream.measures.uncertainty import (
     Speed,
     order_note,
     rate_notes,
     steady_notes,
     uncertainty_of,
 )
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.sweep.certainty import errors_note, ranking_note
 
 
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():

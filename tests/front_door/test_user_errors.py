@@ -236,7 +236,7 @@ def test_run_takes_no_plan_options_beside_a_schedule(files):
 
 
 def test_a_run_that_memory_cannot_hold_is_refused_at_once(files, monkeypatch):
-    from twinstream.executor import host_limits
+    from twinstream.executor.memory import host_limits
 
     limits = host_limits.HostLimits(None, None, available_bytes=2**20)
     monkeypatch.setattr(host_limits, "host_limits", lambda: limits)

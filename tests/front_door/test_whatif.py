@@ -12,8 +12,8 @@ from twinstream import api
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.presets import load_model
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.whatif.question import (
     Question,
     changed,
@@ -178,7 +178,7 @@ def test_a_search_counts_what_it_has_found(monkeypatch):
     def progress(what, total=None, *, quiet=False):
         yield lambda: counted.append(total)
 
-    monkeypatch.setattr("twinstream.commands.asking.progress", progress)
+    monkeypatch.setattr("twinstream.commands.plans.asking.progress", progress)
     assert call(*ASK, "--target", "1tok/s").code == 0
     assert counted == [3, 3, 3]
 

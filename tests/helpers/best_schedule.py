@@ -24,7 +24,7 @@ from tests.helpers.small_residencies import (
 )
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.waits import derive_waits
+from twinstream.planner.emit.waits import derive_waits
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Op, Operand, Stream

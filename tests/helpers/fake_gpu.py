@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from twinstream.executor.program import Program, Work
+from twinstream.executor.program.compiled import Program, Work
 
 
 class Refused(RuntimeError):

@@ -5,7 +5,7 @@ from random import Random
 from tests.helpers.flat_machine import DRAM_PER_NS, FLOP_PER_NS
 from tests.helpers.small_chains import MIB
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.plan import optimizer_place

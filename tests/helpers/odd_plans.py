@@ -8,7 +8,7 @@ from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.simulator.replay import simulate

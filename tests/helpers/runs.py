@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.execute import Execution, execute
-from twinstream.executor.options import RunOptions
-from twinstream.executor.state import State, initial_state
-from twinstream.executor.training import Training
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.run.execute import Execution, execute
+from twinstream.executor.run.training import Training
+from twinstream.executor.state.training_state import State, initial_state
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule

@@ -1,6 +1,6 @@
 """Task chains of the byte-level presets, small enough to plan and run in a test."""
 
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec

@@ -3,7 +3,7 @@
 import pytest
 
 from twinstream.hardware_profiles.schema import is_compute_unit
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.rope import RopeScaling

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
-from twinstream.models.declarations import Shapes
+from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinstream.planner.board import Board, SoftItem
-from twinstream.planner.soft_packing import pack_soft
+from twinstream.planner.pack.board import Board, SoftItem
+from twinstream.planner.pack.soft_packing import pack_soft
 
 UNIT = 256
 

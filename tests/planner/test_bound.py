@@ -4,12 +4,12 @@ import pytest
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.planner.bound import BoundProgram, lower_bound
+from twinstream.planner.bound.lower_bound import BoundProgram, lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.plan import plan_chain
-from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.helpers.small_chains import MIB, small_case
-from twinstream.planner import bound_host
-from twinstream.planner.bound import lower_bound
-from twinstream.planner.bound_host import HostRows
-from twinstream.planner.bound_program import Program
-from twinstream.planner.bound_slots import Slot
+from twinstream.planner.bound.host_rows import HostRows
+from twinstream.planner.bound.lower_bound import host_rows as bound_host
+from twinstream.planner.bound.lower_bound import lower_bound
+from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.slot_columns import Slot
 
 NUM_CHAINS = 600
 GIB = 2**30

@@ -4,7 +4,7 @@ import highspy
 import numpy as np
 import pytest
 
-from twinstream.planner.bound_program import Program
+from twinstream.planner.bound.program import Program
 
 
 def knapsack(seed: int, rows: int = 6, columns: int = 9) -> tuple[Program, dict[int, float]]:

@@ -17,14 +17,13 @@ from tests.helpers.small_chains import (
 )
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner import segments
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound.lower_bound import lower_bound, segments
 from twinstream.planner.choices import Choices
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.tensors import Tensor
-from twinstream.schedule.verify import verify
 from twinstream.simulator.replay import simulate
 
 CHAINS_PER_BLOCK = 200

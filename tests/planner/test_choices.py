@@ -8,19 +8,19 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering import lower
-from twinstream.planner.bound import lower_bound
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.last_resort import LastResort
+from twinstream.planner.refuse.last_resort import LastResort
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinstream.models.presets import load_preset
-from twinstream.planner.chunking import (
+from twinstream.planner.search.chunking import (
     ChunkingError,
     TrainingStep,
     admissible,

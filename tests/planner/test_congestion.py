@@ -9,8 +9,8 @@ from tests.helpers.plans import planned, smallest_device_bytes
 from tests.helpers.sketches import op, sketch
 from tests.helpers.small_chains import Sort, build_chain, link_machine
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.models.lowering import lower
-from twinstream.planner.congestion import Stall, full_shares, lowered, stalls
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.search.congestion import Stall, full_shares, lowered, stalls
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.timeline import PassSpans

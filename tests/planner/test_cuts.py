@@ -5,11 +5,11 @@ import pytest
 from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
-from twinstream.planner.bound import lower_bound
-from twinstream.planner.bound_kept import FEW_SEGMENTS
+from twinstream.planner.bound.kept_programs import FEW_SEGMENTS
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep, admissible
-from twinstream.planner.cuts import Cuts
+from twinstream.planner.search.chunking import TrainingStep, admissible
+from twinstream.planner.search.cuts import Cuts
 
 H100 = load_machine("h100")
 

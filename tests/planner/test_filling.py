@@ -13,14 +13,14 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.small_chains import MS, UNIT_BYTES, Sort, build_chain
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import cost_alone_ns
-from twinstream.models.lowering import lower
-from twinstream.planner.bound import BoundProgram, LowerBound
-from twinstream.planner.filling import Pressure, filled
-from twinstream.planner.margins import Bytes, alive_bytes
-from twinstream.planner.residency import content_gaps
-from twinstream.planner.rounding import Decisions, GapKey, is_kept
-from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.uses import UnitMap
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import BoundProgram, LowerBound
+from twinstream.planner.decide.decisions import Decisions, GapKey, is_kept
+from twinstream.planner.decide.filling import Pressure, filled
+from twinstream.planner.decide.margins import Bytes, alive_bytes
+from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.lifetimes.stays import content_gaps
+from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload

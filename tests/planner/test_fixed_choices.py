@@ -6,11 +6,11 @@ from tests.helpers.odd_plans import OddPlan
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.verify import verify
+from twinstream.schedule.proof.verify import verify
 
 DRAWS_PER_BLOCK = 25
 NUM_BLOCKS = 4

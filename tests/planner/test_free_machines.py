@@ -9,12 +9,12 @@ from tests.hardware_profiles.machines import number
 from tests.helpers.flat_machine import flat_machine
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import summarize
+from twinstream.measures.metrics import summarize
 from twinstream.models.presets import load_model
-from twinstream.planner.chunking import ChunkingError, TrainingStep
+from twinstream.planner.search.chunking import ChunkingError, TrainingStep
 from twinstream.planner.step_plan import plan_step, proposed_tokens
 from twinstream.schedule.document import Caps
-from twinstream.schedule.verify import verify
+from twinstream.schedule.proof.verify import verify
 from twinstream.simulator.replay import simulate, steady_state
 from twinstream.whatif.target import TargetError, compute_limit
 

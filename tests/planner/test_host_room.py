@@ -8,14 +8,15 @@ import pytest
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
-from twinstream.planner import deciding, host_room
-from twinstream.planner.bound import LowerBound
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import LowerBound
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.congestion import Shares, full_shares
-from twinstream.planner.deciding import Decider
-from twinstream.planner.emission import Placement, host_bytes
-from twinstream.planner.host_room import HostIsFull, HostRoom, require_room
+from twinstream.planner.decide import decider as deciding
+from twinstream.planner.decide import host_room
+from twinstream.planner.decide.decider import Decider
+from twinstream.planner.decide.host_room import HostIsFull, HostRoom, require_room
+from twinstream.planner.emit.emission import Placement, host_bytes
+from twinstream.planner.search.congestion import Shares, full_shares
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

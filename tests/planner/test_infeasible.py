@@ -18,12 +18,12 @@ from tests.helpers.plans import (
 )
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.refusal import _first, refused, with_smallest
+from twinstream.planner.refuse.refusal import _first, refused, with_smallest
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps

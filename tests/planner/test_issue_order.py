@@ -3,10 +3,10 @@
 import pytest
 
 from tests.helpers.plans import tiny_plans
-from twinstream.schedule.accesses import AccessMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
+from twinstream.schedule.proof.accesses import AccessMap
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
 POLICIES = ["resident", "streaming", "optimal"]

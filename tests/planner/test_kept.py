@@ -2,9 +2,9 @@
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
-from twinstream.planner.bound_kept import kept_program
+from twinstream.planner.bound.kept_programs import kept_program
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.kept import Kept, kept_chain, kept_units
 from twinstream.schedule.workload import Workload

@@ -16,18 +16,18 @@ from twinstream import api
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
-from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.family import Family
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.known import Asked, KnownPlanError, fastest_of
+from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.search.family import Family
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Copy
+from twinstream.schedule.proof.verify import UnsafeSchedule, verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify import UnsafeSchedule, verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate
 
 KIB = 1024

@@ -4,20 +4,20 @@ from itertools import pairwise
 
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
-from twinstream.models.lowering import lower
-from twinstream.planner import deciding
+from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import OPEN
-from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import Decider, DoesNotFit
-from twinstream.planner.last_resort import LastResort
-from twinstream.planner.packing import ALIGNMENT_BYTES
-from twinstream.planner.rounds import JUDGED_ROUNDS, with_rounds
+from twinstream.planner.decide import decider as deciding
+from twinstream.planner.decide.decider import Decider, DoesNotFit
+from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, with_rounds
+from twinstream.planner.pack.live_bytes import ALIGNMENT_BYTES
+from twinstream.planner.refuse.last_resort import LastResort
+from twinstream.planner.search.congestion import full_shares
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 
 
 def resort_of(chain: Chain) -> LastResort:

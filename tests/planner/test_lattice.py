@@ -14,15 +14,15 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
-from twinstream.planner.family import Family, Found
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.lattice import Lattice, lattice
+from twinstream.planner.refuse.lattice import Lattice, lattice
+from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.search.family import Family, Found
 from twinstream.planner.step_plan import _optimal, plan_step
 from twinstream.schedule.document import Caps, Schedule, StepBound
+from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tier
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify import verify
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

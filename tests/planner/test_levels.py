@@ -3,10 +3,10 @@
 import pytest
 
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.planner.levels import Block, LevelChoice, Option, saved_blocks
-from twinstream.planner.uses import UnitMap
+from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.rules.levels import Block, LevelChoice, Option, saved_blocks
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 

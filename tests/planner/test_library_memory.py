@@ -4,13 +4,13 @@ import pytest
 
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.models.library_memory import library_bytes
+from twinstream.models.demand.library_memory import library_bytes
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify_layout import arena_bytes
 
 
 def chain_with(attention: str) -> Chain:

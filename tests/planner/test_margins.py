@@ -9,15 +9,15 @@ import pytest
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import cost_alone_ns
-from twinstream.models.lowering import lower
-from twinstream.planner.bound import BoundProgram
-from twinstream.planner.folded_packing import pack_folded, trimmed
-from twinstream.planner.margins import Allowances, QueueModel, _trim, alive_bytes
-from twinstream.planner.packing import align_up
-from twinstream.planner.residency import Stay, TaskClock, stay_intervals
-from twinstream.planner.rounding import Decisions
-from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.uses import UnitMap
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import BoundProgram
+from twinstream.planner.decide.decisions import Decisions
+from twinstream.planner.decide.margins import Allowances, QueueModel, _trim, alive_bytes
+from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.lifetimes.stays import Stay, TaskClock, stay_intervals
+from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.pack.folded_packing import pack_folded, trimmed
+from twinstream.planner.pack.live_bytes import align_up
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

@@ -8,16 +8,16 @@ import pytest
 
 from tests.helpers.seed_sizings import LAYERS, SIZINGS, sizing, sliced
 from twinstream.models.presets import load_preset
-from twinstream.planner.policies.ml_dataflow import COMPUTE, emit_seed, seed_chain, timed_ns
-from twinstream.planner.policies.ml_dataflow_sizing import Sizing
+from twinstream.planner.seed_system.policy import COMPUTE, emit_seed, seed_chain, timed_ns
+from twinstream.planner.seed_system.sizing import Sizing
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Copy, Op
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import PassSpans
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay_passes

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinstream.planner.board import SoftItem
-from twinstream.planner.packing import align_up, live_peak
-from twinstream.planner.soft_packing import pack_soft
+from twinstream.planner.pack.board import SoftItem
+from twinstream.planner.pack.live_bytes import align_up, live_peak
+from twinstream.planner.pack.soft_packing import pack_soft
 
 ALIGNMENT = 256
 

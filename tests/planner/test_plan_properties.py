@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.executor.arenas import Arenas
+from twinstream.executor.memory.arenas import Arenas
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
-from twinstream.schedule.conforms import conforms
+from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.occupancy import memory_over_time
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.simulator.replay import simulate
 
 KIB = 1024

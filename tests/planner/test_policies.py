@@ -13,22 +13,22 @@ from tests.helpers.plans import (
     tiny_plans,
 )
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.models.lowering import lower
-from twinstream.planner.emission import Placement
-from twinstream.planner.judged_plan import alone_ns
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.emit.emission import Placement
 from twinstream.planner.plan import UnknownPolicyError, plan_chain
-from twinstream.planner.policies.streaming import (
+from twinstream.planner.rules.streaming import (
     _Candidate,
     _StreamingPlanner,
     _Windows,
     streaming_placement,
 )
+from twinstream.planner.search.judged_plan import alone_ns
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Op
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
-from twinstream.schedule.verify import verify
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

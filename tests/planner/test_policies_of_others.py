@@ -27,17 +27,17 @@ from tests.helpers.small_chains import small_case
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.models.lowering import lower_again
+from twinstream.models.lowering.lower import lower_again
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.plan import WrongChainError, plan_chain, step_bound
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.proof.violations import OperandInWrongMemory
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
-from twinstream.schedule.violations import OperandInWrongMemory
 from twinstream.simulator.replay import simulate
 
 ON_HOST = ("optimizer_offload", "layer_offload")

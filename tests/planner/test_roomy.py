@@ -6,23 +6,24 @@ import pytest
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_model
-from twinstream.planner import last_resort, step_plan
+from twinstream.planner import step_plan
 from twinstream.planner.choices import OPEN, Choices, Effort
-from twinstream.planner.chunking import TrainingStep, admissible, chunkings, of_few_blocks
-from twinstream.planner.deciding import Decider
+from twinstream.planner.decide.decider import Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.last_resort import LastResort
-from twinstream.planner.roomy import LONG, VERY_LONG, RoomyPlans, _first
-from twinstream.planner.rounds import JUDGED_ROUNDS, with_rounds
+from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, with_rounds
+from twinstream.planner.refuse import last_resort
+from twinstream.planner.refuse.last_resort import LastResort
+from twinstream.planner.refuse.roomy import LONG, VERY_LONG, RoomyPlans, _first
+from twinstream.planner.search.chunking import TrainingStep, admissible, chunkings, of_few_blocks
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

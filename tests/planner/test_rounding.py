@@ -8,11 +8,11 @@ import pytest
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
-from twinstream.planner.bound import BoundProgram, LowerBound
-from twinstream.planner.rounding import Decisions
-from twinstream.planner.rounds import Folding
-from twinstream.planner.uses import UnitMap
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import BoundProgram, LowerBound
+from twinstream.planner.decide.decisions import Decisions
+from twinstream.planner.lifetimes.rounds import Folding
+from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload

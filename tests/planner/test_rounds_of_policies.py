@@ -7,14 +7,14 @@ import pytest
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.planner import unrolling
-from twinstream.planner.emission import Emitted, Placement, emitted
+from twinstream.planner.emit import unrolling
+from twinstream.planner.emit.emission import Emitted, Placement, emitted
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS
 from twinstream.planner.plan import plan_chain, recipe_of
-from twinstream.planner.rounds import JUDGED_ROUNDS
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload

@@ -11,12 +11,11 @@ from tests.helpers.plans import MACHINE, smallest_device_bytes
 from tests.helpers.small_chains import Sort, build_chain
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering import lower
-from twinstream.planner import segments
-from twinstream.planner.bound import lower_bound
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import lower_bound, segments
+from twinstream.planner.bound.segments import Segments
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.plan import plan_chain
-from twinstream.planner.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.segments import Segments
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload

@@ -5,8 +5,8 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinstream.planner.board import Ranges, SoftItem
-from twinstream.planner.soft_packing import Packed, pack_soft
+from twinstream.planner.pack.board import Ranges, SoftItem
+from twinstream.planner.pack.soft_packing import Packed, pack_soft
 
 KIB = 1024
 ALIGNMENT = 256

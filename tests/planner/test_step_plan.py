@@ -11,30 +11,30 @@ from tests.hardware_profiles.machines import number
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.planner.bound import lower_bound
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
-from twinstream.planner.chunking import TrainingStep, admissible, possible
-from twinstream.planner.cuts import Cuts
-from twinstream.planner.deciding import Decider
-from twinstream.planner.family import Family
+from twinstream.planner.decide.decider import Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.judged_plan import Plan, alone_ns
-from twinstream.planner.last_resort import LastResort
 from twinstream.planner.plan import plan_chain
-from twinstream.planner.policies import optimal
-from twinstream.planner.policies.optimal import optimal_plans, streamed
-from twinstream.planner.policies.streaming import streaming_placement
+from twinstream.planner.refuse.last_resort import LastResort
+from twinstream.planner.rules.streaming import streaming_placement
+from twinstream.planner.search import optimal
+from twinstream.planner.search.chunking import TrainingStep, admissible, possible
+from twinstream.planner.search.cuts import Cuts
+from twinstream.planner.search.family import Family
+from twinstream.planner.search.judged_plan import Plan, alone_ns
+from twinstream.planner.search.optimal import optimal_plans, streamed
 from twinstream.planner.step_plan import gc_paused, plan_step, with_tokens
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify import verify
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

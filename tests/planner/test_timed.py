@@ -9,22 +9,22 @@ import pytest
 from tests.hardware_profiles.machines import number
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
+from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import OPEN
-from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import Candidate, Decider
-from twinstream.planner.emission import Emitted, emitted, host_bytes
-from twinstream.planner.margins import alive_bytes
-from twinstream.planner.task_sequence import TaskSequence
-from twinstream.planner.timed import judged_clock, timed_allowances, timed_stays
-from twinstream.planner.uses import UnitMap
-from twinstream.schedule.conforms import conforms
+from twinstream.planner.decide.decider import Candidate, Decider
+from twinstream.planner.decide.margins import alive_bytes
+from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.emit.emission import Emitted, emitted, host_bytes
+from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.search.congestion import full_shares
+from twinstream.planner.search.timed import judged_clock, timed_allowances, timed_stays
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans
-from twinstream.schedule.verify import verify
-from twinstream.schedule.verify_layout import arena_bytes
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

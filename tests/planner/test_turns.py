@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from twinstream.planner import turns as turns_module
 from twinstream.planner.choices import OPEN
-from twinstream.planner.congestion import Shares
-from twinstream.planner.judged_plan import Plan, tightest
-from twinstream.planner.turns import Turns
+from twinstream.planner.search import turns as turns_module
+from twinstream.planner.search.congestion import Shares
+from twinstream.planner.search.judged_plan import Plan, tightest
+from twinstream.planner.search.turns import Turns
 
 GIB = 2**30
 FULL, LESS, LEAST = ({"h2d": [share], "d2h": [share]} for share in (1.0, 0.5, 0.25))

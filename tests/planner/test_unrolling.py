@@ -8,19 +8,19 @@ import pytest
 from tests.hardware_profiles.machines import number
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
-from twinstream.planner import unrolling
+from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import OPEN
-from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import Candidate, Decider
-from twinstream.planner.emission import Emitted, emitted
-from twinstream.planner.rounds import Folding
-from twinstream.planner.unrolling import unrolled
+from twinstream.planner.decide.decider import Candidate, Decider
+from twinstream.planner.emit import unrolling
+from twinstream.planner.emit.emission import Emitted, emitted
+from twinstream.planner.emit.unrolling import unrolled
+from twinstream.planner.lifetimes.rounds import Folding
+from twinstream.planner.search.congestion import full_shares
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Op
-from twinstream.schedule.verify import verify
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.workload import Workload
 
 KIB = 1024

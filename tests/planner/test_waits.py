@@ -10,11 +10,11 @@ from tests.helpers.plans import MACHINE, planned, tiny_plans
 from tests.helpers.schedule_oracle import Arena, conflicts, happens_before, waits_of
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.planner.waits import derive_waits
+from twinstream.planner.emit.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Copy, Stream
+from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.tensors import DEVICE, Slot, Tensor
-from twinstream.schedule.verify import verify
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
 

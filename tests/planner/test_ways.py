@@ -8,13 +8,13 @@ import pytest
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.models.lowering import lower
-from twinstream.planner.bound import BoundProgram, LowerBound
+from twinstream.models.lowering.lower import lower
+from twinstream.planner.bound.lower_bound import BoundProgram, LowerBound
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.congestion import full_shares
-from twinstream.planner.deciding import Decider
-from twinstream.planner.judged_plan import Plan
-from twinstream.planner.policies import optimal
+from twinstream.planner.decide.decider import Decider
+from twinstream.planner.search import optimal
+from twinstream.planner.search.congestion import full_shares
+from twinstream.planner.search.judged_plan import Plan
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

@@ -12,11 +12,11 @@ from tests.helpers.schedules import build, schedules
 from tests.schedule.conformity_oracle import TASKS, conformity_problems
 from tests.schedule.damages import DAMAGES
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.verify import verify
-from twinstream.schedule.violations import Violation
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.violations import Violation
 
 RACES = {"ReadTooEarly", "OverwriteTooEarly", "OperandsOverlap"}
 ABOUT_TASKS = {"TaskMissing", "TaskUnexpected", "OperandsDiffer"}

@@ -19,12 +19,11 @@ from tests.schedule.small import (
 )
 from tests.schedule.test_verify import CASES as VERIFY_CASES
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.conforms import conforms, require_conforming
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Op, Stream
-from twinstream.schedule.tensors import Carried
-from twinstream.schedule.violations import (
+from twinstream.schedule.proof.conforms import conforms, require_conforming
+from twinstream.schedule.proof.violations import (
     CallDiffers,
     CarriedNotPersistent,
     InputsDiffer,
@@ -38,6 +37,7 @@ from twinstream.schedule.violations import (
     Violation,
     WorkDiffers,
 )
+from twinstream.schedule.tensors import Carried
 
 
 def computing(*ops: Op) -> Schedule:

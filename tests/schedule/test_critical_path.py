@@ -6,7 +6,7 @@ from hypothesis import given
 
 from tests.front_door.small_schedule import small_schedule, timeline
 from tests.helpers.schedules import schedules
-from twinstream.schedule.critical_path import critical_path
+from twinstream.schedule.analysis.critical_path import critical_path
 from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import Provenance
 from twinstream.simulator.costs import FixedCosts

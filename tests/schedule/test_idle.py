@@ -1,7 +1,7 @@
 """Gaps of the compute stream on hand-drawn timelines, and what they are put down to."""
 
 from tests.helpers.sketches import feed, fetch, op, sketch
-from twinstream.schedule.idle import IdleInterval, idle_by_cause, idle_intervals
+from twinstream.schedule.analysis.idle import IdleInterval, idle_by_cause, idle_intervals
 from twinstream.schedule.ops import Compute, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, Slot, Tensor
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline

@@ -6,7 +6,7 @@ from tests.helpers.bodies import random_bodies
 from tests.helpers.schedule_oracle import happens_before, waits_of
 from tests.helpers.sketches import op, sketch
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.needed_waits import NeededWaits, needed_waits
+from twinstream.schedule.proof.needed_waits import NeededWaits, needed_waits
 
 
 def with_waits(schedule: Schedule, needed: NeededWaits) -> Schedule:

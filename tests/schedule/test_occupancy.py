@@ -1,7 +1,7 @@
 """Live bytes over time on hand-drawn schedules."""
 
 from tests.helpers.sketches import op, sketch
-from twinstream.schedule.occupancy import memory_over_time
+from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.ops import Compute, Copy, Mode, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role, Slot, Tensor
 from twinstream.schedule.timeline import PassSpans

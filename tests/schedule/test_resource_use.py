@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.front_door.small_schedule import small_schedule, timeline
-from twinstream.schedule.resource_use import RESOURCES, bytes_by_op, use_over_time
+from twinstream.schedule.analysis.resource_use import RESOURCES, bytes_by_op, use_over_time
 from twinstream.schedule.tensors import DEVICE
 
 # Ops of the small schedule, one after the other: h2d.w, first, h2d.x, again, d2h.x, last.

@@ -16,9 +16,8 @@ from tests.schedule.small import (
 )
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Stream
-from twinstream.schedule.tensors import Carried, Tier
-from twinstream.schedule.verify import require_safe, verify
-from twinstream.schedule.violations import (
+from twinstream.schedule.proof.verify import require_safe, verify
+from twinstream.schedule.proof.violations import (
     ArenaExceedsCap,
     BadPart,
     BadWait,
@@ -36,6 +35,7 @@ from twinstream.schedule.violations import (
     Violation,
     WrongContent,
 )
+from twinstream.schedule.tensors import Carried, Tier
 
 
 def carrying(*pairs: tuple[str, str]) -> Schedule:

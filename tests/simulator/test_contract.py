@@ -12,8 +12,8 @@ from tests.helpers.plans import planned
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.virtual import VirtualBackend
-from twinstream.executor.dispatch import PassOptions, run_passes
-from twinstream.executor.program import compile_program
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.timeline import PassSpans

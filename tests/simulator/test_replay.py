@@ -7,8 +7,8 @@ from tests.helpers.flat_machine import D2H_PER_NS, FLOP_PER_NS, flat_machine
 from tests.helpers.plans import MACHINE, tiny_plans
 from tests.helpers.sketches import CALL, feed, op, sketch
 from twinstream.hardware_profiles.errors import NoTimeError
+from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.cost import Work
-from twinstream.schedule.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 from twinstream.schedule.timeline import Provenance, Timeline
 from twinstream.simulator.costs import FixedCosts

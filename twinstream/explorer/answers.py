@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from threading import Lock
 
 from twinstream import api
-from twinstream.explanation import Explanation, explain
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.kernel_choice import usual_recipe
-from twinstream.metrics import Summary, summarize
+from twinstream.measures.explanation import Explanation, explain
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
 from twinstream.planner.choices import Choices
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.kernel_choice import usual_recipe
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import gc_paused, policy_names
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError

@@ -11,7 +11,14 @@ from dash import html
 from twinstream.explorer.answers import Answer
 from twinstream.explorer.state import State
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D
-from twinstream.metrics import rate_text
+from twinstream.measures.metrics import rate_text
+from twinstream.measures.uncertainty import (
+    Speed,
+    Uncertainty,
+    order_note,
+    prediction_notes,
+    uncertainty_of,
+)
 from twinstream.report.bars import op_bars, shrunk
 from twinstream.report.page import split_error
 from twinstream.report.palette import Series, readable, series
@@ -19,14 +26,7 @@ from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
-from twinstream.tables import seconds, workload_line
-from twinstream.uncertainty import (
-    Speed,
-    Uncertainty,
-    order_note,
-    prediction_notes,
-    uncertainty_of,
-)
+from twinstream.screens.tables import seconds, workload_line
 
 MOST_IN_CARDS = 3  # machines; more stand in a table
 _MORE = 0.1

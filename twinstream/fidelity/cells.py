@@ -11,10 +11,10 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.policies.ml_dataflow import emit_seed, seed_chain
-from twinstream.planner.policies.ml_dataflow_classes import MachineClass, machine_class
-from twinstream.planner.policies.ml_dataflow_kernels import with_its_kernels
-from twinstream.planner.policies.ml_dataflow_sizing import RoundsRule, Sizing, cut_round, size_step
+from twinstream.planner.seed_system.classes import MachineClass, machine_class
+from twinstream.planner.seed_system.kernels import with_its_kernels
+from twinstream.planner.seed_system.policy import emit_seed, seed_chain
+from twinstream.planner.seed_system.sizing import RoundsRule, Sizing, cut_round, size_step
 from twinstream.planner.step_plan import gc_paused
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef

@@ -10,11 +10,11 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.hardware_profiles.shipped import machine_names
 from twinstream.models.presets import UnknownModelError
-from twinstream.planner.policies.ml_dataflow_classes import (
+from twinstream.planner.seed_system.classes import (
     UnknownMachineClass,
     machine_class,
 )
-from twinstream.planner.policies.ml_dataflow_sizing import SizingRefused, UnsuitableModel
+from twinstream.planner.seed_system.sizing import SizingRefused, UnsuitableModel
 
 _DATASHEET = (
     "peak_bf16_flop_per_s",

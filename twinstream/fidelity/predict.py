@@ -8,7 +8,7 @@ from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.policies.ml_dataflow import timed_ns
+from twinstream.planner.seed_system.policy import timed_ns
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.costs import MachineCosts

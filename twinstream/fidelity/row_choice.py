@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.calibration.cells import candidate_cells
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.policies.ml_dataflow_classes import UnknownMachineClass
+from twinstream.planner.seed_system.classes import UnknownMachineClass
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
     "machine": lambda row: row.machine.lower(),

@@ -7,7 +7,7 @@ from twinstream.report.palette import readable
 from twinstream.report.view import Span, View, stream_name
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.sizes import gib
-from twinstream.tables import seconds
+from twinstream.screens.tables import seconds
 
 MOST_OPS = 3000
 MOST_MERGED = 2000

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.report.view import Span, View
-from twinstream.schedule.occupancy import MemorySample, memory_over_time
+from twinstream.schedule.analysis.occupancy import MemorySample, memory_over_time
 from twinstream.schedule.tensors import Tier
 
 Floats = NDArray[np.float64]

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
-from twinstream.explanation import Explanation, explain
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary, rate_text, summarize
+from twinstream.measures.explanation import Explanation, explain
+from twinstream.measures.metrics import Summary, rate_text, summarize
+from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import readable
@@ -19,13 +20,12 @@ from twinstream.report.share_figures import (
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name
+from twinstream.schedule.analysis.idle import IdleInterval
 from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.idle import IdleInterval
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
-from twinstream.tables import seconds, workload_line
-from twinstream.uncertainty import prediction_notes, uncertainty_of
+from twinstream.screens.tables import seconds, workload_line
 
 _NUM_WAITS = 8
 _WORTH_NAMING = 0.05  # tokens/s

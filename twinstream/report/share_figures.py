@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from twinstream.measures.residence import ROLES, Residence
 from twinstream.report.palette import (
     CAUSE_COLOURS,
     OTHER_COLOUR,
@@ -13,13 +14,12 @@ from twinstream.report.palette import (
     task_colour,
 )
 from twinstream.report.view import View, size_unit
-from twinstream.residence import ROLES, Residence
+from twinstream.schedule.analysis.critical_path import critical_path
+from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
 from twinstream.schedule.comparison import Comparison, kind_of
-from twinstream.schedule.critical_path import critical_path
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.idle import idle_by_cause, idle_intervals
 from twinstream.schedule.ops import Compute
-from twinstream.tables import seconds
+from twinstream.screens.tables import seconds
 
 _LONG_NS = 5e9
 _LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}

@@ -21,9 +21,9 @@ from twinstream.report.palette import (
     task_colour,
 )
 from twinstream.report.view import Span, View, size_unit
-from twinstream.schedule.resource_use import use_over_time
+from twinstream.schedule.analysis.resource_use import use_over_time
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
-from twinstream.schedule.verify_layout import arena_bytes
 
 _NUM_POINTS = 500
 _RATES = {

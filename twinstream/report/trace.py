@@ -14,10 +14,10 @@ import numpy as np
 from twinstream.report.memory import memory_curve, memory_samples
 from twinstream.report.palette import readable
 from twinstream.report.view import Span, View, stream_name
+from twinstream.schedule.analysis.resource_use import use_over_time
 from twinstream.schedule.comparison import kind_of
 from twinstream.schedule.files import write_bytes
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.resource_use import use_over_time
 from twinstream.schedule.tensors import DEVICE, HOST
 
 MOST_OPS = 40_000  # of each timeline

@@ -6,14 +6,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.schedule.analysis.idle import IdleInterval, idle_intervals
+from twinstream.schedule.analysis.resource_use import bytes_by_op
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.idle import IdleInterval, idle_intervals
 from twinstream.schedule.ops import Compute, Op
-from twinstream.schedule.resource_use import bytes_by_op
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.verify_layout import arena_bytes
 
 Times = NDArray[np.int64]
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from twinstream import api
-from twinstream.explanation import explain
-from twinstream.metrics import summarize
+from twinstream.measures.explanation import explain
+from twinstream.measures.metrics import summarize
+from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
 from twinstream.sweep.config import Cell
-from twinstream.uncertainty import uncertainty_of
 
 Row = dict[str, Any]
 

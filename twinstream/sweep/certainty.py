@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from twinstream.measures.uncertainty import Speed, Uncertainty, order_note
 from twinstream.sweep.cell import OK
-from twinstream.uncertainty import Speed, Uncertainty, order_note
 
 Rows = Sequence[Mapping[str, str]]
 

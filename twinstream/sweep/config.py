@@ -13,13 +13,13 @@ from twinstream import api
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.kernel_choice import usual_recipe
-from twinstream.models.lowering import model_ref
+from twinstream.models.lowering.lower import model_ref
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
-from twinstream.planner.chunking import TrainingStep
+from twinstream.planner.kernel_choice import usual_recipe
 from twinstream.planner.plan import UnknownPolicyError
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import policy_names
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError

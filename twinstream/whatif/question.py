@@ -9,13 +9,13 @@ from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, LINK_FIELDS
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary, summarize
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.chunking import TrainingStep
 from twinstream.planner.judge import Judged
 from twinstream.planner.known import Asked, fastest_of, fits, plan_knowing
 from twinstream.planner.plan import optimizer_place
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import with_tokens
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.simulator.replay import steady_state

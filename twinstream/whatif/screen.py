@@ -7,10 +7,10 @@ from rich import box
 from rich.console import Group
 from rich.table import Table as RichTable
 
-from twinstream.metrics import rate_text
+from twinstream.measures.metrics import rate_text
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import lighter
-from twinstream.tables import seconds, speed_text
+from twinstream.screens.tables import seconds, speed_text
 from twinstream.whatif.question import Question
 from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
 from twinstream.whatif.target import TargetFound

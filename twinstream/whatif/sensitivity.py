@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from pydantic import NonNegativeFloat
 
-from twinstream.metrics import Summary
+from twinstream.measures.metrics import Summary
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.sweep.workers import in_processes
-from twinstream.uncertainty import Uncertainty, uncertainty_of
 from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
 
 DEFAULT_CHANGES = (-0.5, -0.1, 0.1, 1.0)

@@ -8,14 +8,14 @@ from math import log
 
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.metrics import Summary
+from twinstream.measures.metrics import Summary
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.sweep.workers import in_processes
-from twinstream.uncertainty import Uncertainty, uncertainty_of
 from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
 
 SEARCHED = ("device memory", "host memory", "PCIe, all three")

@@ -12,9 +12,9 @@ from twinstream.executor.kernels.attention.registry import (
     require_attention,
 )
 from twinstream.executor.kernels.attention.trial import Trial
-from twinstream.models.attention_limits import DeviceName
-from twinstream.models.attention_shape import AttentionShape
-from twinstream.models.workspace import attention_shape, typed_attribute
+from twinstream.models.demand.attention_limits import DeviceName
+from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.demand.workspace import attention_shape, typed_attribute
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 

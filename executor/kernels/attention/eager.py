@@ -22,7 +22,7 @@ from twinstream.executor.kernels.attention.implementation import (
 from twinstream.executor.kernels.attention.packing import OneByOne
 from twinstream.executor.kernels.attention.tiles import Sequence, key_tile, rounded, shaped
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.attention_scratch import KEY_TILE, QUERY_TILE
+from twinstream.models.demand.attention_scratch import KEY_TILE, QUERY_TILE
 
 
 def attention_forward(

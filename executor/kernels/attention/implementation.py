@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.attention_limits import attention_limits
+from twinstream.models.demand.attention_limits import attention_limits
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class AttentionImplementation:
 
     `missing` says what of the library is not installed and how to install it, or None; it imports
     nothing. What it computes, and whether it gives the same bits from run to run, is in
-    `twinstream.models.attention_limits`.
+    `twinstream.models.demand.attention_limits`.
     """
 
     name: str

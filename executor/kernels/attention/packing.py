@@ -16,7 +16,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.attention_shape import equal_runs
+from twinstream.models.demand.attention_shape import equal_runs
 
 _ALL = slice(None)
 

@@ -3,17 +3,17 @@
 import torch
 
 from twinstream.executor.kernels.attention.eager import EAGER
-from twinstream.executor.kernels.attention.flash2 import FLASH2
-from twinstream.executor.kernels.attention.flash3 import FLASH3
-from twinstream.executor.kernels.attention.flash4 import FLASH4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
-from twinstream.executor.kernels.attention.sdpa_cpu import SDPA_CPU
-from twinstream.executor.kernels.attention.sdpa_cudnn import SDPA_CUDNN
-from twinstream.executor.kernels.attention.sdpa_flash import SDPA_FLASH
-from twinstream.models.attention_library import MOST_MULTIPROCESSORS
-from twinstream.models.attention_limits import DeviceName, attention_limits
-from twinstream.models.attention_scratch import require_known_attention
-from twinstream.models.attention_shape import AttentionShape
+from twinstream.executor.kernels.attention.libraries.flash2 import FLASH2
+from twinstream.executor.kernels.attention.libraries.flash3 import FLASH3
+from twinstream.executor.kernels.attention.libraries.flash4 import FLASH4
+from twinstream.executor.kernels.attention.libraries.sdpa_cpu import SDPA_CPU
+from twinstream.executor.kernels.attention.libraries.sdpa_cudnn import SDPA_CUDNN
+from twinstream.executor.kernels.attention.libraries.sdpa_flash import SDPA_FLASH
+from twinstream.models.demand.attention_library import MOST_MULTIPROCESSORS
+from twinstream.models.demand.attention_limits import DeviceName, attention_limits
+from twinstream.models.demand.attention_scratch import require_known_attention
+from twinstream.models.demand.attention_shape import AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
 _IMPLEMENTATIONS = {

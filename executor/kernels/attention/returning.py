@@ -23,7 +23,7 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.attention.writing import dense_lse
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.attention_scratch import MERGE_BLOCK_ELEMENTS
+from twinstream.models.demand.attention_scratch import MERGE_BLOCK_ELEMENTS
 
 
 class ReturningLibrary(Protocol):

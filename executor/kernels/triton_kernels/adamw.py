@@ -10,7 +10,7 @@ import triton.language as tl
 
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState
+from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
 _BLOCK, _WARPS = 1024, 4

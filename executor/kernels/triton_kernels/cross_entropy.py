@@ -10,7 +10,7 @@ import triton.language as tl
 
 from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector_ops import LogitRows
+from twinstream.executor.kernels.vector.vector_ops import LogitRows
 
 _BLOCK, _WARPS = 8192, 32
 

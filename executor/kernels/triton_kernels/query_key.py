@@ -9,8 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from twinstream.executor.kernels.query_key import HeadNorm
-from twinstream.executor.kernels.rope import Rope
 from twinstream.executor.kernels.triton_kernels.column_sums import add_partial_sums
 from twinstream.executor.kernels.triton_kernels.launch import (
     device_function,
@@ -19,9 +17,11 @@ from twinstream.executor.kernels.triton_kernels.launch import (
     warps_for,
 )
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector_ops import HeadNormBackward
+from twinstream.executor.kernels.vector.query_key import HeadNorm
+from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.vector.vector_ops import HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.workspace import partial_sums
+from twinstream.models.demand.workspace import partial_sums
 
 # A program rotates so many tokens, whose frequencies it computes once, where so many programs are
 # left to occupy a device.

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2, warps_for
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector_ops import SortedTokens
+from twinstream.executor.kernels.vector.vector_ops import SortedTokens
 
 # Columns of a program: few, so that a long run is shared by several.
 _BLOCK = 512

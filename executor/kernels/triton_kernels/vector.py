@@ -11,7 +11,7 @@ from twinstream.executor.kernels.triton_kernels import (
     swiglu,
     token_gradients,
 )
-from twinstream.executor.kernels.vector_ops import LogitRows, SortedTokens
+from twinstream.executor.kernels.vector.vector_ops import LogitRows, SortedTokens
 from twinstream.executor.kernels.workspace import Workspace
 
 

@@ -19,7 +19,7 @@ from twinstream.executor.kernels.attention.registry import (
     available_attention,
     require_attention,
 )
-from twinstream.models.attention_shape import AttentionShape
+from twinstream.models.demand.attention_shape import AttentionShape
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps, Schedule
 

@@ -10,8 +10,8 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.models.attention_library import attention_library_bytes
-from twinstream.models.attention_scratch import UnknownAttentionError
+from twinstream.models.demand.attention_library import attention_library_bytes
+from twinstream.models.demand.attention_scratch import UnknownAttentionError
 
 MIB = 2**20
 # Attention of 8B at 8,192 tokens: 32 query heads, 8 key heads of 128.

@@ -8,18 +8,18 @@ import torch
 
 from twinstream.executor.kernels.attention import implementation, registry
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.executor.probe import attention as probe
-from twinstream.executor.probe.attention import (
+from twinstream.executor.probe.tasks import attention as probe
+from twinstream.executor.probe.tasks.attention import (
     NoAttentionError,
     attention_cases,
     attention_curves,
     probe_attention,
     reduced,
 )
-from twinstream.executor.probe.kernels import Sample
+from twinstream.executor.probe.tasks.kernels import Sample
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, machine_toml
-from twinstream.models.attention_library import attention_library_bytes
-from twinstream.models.attention_limits import attention_limits
+from twinstream.models.demand.attention_library import attention_library_bytes
+from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Workload
 

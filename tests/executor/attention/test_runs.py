@@ -14,8 +14,8 @@ from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.verify_layout import arena_bytes
 
 
 def chain_with(attention: str, workload: str, dtype: str = "float32") -> Chain:

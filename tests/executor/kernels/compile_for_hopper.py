@@ -18,11 +18,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.executor.kernels.driver import LLAMA_3_1
-from twinstream.executor.kernels.query_key import HeadNorm
 from twinstream.executor.kernels.registry import vector_ops
-from twinstream.executor.kernels.rms_norm import RmsNorm
-from twinstream.executor.kernels.rope import Rope
-from twinstream.executor.kernels.vector_ops import (
+from twinstream.executor.kernels.vector.query_key import HeadNorm
+from twinstream.executor.kernels.vector.rms_norm import RmsNorm
+from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.vector.vector_ops import (
     AdamwConstants,
     AdamwState,
     HeadNormBackward,

@@ -10,10 +10,10 @@ import torch
 
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.weights import flat_layouts
+from twinstream.executor.state.weights import flat_layouts
+from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
-from twinstream.models.workspace import workspace_bytes
 
 POISON = 0xFF
 

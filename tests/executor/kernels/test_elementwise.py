@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import LLAMA_3_1
-from twinstream.executor.kernels.query_key import (
+from twinstream.executor.kernels.vector.query_key import (
     HeadNorm,
     normed_rotated_backward,
     rotated_backward,
     write_rotated,
 )
-from twinstream.executor.kernels.rms_norm import (
+from twinstream.executor.kernels.vector.rms_norm import (
     RmsNorm,
     rms_norm_backward,
     write_normed,
     write_rstd,
 )
-from twinstream.executor.kernels.rope import Rope
-from twinstream.executor.kernels.row_blocks import BLOCK_ELEMENTS
-from twinstream.executor.kernels.swiglu import swiglu_backward, write_swiglu
+from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.vector.row_blocks import BLOCK_ELEMENTS
+from twinstream.executor.kernels.vector.swiglu import swiglu_backward, write_swiglu
 
 EPS = 1e-5
 # float32 rounding, and for bf16 the one rounding of results and the one of inputs of the next step.

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.executor.kernels.families import SEQ_LEN, kernel_step, random_tokens, tiny_spec
-from twinstream.executor.kernels.gradients import add_matmul, gradient_views
 from twinstream.executor.kernels.operand import KernelOperand
+from twinstream.executor.kernels.vector.gradients import add_matmul, gradient_views
 
 
 def gradients_of(step) -> dict[str, torch.Tensor]:

@@ -6,8 +6,8 @@ import torch
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import assert_same_bits, run
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.execute import RunOptions
-from twinstream.executor.kernels.gradients import add_matmul
+from twinstream.executor.kernels.vector.gradients import add_matmul
+from twinstream.executor.run.execute import RunOptions
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps
 

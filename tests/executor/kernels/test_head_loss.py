@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import buffer, run
-from twinstream.executor.kernels import cross_entropy
+from twinstream.executor.kernels.vector import cross_entropy
 from twinstream.executor.kernels.vocabulary import head_layout_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

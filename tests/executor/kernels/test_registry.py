@@ -6,7 +6,7 @@ import torch
 from tests.executor.kernels.driver import block_attributes, run
 from tests.executor.kernels.families import tiny_spec
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.executor.kernels.block_call import BlockCall
+from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import (
     NoTritonError,

@@ -13,7 +13,7 @@ import torch
 
 from tests.executor.kernels.test_adamw import step_state
 from tests.executor.kernels.twins import DTYPES, assert_twins_agree, on, randn
-from twinstream.executor.kernels.vector_ops import AdamwConstants, AdamwState
+from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState
 
 pytest.importorskip("triton")
 triton_adamw = importlib.import_module("twinstream.executor.kernels.triton_kernels.adamw")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
-from twinstream.executor.kernels.vector_ops import LogitRows, SortedTokens, VectorGradient
+from twinstream.executor.kernels.vector.vector_ops import LogitRows, SortedTokens, VectorGradient
 
 pytest.importorskip("triton")
 triton_cross_entropy = importlib.import_module(

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.families import FAMILIES, hf_model, tiny_spec
-from twinstream.executor.weights import (
+from twinstream.executor.state.weights import (
     HfStateError,
     flat_layouts,
     pack_hf_state,

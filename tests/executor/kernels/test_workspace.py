@@ -10,9 +10,9 @@ from tests.executor.kernels.driver import Step
 from tests.executor.kernels.families import tiny_spec
 from twinstream.executor.kernels.registry import kernel_keys
 from twinstream.executor.kernels.workspace import Workspace, WorkspaceExhaustedError
-from twinstream.executor.weights import flat_layouts
+from twinstream.executor.state.weights import flat_layouts
+from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.layout import ALIGNMENT_BYTES
-from twinstream.models.workspace import workspace_bytes
 from twinstream.schedule.errors import TwinstreamError
 
 SCRATCH_KERNELS = (

@@ -1,0 +1,176 @@
+"""`python -m benchmarks.gpu`: all work for a lent GPU in one command."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.gpu.budget import Budget
+from benchmarks.gpu.choosing import check_kernels
+from benchmarks.gpu.engine import Engine, Settings
+from benchmarks.gpu.exits import run_command
+from benchmarks.gpu.jobs import STAGES, campaign_of
+from benchmarks.gpu.probe_chains import presets_of
+from benchmarks.gpu.publish import write_tables
+from benchmarks.gpu.store import Store, only_campaign
+from benchmarks.gpu.where import where_is
+from benchmarks.gpu.worker import DeviceProcess
+from twinstream.commands.arguments.backends import backend_named
+from twinstream.schedule.sizes import parse_bytes
+
+# Wait nodes, graphs, a streaming plan with the bits of the resident one.
+_SMOKE = tuple(
+    f"tests/executor/test_cuda.py::test_{name}"
+    for name in (
+        "a_wait_in_a_graph_takes_the_record_made_before_the_graph_was_launched",
+        "graphs_have_the_bits_of_ops_enqueued_one_by_one",
+        "streaming_has_the_bits_of_resident",
+        "after_a_refused_capture_the_device_goes_on",
+    )
+)
+_PRESETS = ("8b",)  # the telling cells'; the others are predicted with their curves
+_TESTS = (
+    "tests/executor/test_cuda.py",
+    "tests/executor/test_cuda_whole.py",
+    "tests/executor/kernels",
+    "tests/executor",
+)
+_LAST_S = 8.0  # kept for the tables and for ending the device's process
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class SizeName(StrEnum):
+    """`full` is what a lent GPU is for; `tiny` tries every stage in two minutes or so."""
+
+    full = "full"
+    tiny = "tiny"
+
+
+class StageName(StrEnum):
+    """A part of the campaign."""
+
+    facts = "facts"
+    smoke = "smoke"
+    probe = "probe"
+    cells = "cells"
+    peers = "peers"
+    tests = "tests"
+
+
+@app.command()
+def run(  # noqa: PLR0913
+    out: Annotated[Path, typer.Option(help="Folder of results; a second call goes on there.")],
+    backend: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    size: Annotated[SizeName, typer.Option(help="Which models and cells.")] = SizeName.full,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time of this call.")] = 8.5,
+    stage: Annotated[
+        list[StageName] | None, typer.Option(help="Only these stages; may be given again.")
+    ] = None,
+    host_mem: Annotated[str, typer.Option(help="Cap of pinned host memory of cells.")] = "100GiB",
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that plan; by default half the cores, at most 4."),
+    ] = None,
+    tests: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where tests are, for pytest; by default the executor's, after some first."
+        ),
+    ] = None,
+    vector: Annotated[str, typer.Option(help="auto, eager or triton.")] = "auto",
+    attention: Annotated[str, typer.Option(help="auto, or a registered name.")] = "auto",
+    again: Annotated[
+        list[str] | None, typer.Option(help="Forget outcomes whose job has this in its name.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only cells and peers with this in their name.")
+    ] = None,
+    commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
+) -> None:
+    """Do the jobs that are not done yet, in order of value, and write what they find."""
+    check_kernels(vector, attention)
+    is_tiny = size is SizeName.tiny
+    settings = Settings(
+        backend="cuda" if backend_named(backend) == "cuda" else "cpu",
+        size="tiny" if is_tiny else "full",
+        stages=tuple(s for s in STAGES if not stage or s in [one.value for one in stage]),
+        host_bytes=None if is_tiny else parse_bytes(host_mem),
+        num_jobs=_default_jobs() if jobs is None else jobs,
+        tests=tuple(tests or _TESTS),
+        vector=vector,
+        attention=attention,
+        only=tuple(only or ()),
+        presets=presets_of("tiny" if is_tiny else "full", _PRESETS),
+        smoke=() if tests else _SMOKE,
+    )
+    _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit))
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Where results are, which of them are to be found again, and the commit they are of."""
+
+    out: Path
+    again: tuple[str, ...]
+    commit: str
+
+
+def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
+    out = folder.out
+    with (
+        only_campaign(out),
+        DeviceProcess(settings.backend) as worker,
+        DeviceProcess(settings.backend) as peer_worker,
+    ):
+        where = where_is(worker, settings.backend, _command(), folder.commit)
+        store = _opened(Store(out, where, settings.size), folder.again)
+        plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
+        engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
+        try:
+            engine.run()
+        finally:
+            write_tables(store.results, out)
+    print((out / "table.md").read_text(encoding="utf-8"))
+    if engine.waiting:
+        _tell(
+            f"{len(engine.waiting)} job(s) wait, for time or for what is said above: call it again "
+            "with the same --out"
+        )
+
+
+def _opened(store: Store, again: Sequence[str]) -> Store:
+    """Without the outcomes to be found again; says what was damaged."""
+    for warning in store.warnings:
+        _tell(warning)
+    for text in again:
+        store.forget(text)
+    return store
+
+
+def _command() -> str:
+    return shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+
+
+def _default_jobs() -> int:
+    """Each takes some GiB, beside the pinned arena."""
+    return max(1, min(4, (os.cpu_count() or 2) // 2))
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    run_command(lambda: app(args=None if arguments is None else list(arguments)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""`python -m benchmarks.gpu` on the CPU, with every stage, twice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.device_side import DeviceSide
+from benchmarks.gpu.worker import DeviceProcess, JobFailed, JobRefused, answer_to
+from twinstream.executor.probe.tasks import kernels
+from twinstream.executor.probe.timing.timing import timing
+
+
+class SameProcess(DeviceProcess):
+    """The device's side of a campaign without a process of its own."""
+
+    def __init__(self, backend):
+        super().__init__(backend)
+        self.side = DeviceSide(backend)
+
+    def ask(self, request, kind, limit_s):
+        answer = answer_to(self.side.answer, request)
+        if not isinstance(answer, kind):
+            raise (JobRefused if answer.refused else JobFailed)(answer.reason, answer.details)
+        return answer
+
+    def close(self):
+        self.side.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(command, "DeviceProcess", SameProcess)
+    monkeypatch.setattr(kernels, "_SHAPES", kernels._SHAPES[:2])
+    monkeypatch.setattr(timing, "_BUDGET_S", 0.005)
+
+
+def call(out: Path, *more: str) -> None:
+    """Run it; typer ends a command by SystemExit, with 0 or none where all went well."""
+    arguments = ["--backend", "cpu", "--size", "tiny", "--jobs", "0", "--out", str(out), *more]
+    try:
+        command.main(arguments)
+    except SystemExit as stop:
+        if stop.code:
+            raise
+
+
+# torch.compile warns of its own use of deprecated functions
+@pytest.mark.filterwarnings("ignore")
+def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
+    gpu_tests = tmp_path / "test_nothing.py"
+    gpu_tests.write_text("import pytest\n\n@pytest.mark.gpu\ndef test_it(): pass\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a GPU\n")
+    out = tmp_path / "out"
+    call(out, "--tests", str(gpu_tests), "--commit", "abc123")
+    printed = capsys.readouterr().out
+    assert "abc123" in printed and "1 passed, 0 failed" in printed
+    table = json.loads((out / "table.json").read_text())
+    assert [row["cell"].removeprefix("tiny S64 ") for row in table["cells"]] == [
+        "offloading", "resident", "resident sdpa_cpu",
+    ]  # fmt: skip
+    assert table["cells"][0]["whole_error"] is not None
+    assert table["facts"]["facts"]["machine"] and table["tests"]["complete"]
+    assert [row["peer"].split()[0] for row in table["peers"]] == [
+        "plain",
+        "compiled",
+        "fsdp_offload",
+    ]
+    for row in table["cells"]:
+        assert row["measured_tokens_per_s"] > 0
+        assert row["loss"] == pytest.approx(table["peers"][0]["loss"], rel=0.05)
+        assert {kind["name"] for kind in row["kinds"]} >= {"block_forward", "block_backward"}
+    files = sorted(path.name for path in out.iterdir())
+    assert files == ["profile.toml", "results.json", "table.json", "table.md",
+                     "timelines.json.gz"]  # fmt: skip
+    before = (out / "results.json").read_bytes()
+    call(out, "--tests", str(gpu_tests))
+    assert (out / "results.json").read_bytes() == before
+    assert "..." not in capsys.readouterr().err
+
+
+def test_some_jobs_can_be_asked_for_and_again(tmp_path, capsys):
+    call(tmp_path, "--stage", "peers", "--only", "plain", "--only", "fsdp")
+    assert "compiled" not in capsys.readouterr().err
+    capsys.readouterr()
+    call(tmp_path, "--stage", "peers", "--again", "plain", "--only", "plain", "--only", "fsdp")
+    told = capsys.readouterr().err
+    assert "plain tiny S64: done" in told and "fsdp_offload" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "cuda"), "there is no CUDA device here"),
+        (("--host-mem", "much", "--size", "full"), "cannot read the size 'much'"),
+        (("--attention", "nothing", "--stage", "probe"), "'nothing' is unknown"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        call(tmp_path, *arguments)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err

@@ -1,0 +1,112 @@
+"""The attributes of a block kernel."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.demand.workspace import (
+    Attributes,
+    required_attributes,
+    sequence_lengths,
+    typed_attribute,
+)
+from twinstream.models.layout import Layout, block_layout
+from twinstream.models.rope import ROPE_SCALING, RopeScaling
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Attribute
+
+_SPEC_FIELDS = (
+    "d_model",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "d_ff",
+    "qk_norm",
+    "qkv_bias",
+    "norm_eps",
+    "rope_theta",
+    "dtype",
+)
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """Which block it is and where the chunk of `num_tokens` lies in sequences of `seq_len`.
+
+    It packs sequences of `lengths`, of which `seq_len` is the largest, where they are unequal.
+    """
+
+    spec: ModelSpec
+    num_tokens: int
+    seq_len: int
+    chunk_start: int
+    attention: str
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def from_attributes(cls, attributes: Attributes) -> "BlockCall":
+        fields = required_attributes(attributes, *_SPEC_FIELDS)
+        # A block depends neither on the depth nor on the vocabulary of its model.
+        spec = ModelSpec.model_validate(
+            {
+                "name": "block", "num_layers": 1, "vocab_size": 1, **fields,
+                "rope_scaling": _rope_scaling(attributes),
+            }
+        )  # fmt: skip
+        call = cls(
+            spec=spec,
+            num_tokens=typed_attribute(attributes, "num_tokens", int),
+            seq_len=typed_attribute(attributes, "seq_len", int),
+            chunk_start=typed_attribute(attributes, "chunk_start", int),
+            attention=typed_attribute(attributes, "attention", str),
+            lengths=sequence_lengths(attributes),
+        )
+        if call.lengths:
+            call._check_lengths()
+            return call
+        outside = call.chunk_start + call.num_tokens > call.seq_len
+        broken = call.num_tokens % call.seq_len or call.chunk_start
+        if outside if call.sliced else broken:
+            raise TwinstreamError(
+                f"a chunk of {call.num_tokens} tokens at {call.chunk_start} neither packs whole "
+                f"sequences of {call.seq_len} tokens nor lies in one"
+            )
+        return call
+
+    def _check_lengths(self) -> None:
+        if sum(self.lengths) != self.num_tokens or self.chunk_start or min(self.lengths) < 1:
+            raise TwinstreamError(
+                f"a chunk of {self.num_tokens} tokens at {self.chunk_start} does not pack "
+                f"sequences of {lengths_text(self.lengths)}"
+            )
+
+    @property
+    def sliced(self) -> bool:
+        """Whether the chunk is a slice of one sequence, and not a pack of whole ones."""
+        return self.num_tokens < self.seq_len
+
+    @property
+    def num_sequences(self) -> int:
+        """Of the batch: unequal lengths lie one behind the other in a batch of one."""
+        return 1 if self.sliced or self.lengths else self.num_tokens // self.seq_len
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.spec.dtype]
+
+    @cached_property
+    def layout(self) -> Layout:
+        return block_layout(self.spec)
+
+
+def _rope_scaling(attributes: Attributes) -> dict[str, Attribute] | None:
+    """The fields of the model's, if it has one."""
+    if not any(name.startswith(ROPE_SCALING) for name in attributes):
+        return None
+    names = [f"{ROPE_SCALING}{name}" for name in RopeScaling.model_fields]
+    fields = required_attributes(attributes, *names)
+    return {name.removeprefix(ROPE_SCALING): value for name, value in fields.items()}

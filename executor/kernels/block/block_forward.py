@@ -1,0 +1,80 @@
+"""Forward of one dense block, in steps that the recompute kernels share.
+
+Recomputed bytes equal the forward's because they come from the same calls on the same shapes.
+"""
+
+import torch
+
+from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.operand import Operands
+from twinstream.executor.kernels.vector.vector_ops import VectorOps
+from twinstream.models.demand.workspace import Attributes
+
+
+def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """Write the block's output and all that a backward of any level needs."""
+    block = BlockOperands.of(operands, attributes, vector)
+    spec = block.call.spec
+    with block.workspace.frame():
+        normed = block.take(spec.d_model)
+        vector.write_normed(block.norm("attention_norm"), normed, eps=spec.norm_eps)
+        write_q(block, normed)
+        _write_kv(block, normed)
+    write_attention(block)
+    write_x_o_and_gate_up(block, eps=spec.norm_eps)
+    with block.workspace.frame():
+        product = block.take(spec.d_ff)
+        vector.write_swiglu(block.gate_up, product)
+        output = block.tokens_by_width("output")
+        torch.addmm(block.x_o, product, block.weights["down_proj"].t(), out=output)
+
+
+def write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
+    """Q as projected, with its bias, before q_norm and RoPE."""
+    project(block, normed_TD, slice(0, block.call.spec.d_q), block.q)
+
+
+def write_attention(block: BlockOperands) -> None:
+    """Attention's output and log-sum-exp, from Q and from the saved K and V."""
+    with block.workspace.frame():
+        rotated = block.take(block.call.spec.d_q)
+        write_rotated_q(block, rotated)
+        forward = attention_implementation(block.call.attention).forward
+        forward(block.attention_inputs(rotated), block.attention_result, block.workspace)
+
+
+def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:
+    """Q as attention takes it."""
+    norm, rope = block.head_norm("q_norm"), block.rope
+    block.vector.write_rotated(block.by_head(block.q), norm, rope, block.by_head(out_TQ))
+
+
+def write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
+    """The residual stream after attention, and the gate and up projections of its norm.
+
+    Without `eps` the norm's rstd is there already. The output of attention is rounded before it
+    is added, as a module's output would be, so that its addition is part of the norm's pass.
+    """
+    with block.workspace.frame():
+        normed = block.take(block.call.spec.d_model)
+        torch.mm(block.attention_out, block.weights["o_proj"].t(), out=block.x_o)
+        hidden = block.tokens_by_width("hidden")
+        block.vector.write_normed(block.norm("ffn_norm"), normed, eps=eps, residual_TD=hidden)
+        torch.mm(normed, block.weights["gate_up_proj"].t(), out=block.gate_up)
+
+
+def project(block: BlockOperands, normed_TD: torch.Tensor, rows: slice, out: torch.Tensor) -> None:
+    """Apply some rows of qkv_proj and of its bias."""
+    weight = block.weights["qkv_proj"][rows].t()
+    if block.call.spec.qkv_bias:
+        torch.addmm(block.weights["qkv_bias"][rows], normed_TD, weight, out=out)
+    else:
+        torch.mm(normed_TD, weight, out=out)
+
+
+def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
+    kv = block.kv
+    project(block, normed_TD, slice(block.call.spec.d_q, None), kv.flatten(1))
+    keys = kv[:, 0]
+    block.vector.write_rotated(keys, block.head_norm("k_norm"), block.rope, keys)

@@ -1,0 +1,158 @@
+"""The operands of a block kernel as tensors.
+
+`projections` holds Q as projected (with its bias, before q_norm and RoPE), x_o (hidden plus the
+output of attention) and gate_up (gate columns, then up). `kv` holds K after k_norm and RoPE, and
+V. Legend: T tokens of the chunk, C tokens seen (context and chunk), D d_model, H query heads, K
+key heads, Q = H * head_dim, E head_dim, F FFN width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.kernels.attention.implementation import AttentionInputs, AttentionResult
+from twinstream.executor.kernels.block.block_call import BlockCall
+from twinstream.executor.kernels.operand import Operands
+from twinstream.executor.kernels.vector.gradients import weight_views
+from twinstream.executor.kernels.vector.query_key import HeadNorm
+from twinstream.executor.kernels.vector.rms_norm import RmsNorm
+from twinstream.executor.kernels.vector.rope import Rope, write_positions
+from twinstream.executor.kernels.vector.vector_ops import VectorOps
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.demand.workspace import Attributes
+
+
+@dataclass(frozen=True)
+class BlockOperands:
+    """Views made on demand: a kernel asks only for those of operands that it has."""
+
+    call: BlockCall
+    weights: Mapping[str, torch.Tensor]
+    operands: Operands
+    vector: VectorOps
+    workspace: Workspace
+    rope: Rope
+
+    @classmethod
+    def of(
+        cls, operands: Operands, attributes: Attributes, vector: VectorOps, *, rotates: bool = True
+    ) -> "BlockOperands":
+        """With positions of unequal lengths written to scratch, unless nothing `rotates`."""
+        call = BlockCall.from_attributes(attributes)
+        weights = weight_views(operands["parameters"], call.layout, call.dtype)
+        workspace, positions = Workspace(operands["scratch"].bytes), None
+        if call.lengths and rotates:
+            positions = workspace.take((call.num_tokens,), torch.int32)
+            write_positions(call.lengths, positions)
+        spec = call.spec
+        rope = Rope(
+            spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
+            spec.rope_scaling,
+        )  # fmt: skip
+        return cls(call, weights, operands, vector, workspace, rope)
+
+    def tokens_by_width(self, operand: str) -> torch.Tensor:
+        """A [T, D] operand: hidden, output, d_hidden."""
+        shape = (self.call.num_tokens, self.call.spec.d_model)
+        return self.operands[operand].view(self.call.dtype, shape)
+
+    def take(self, width: int) -> torch.Tensor:
+        """A [T, width] temporary."""
+        return self.workspace.take((self.call.num_tokens, width), self.call.dtype)
+
+    @property
+    def norms(self) -> torch.Tensor:
+        """[2, T]: rstd of attention_norm and of ffn_norm."""
+        return self.operands["norms"].view(torch.float32, (2, self.call.num_tokens))
+
+    def norm(self, name: str) -> RmsNorm:
+        """attention_norm of the block's input, or ffn_norm of x_o."""
+        if name == "attention_norm":
+            x_TD, rstd_T = self.tokens_by_width("hidden"), self.norms[0]
+        else:
+            x_TD, rstd_T = self.x_o, self.norms[1]
+        return RmsNorm(x_TD, rstd_T, self.weights[name])
+
+    def head_norm(self, name: str) -> HeadNorm | None:
+        """q_norm or k_norm, if the model has them."""
+        if not self.call.spec.qk_norm:
+            return None
+        return HeadNorm(self.weights[name], self.call.spec.norm_eps)
+
+    @property
+    def kv(self) -> torch.Tensor:
+        """[T, 2, K, E]: K and V of the chunk."""
+        spec = self.call.spec
+        shape = (self.call.num_tokens, 2, spec.num_kv_heads, spec.head_dim)
+        return self.operands["kv"].view(self.call.dtype, shape)
+
+    @property
+    def seen_kv(self) -> torch.Tensor:
+        """[C, 2, K, E]: K and V of the context, and right behind it those of the chunk."""
+        kv = self.kv
+        if self.call.chunk_start == 0:
+            return kv
+        shape = (self.call.chunk_start, *kv.shape[1:])
+        context = self.operands["context"].view(self.call.dtype, shape)
+        storages = (context.untyped_storage().data_ptr(), kv.untyped_storage().data_ptr())
+        behind = context.storage_offset() + context.numel()
+        assert storages[0] == storages[1] and kv.storage_offset() == behind, (
+            "the context must end where the chunk's own K and V begin"
+        )
+        seen = (self.call.chunk_start + self.call.num_tokens, *kv.shape[1:])
+        return torch.as_strided(context, seen, context.stride())
+
+    def attention_inputs(self, rotated_q_TQ: torch.Tensor) -> AttentionInputs:
+        seen_BC2KE = torch.unflatten(self.seen_kv, 0, (self.call.num_sequences, -1))
+        return AttentionInputs(
+            q=self.by_sequence(rotated_q_TQ),
+            k=seen_BC2KE[:, :, 0],
+            v=seen_BC2KE[:, :, 1],
+            scale=float(self.call.spec.head_dim) ** -0.5,
+            lengths=self.call.lengths,
+        )
+
+    @property
+    def attention_result(self) -> AttentionResult:
+        heads = (self.call.spec.num_heads, self.call.num_tokens)
+        offset_bytes = self.attention_out.numel() * self.call.dtype.itemsize
+        lse_HT = self.operands["attention"].view(torch.float32, heads, offset_bytes)
+        return AttentionResult(
+            out=self.by_sequence(self.attention_out),
+            lse=torch.unflatten(lse_HT, 1, (self.call.num_sequences, -1)).transpose(0, 1),
+        )
+
+    @property
+    def attention_out(self) -> torch.Tensor:
+        """[T, Q]: the output of attention."""
+        shape = (self.call.num_tokens, self.call.spec.d_q)
+        return self.operands["attention"].view(self.call.dtype, shape)
+
+    @property
+    def q(self) -> torch.Tensor:
+        """[T, Q]."""
+        return self._projection(0, self.call.spec.d_q)
+
+    @property
+    def x_o(self) -> torch.Tensor:
+        """[T, D]."""
+        return self._projection(self.call.spec.d_q, self.call.spec.d_model)
+
+    @property
+    def gate_up(self) -> torch.Tensor:
+        """[T, 2 F]."""
+        spec = self.call.spec
+        return self._projection(spec.d_q + spec.d_model, 2 * spec.d_ff)
+
+    def _projection(self, columns_before: int, width: int) -> torch.Tensor:
+        tokens, dtype = self.call.num_tokens, self.call.dtype
+        offset_bytes = tokens * columns_before * dtype.itemsize
+        return self.operands["projections"].view(dtype, (tokens, width), offset_bytes)
+
+    def by_head(self, x_TQ: torch.Tensor) -> torch.Tensor:
+        """[T, Q] as [T, H, E], or the columns of K as [T, K, E]."""
+        return torch.unflatten(x_TQ, 1, (-1, self.call.spec.head_dim))
+
+    def by_sequence(self, x_TQ: torch.Tensor) -> torch.Tensor:
+        return torch.unflatten(self.by_head(x_TQ), 0, (self.call.num_sequences, -1))

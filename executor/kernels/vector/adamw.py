@@ -1,0 +1,125 @@
+"""AdamW on one flat tensor, or on a part of it.
+
+The eager update uses only operations that round each element by itself, so that any split into
+parts and blocks gives the same bits (a fused multiply-add, as in lerp or addcmul, may be used for
+some elements only).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.vector.gradients import gradient_dtype
+from twinstream.executor.kernels.vector.random_bits import random_words, stream_keys
+from twinstream.executor.kernels.vector.row_blocks import float32_copy
+from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, VectorOps
+from twinstream.models.demand.workspace import Attributes, has_master, typed_attribute
+
+# A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive.
+_BLOCK_ELEMENTS = 2**18
+
+
+def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """Update parameters, m and v; with stochastic rounding each is rounded by its own bits.
+
+    Math is float32, as torch.optim.AdamW does it. Learning rate, bias corrections, step and seed
+    come from `step_state`, on the device. With a float32 master, m and v are float32 too, the
+    update is the master's, and the parameters are the master rounded to nearest.
+    """
+    dtype, master = DTYPES[typed_attribute(attributes, "dtype", str)], has_master(attributes)
+    num_elements = typed_attribute(attributes, "num_elements", int)
+    shape = (3 if master else 2, num_elements)
+    state = operands["state"].view(torch.float32 if master else dtype, shape)
+    rounding = typed_attribute(attributes, "stochastic_rounding", bool)
+    first_stream = 2 * typed_attribute(attributes, "tensor_seed", int)
+    vector.adamw(
+        AdamwState(
+            parameter=operands["parameters"].view(dtype, (num_elements,)),
+            gradient=operands["gradients"].view(gradient_dtype(attributes), (num_elements,)),
+            m=state[0],
+            v=state[1],
+            master=state[2] if master else None,
+            step_state=operands["step_state"].bytes,
+        ),
+        AdamwConstants(
+            beta1=typed_attribute(attributes, "beta1", float),
+            beta2=typed_attribute(attributes, "beta2", float),
+            eps=typed_attribute(attributes, "eps", float),
+            weight_decay=typed_attribute(attributes, "weight_decay", float),
+            element_offset=typed_attribute(attributes, "element_offset", int),
+            first_stream=first_stream if rounding else None,
+        ),
+    )
+
+
+def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
+    """The eager update, a block of elements at a time."""
+    hyper = _Hyper.of(state.step_state, constants)
+    num_elements = state.parameter.numel()
+    for start in range(0, num_elements, _BLOCK_ELEMENTS):
+        block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
+        _update(state, block, constants, hyper)
+
+
+@dataclass(frozen=True)
+class _Hyper:
+    """Scalars of the step, float32 on the device, and the keys of two random streams, or none."""
+
+    lr: torch.Tensor
+    m_correction: torch.Tensor
+    v_correction_sqrt: torch.Tensor
+    decay: torch.Tensor
+    keys: tuple[tuple[torch.Tensor, ...], ...] | None
+
+    @classmethod
+    def of(cls, step_state: torch.Tensor, constants: AdamwConstants) -> "_Hyper":
+        lr, m_correction, v_correction = step_state[:12].view(torch.float32).unbind()
+        step, seed = step_state[16:32].view(torch.int64).unbind()
+        first, keys = constants.first_stream, None
+        if first is not None:
+            keys = tuple(stream_keys(seed, step, stream) for stream in (first, first + 1))
+        return cls(
+            lr=lr,
+            m_correction=m_correction,
+            v_correction_sqrt=v_correction.sqrt(),
+            decay=1.0 - lr * constants.weight_decay,
+            keys=keys,
+        )
+
+
+def _update(state: AdamwState, block: slice, constants: AdamwConstants, hyper: _Hyper) -> None:
+    beta1, beta2 = constants.beta1, constants.beta2
+    gradient = float32_copy(state.gradient[block])
+    m = float32_copy(state.m[block]).mul_(beta1).add_(gradient * (1.0 - beta1))
+    v = float32_copy(state.v[block]).mul_(beta2)
+    v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
+    denominator = v.sqrt().div_(hyper.v_correction_sqrt).add_(constants.eps)
+    change = (m / hyper.m_correction).mul_(hyper.lr).div_(denominator)
+    old = state.parameter if state.master is None else state.master
+    parameter = float32_copy(old[block]).mul_(hyper.decay).sub_(change)
+    del gradient, denominator, change
+    if state.master is not None:
+        state.master[block].copy_(parameter)
+    if hyper.keys is None:
+        for flat, value in ((state.parameter, parameter), (state.m, m), (state.v, v)):
+            flat[block].copy_(value)
+        return
+    start = constants.element_offset + block.start
+    indices = torch.arange(start, start + m.numel(), device=m.device)
+    words = random_words(hyper.keys[0], indices)
+    state.parameter[block].copy_(_rounded_down_or_up(parameter, words & 0xFFFF))
+    state.m[block].copy_(_rounded_down_or_up(m, words >> 16))
+    words = random_words(hyper.keys[1], indices)
+    state.v[block].copy_(_rounded_down_or_up(v, words & 0xFFFF))
+
+
+def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tensor:
+    """Round float32 to a bf16 value, to either neighbour with a chance that keeps the mean.
+
+    Values that are bf16 already stay. Infinities and NaN stay; what is finite stays so.
+    """
+    limit = torch.finfo(torch.bfloat16).max
+    bits = x.clamp(-limit, limit).view(torch.int32)
+    bits.add_(random_16.to(torch.int32)).bitwise_and_(-0x10000)
+    return torch.where(x.isfinite(), bits.view(torch.float32), x)

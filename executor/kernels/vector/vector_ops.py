@@ -1,0 +1,166 @@
+"""What the kernels compute beside matmuls and attention, as one interface.
+
+Blocks, head, embedding and optimizer are composed once, of torch's matmuls, an attention
+implementation and the operations here; "eager" and "triton" are two ways to do these. Math is
+float32, rounded once where a result is stored. Legend: T tokens, D width, H heads, E head_dim.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from twinstream.executor.kernels.vector.query_key import HeadNorm
+from twinstream.executor.kernels.vector.rms_norm import RmsNorm
+from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.schedule.ops import Mode
+
+
+@dataclass(frozen=True)
+class VectorGradient:
+    """Where the gradient of a vector of weights goes: `write` it there, or `update` it."""
+
+    tensor: torch.Tensor  # [D]
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class NormGradients:
+    """`d_x` is overwritten, or with `accumulate` added to; d_out and d_x may be one tensor."""
+
+    d_out: torch.Tensor  # [T, D]
+    d_x: torch.Tensor  # [T, D]
+    d_weight: VectorGradient
+    accumulate: bool
+
+
+@dataclass(frozen=True)
+class HeadNormBackward:
+    """The norm of each head that came before RoPE, its input, and its weight's gradient."""
+
+    norm: HeadNorm
+    x: torch.Tensor  # [T, H, E]
+    d_weight: VectorGradient
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """Logits, which become their gradients, and the loss of each row; labels < 0 do not count."""
+
+    logits: torch.Tensor  # [T, V]
+    labels: torch.Tensor  # [T], int32
+    losses: torch.Tensor  # [T], float32
+    loss_scale: float
+
+
+@dataclass(frozen=True)
+class SortedTokens:
+    """Tokens in the order of their ids; `last` is where the run of a sorted token's id ends."""
+
+    ids: torch.Tensor  # [T], int64
+    order: torch.Tensor  # [T], int64
+    last: torch.Tensor  # [T], int64
+
+
+@dataclass(frozen=True)
+class AdamwState:
+    """What an update reads and writes, flat; `master` is float32, or None without one."""
+
+    parameter: torch.Tensor
+    gradient: torch.Tensor
+    m: torch.Tensor
+    v: torch.Tensor
+    master: torch.Tensor | None
+    step_state: torch.Tensor  # bytes: float32 lr and bias corrections, int64 step and seed
+
+
+@dataclass(frozen=True)
+class AdamwConstants:
+    """`first_stream` is the first of two random streams, or None to round to nearest."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    element_offset: int
+    first_stream: int | None
+
+
+class VectorOps(Protocol):
+    """One implementation. Temporaries come from the workspace that an operation is given.
+
+    `product_with_backward`: swiglu_backward makes the product too, in the same pass, and is given
+    room for it; otherwise it is made before.
+    """
+
+    product_with_backward: bool
+
+    def write_normed(
+        self,
+        norm: RmsNorm,
+        out_TD: torch.Tensor,
+        *,
+        eps: float | None = None,
+        residual_TD: torch.Tensor | None = None,
+    ) -> None:
+        """out = norm(x); with `residual` x becomes x + residual first.
+
+        With `eps` the norm's rstd is computed and written, otherwise it is there already.
+        """
+        ...
+
+    def rms_norm_backward(
+        self, norm: RmsNorm, gradients: NormGradients, workspace: Workspace
+    ) -> None:
+        """The gradients of x and of the weight from that of norm(x)."""
+        ...
+
+    def write_rotated(
+        self, x_THE: torch.Tensor, norm: HeadNorm | None, rope: Rope, out_THE: torch.Tensor
+    ) -> None:
+        """out = RoPE(norm(x)); out may be x."""
+        ...
+
+    def rotated_backward(
+        self, d_THE: torch.Tensor, rope: Rope, norm: HeadNormBackward | None, workspace: Workspace
+    ) -> None:
+        """Turn the gradient of RoPE(norm(x)) into that of x, in place."""
+        ...
+
+    def write_swiglu(self, gate_up_T2F: torch.Tensor, out_TF: torch.Tensor) -> None:
+        """out = silu(gate) * up; the columns of gate_up are gate, then up."""
+        ...
+
+    def swiglu_backward(
+        self, gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor, product_TF: torch.Tensor | None
+    ) -> None:
+        """Turn the product's gradient, the right half of d, into those of gate and up.
+
+        With `product` also write silu(gate) * up there.
+        """
+        ...
+
+    def add_column_sums(
+        self, x_TD: torch.Tensor, gradient: VectorGradient, workspace: Workspace
+    ) -> None:
+        """The gradient of a bias from that of what it was added to."""
+        ...
+
+    def cross_entropy(self, rows: LogitRows, workspace: Workspace) -> None:
+        """Scaled losses and, in place, the gradients of the logits."""
+        ...
+
+    def add_token_gradients(
+        self,
+        d_hidden_TD: torch.Tensor,
+        tokens: SortedTokens,
+        gradient_VD: torch.Tensor,
+        workspace: Workspace,
+    ) -> None:
+        """Add the rows of d_hidden to the rows of their ids, each row's sum rounded once."""
+        ...
+
+    def adamw(self, state: AdamwState, constants: AdamwConstants) -> None:
+        """Update parameter, m and v, and the master if there is one."""
+        ...

@@ -1,0 +1,65 @@
+"""One arena per tier: slab and pinned memory on CUDA, two host arenas on the CPU."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from twinstream.executor.memory.arenas import ArenaMemory, Arenas
+from twinstream.executor.memory.device_memory import check_device_memory
+from twinstream.executor.memory.host_limits import check_host_memory, host_limits
+from twinstream.executor.memory.numa import cpus_near
+from twinstream.executor.memory.pinned import Pinning, pinned_arena
+from twinstream.executor.memory.pinned_pieces import host_ranges
+from twinstream.executor.program.options import Progress, RunOptions
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.tensors import DEVICE, HOST, Tier
+
+
+@contextlib.contextmanager
+def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier, ArenaMemory]]:
+    """The memory of every tier that a schedule uses, exactly as large as planned, while open.
+
+    Raises:
+        HostMemoryError: it does not fit this machine's memory; nothing has been touched.
+        DeviceMemoryError: it does not fit the device's free memory; nothing has been touched.
+        NoBoundaryError: the host arena cannot be pinned in pieces.
+    """
+    sizes = Arenas.sizes(schedule)
+    if options.backend == "cpu":
+        check_host_memory(sum(sizes.values()), host_limits(), pinned=False)
+        yield {tier: torch.empty(size, dtype=torch.uint8) for tier, size in sizes.items()}
+        return
+    check_device_memory(sizes[DEVICE], *torch.cuda.mem_get_info())
+    pinning = arena_pinning(options.on_pinned)
+    with pinned_arena(sizes.get(HOST, 0), host_ranges(schedule), pinning) as pinned:
+        try:
+            yield {DEVICE: device_slab(sizes[DEVICE]), HOST: pinned}
+        finally:
+            torch.cuda.synchronize()
+
+
+def arena_pinning(on_progress: Progress | None = None, *, heeds_available: bool = True) -> Pinning:
+    """How to pin for this process's GPU: memory near it."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return Pinning(
+        cudart,
+        cpus_near(_pci_address()),
+        on_progress=on_progress,
+        heeds_available=heeds_available,
+    )
+
+
+def device_slab(size_bytes: int) -> torch.Tensor:
+    """The device arena, zeroed."""
+    return torch.zeros(size_bytes, dtype=torch.uint8, device="cuda")
+
+
+def _pci_address() -> str:
+    """As sysfs spells it; empty where this torch does not tell."""
+    found = torch.cuda.get_device_properties()
+    numbers = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in numbers:
+        return ""
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"

@@ -1,0 +1,105 @@
+"""Arenas, one per tier, and views of tensors in their slots."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from twinstream.executor.kernels.operand import KernelOperand
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.proof.accesses import AccessMap
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import Tier
+
+POISON_BYTE = 0xFF  # as bf16 and float32 a NaN
+
+
+class ArenaMemory(Protocol):
+    """The bytes of one tier: a 1-D uint8 tensor, or several that stand for one."""
+
+    def __getitem__(self, wanted: slice) -> torch.Tensor:
+        """A view of bytes `wanted.start` to `wanted.stop`."""
+
+    def fill_(self, value: int) -> object:
+        """Set every byte."""
+
+    def numel(self) -> int:
+        """How many there are."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of an arena from `start` on."""
+
+    start: int
+    bytes: torch.Tensor
+
+
+class PieceMemory:
+    """An arena in consecutive pieces. A view never reaches over the end of one."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = tuple(pieces)
+
+    def __getitem__(self, wanted: slice) -> torch.Tensor:
+        for piece in self.pieces:
+            low, high = wanted.start - piece.start, wanted.stop - piece.start
+            if low >= 0 and high <= piece.bytes.numel():
+                return piece.bytes[low:high]
+        raise AssertionError(f"bytes {wanted.start} to {wanted.stop} lie in no single piece")
+
+    def fill_(self, value: int) -> None:
+        for piece in self.pieces:
+            piece.bytes.fill_(value)
+
+    def numel(self) -> int:
+        return sum(piece.bytes.numel() for piece in self.pieces)
+
+
+class Arenas:
+    """The bytes of every tier that a schedule uses; slots are views into them."""
+
+    def __init__(self, schedule: Schedule, memory: Mapping[Tier, ArenaMemory]) -> None:
+        self._map = AccessMap(schedule.tensors, schedule.slots)
+        self._memory = dict(memory)
+        self._views: dict[tuple[str, str, int | None], torch.Tensor] = {}
+        self._operands: dict[str, dict[str, KernelOperand]] = {}
+
+    @staticmethod
+    def sizes(schedule: Schedule) -> dict[Tier, int]:
+        """Bytes of each tier's arena."""
+        tiers = sorted({slot.tier for slot in schedule.slots}, key=str)
+        return {tier: arena_bytes(schedule, tier) for tier in tiers}
+
+    def view(self, tensor: str, slot: str, num_parts: int | None = None) -> torch.Tensor:
+        """The tensor's bytes in the slot, 1-D uint8."""
+        key = (tensor, slot, num_parts)
+        if key not in self._views:
+            start, end = self._map.address(tensor, slot, num_parts)
+            self._views[key] = self._memory[self._map.slots[slot].tier][start:end]
+        return self._views[key]
+
+    def operands(self, op: Compute) -> dict[str, KernelOperand]:
+        """What the op's kernel is called with, by operand name."""
+        if op.op_id not in self._operands:
+            self._operands[op.op_id] = {
+                o.name: KernelOperand(bytes=self.view(o.tensor, o.slot, o.num_parts), mode=o.mode)
+                for o in op.operands
+            }
+        return self._operands[op.op_id]
+
+    def copy_views(self, op: Copy) -> tuple[torch.Tensor, torch.Tensor]:
+        """(source, destination) bytes."""
+        source = self.view(op.tensor, op.source, op.num_parts)
+        return source, self.view(op.tensor, op.destination, op.num_parts)
+
+    def held_bytes(self, tier: Tier) -> int:
+        """Size of a tier's memory, which may be more than the schedule needs."""
+        return self._memory[tier].numel()
+
+    def poison(self) -> None:
+        """Fill everything with NaN."""
+        for memory in self._memory.values():
+            memory.fill_(POISON_BYTE)

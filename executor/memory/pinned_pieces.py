@@ -1,0 +1,115 @@
+"""Where the pinned arena may be cut, so that no copy reaches over the end of a piece."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.proof.accesses import AccessMap
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.tensors import HOST
+
+MAX_PIECE_BYTES = 64 * 2**30
+ALIGNMENT_BYTES = HOST.alignment_bytes
+
+
+class NoBoundaryError(TwinstreamError):
+    """The host arena cannot be pinned in pieces of the size that the driver takes."""
+
+
+@dataclass(frozen=True, order=True)
+class HostRange:
+    """Bytes of the host arena that something uses in one go, and the slot they lie in."""
+
+    start: int
+    end: int
+    slot: str
+
+
+def host_ranges(schedule: Schedule) -> list[HostRange]:
+    """What copies, the host and the state at the boundary use of the host arena, sorted."""
+    access_map = AccessMap(schedule.tensors, schedule.slots)
+    uses: set[tuple[str, str, int | None]] = {(c.tensor, c.slot, None) for c in schedule.carried}
+    for op in schedule.ops:
+        if isinstance(op, Copy):
+            uses |= {(op.tensor, slot, op.num_parts) for slot in (op.source, op.destination)}
+        elif isinstance(op, Compute):
+            uses |= {(o.tensor, o.slot, o.num_parts) for o in op.operands}
+        else:
+            uses.add((op.tensor, op.slot, None))
+    return sorted(
+        HostRange(*access_map.address(tensor, slot, num_parts), slot)
+        for tensor, slot, num_parts in uses
+        if access_map.slots[slot].tier == HOST
+    )
+
+
+def piece_ends(
+    size_bytes: int,
+    ranges: Sequence[HostRange],
+    max_bytes: int = MAX_PIECE_BYTES,
+    alignment_bytes: int = ALIGNMENT_BYTES,
+) -> list[int]:
+    """Ends of as few pieces as can be, each at most `max_bytes`, that no range reaches over.
+
+    The last is `size_bytes`, the others are multiples of the alignment. Every piece is as long as
+    it can be, which makes them fewest.
+
+    Raises:
+        NoBoundaryError: more than `max_bytes` hang together.
+    """
+    blocks = _blocks(sorted(ranges), alignment_bytes)
+    ends: list[int] = []
+    start = 0
+    while size_bytes - start > max_bytes:
+        cut = (start + max_bytes) // alignment_bytes * alignment_bytes
+        for block in blocks:
+            if block.start < cut < block.end:
+                cut = block.start
+                break
+        if cut <= start:
+            raise _no_boundary(block, max_bytes)
+        ends.append(cut)
+        start = cut
+    return [*ends, size_bytes]
+
+
+@dataclass
+class _Block:
+    """Ranges that hang together, from the first's start to the last end, rounded outwards."""
+
+    start: int
+    end: int
+    slots: list[str]
+
+
+def _blocks(ranges: Sequence[HostRange], alignment_bytes: int) -> list[_Block]:
+    blocks: list[_Block] = []
+    for found in ranges:
+        start = found.start // alignment_bytes * alignment_bytes
+        end = -(-found.end // alignment_bytes) * alignment_bytes
+        if blocks and start < blocks[-1].end:
+            blocks[-1].end = max(blocks[-1].end, end)
+            if found.slot not in blocks[-1].slots[-1:]:
+                blocks[-1].slots.append(found.slot)
+        else:
+            blocks.append(_Block(start, end, [found.slot]))
+    return blocks
+
+
+def _no_boundary(block: _Block, max_bytes: int) -> NoBoundaryError:
+    length = gib(block.end - block.start)
+    if len(block.slots) == 1:
+        what = f"host slot '{block.slots[0]}' alone is used {length} at a time"
+        remedy = "plan with shorter chunks or fewer tokens a round, so that no tensor is as large"
+    else:
+        what = (
+            f"{len(block.slots)} host slots that overlap, '{block.slots[0]}' to "
+            f"'{block.slots[-1]}', take {length} with no byte between them where nothing lies"
+        )
+        remedy = "plan with another --host-mem, or fewer tokens a round"
+    return NoBoundaryError(
+        f"the host arena cannot be pinned: the driver is given pieces of at most {gib(max_bytes)}, "
+        f"and {what}; {remedy}"
+    )

@@ -1,0 +1,203 @@
+"""Time the executor's own kernels, one unit of the cost model at a time, on random data."""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.vector.eager_vector import EagerVector
+from twinstream.executor.kernels.vector.rms_norm import RmsNorm
+from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.vector.vector_ops import LogitRows, NormGradients, VectorGradient
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.executor.probe.timing.timing import median_ns
+from twinstream.models.demand.work import ChunkWork, adamw_work
+from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.lowering.declarations import STEP_STATE_BYTES
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Attribute, Mode
+from twinstream.schedule.workload import Workload
+
+_EAGER = EagerVector()
+_SCRATCH_BYTES = 64 * 2**20
+# (tokens, d_model, heads): from a demo's model to a small real one.
+_SHAPES = ((128, 128, 4), (256, 256, 4), (512, 512, 8), (1024, 512, 8))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measured time of a group of like kernels."""
+
+    work: Work
+    time_ns: float
+
+
+def kernel_samples(dtype: str) -> Iterator[Sample]:
+    """Every unit of work that the executor's kernels consist of, at several sizes."""
+    for tokens, width, heads in _SHAPES:
+        case = _Case(dtype, tokens, width, heads)
+        yield from case.matmuls()
+        yield from case.vectors()
+        yield from case.head()
+        yield from case.ends()
+
+
+def pace_samples(dtype: str) -> Iterator[Sample]:
+    """A few of them again, to see whether the machine is as fast as before."""
+    case = _Case(dtype, *_SHAPES[1])
+    yield from case.matmuls()
+    yield from case.vectors()
+
+
+class _Case:
+    """Kernels at one size, and what the cost model says they amount to."""
+
+    def __init__(self, dtype: str, tokens: int, width: int, heads: int) -> None:
+        self.spec = ModelSpec(
+            name="probe", num_layers=1, d_model=width, num_heads=heads,
+            num_kv_heads=heads // 2, head_dim=width // heads, d_ff=3 * width, vocab_size=256,
+            dtype="bfloat16" if dtype == "bfloat16" else "float32",
+        )  # fmt: skip
+        workload = Workload(
+            seq_len=tokens, chunk_tokens=tokens, chunks_per_round=1, rounds_per_step=1
+        )
+        self.work = ChunkWork(self.spec, workload, 0)
+        self.tokens = tokens
+        self.dtype = DTYPES[dtype]
+        self.generator = torch.Generator().manual_seed(tokens + width)
+        self.workspace = Workspace(torch.empty(_SCRATCH_BYTES, dtype=torch.uint8))
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.dtype)
+
+    def matmuls(self) -> Iterator[Sample]:
+        """A projection as forward, input gradient and weight gradient run it."""
+        t, d, f = self.tokens, self.spec.d_model, 2 * self.spec.d_ff
+        x, weight, y = self.random(t, d), self.random(f, d), self.random(t, f)
+        forward, d_input = torch.empty_like(y), torch.empty_like(x)
+        yield _sample(self.work.matmul(t, f, d), lambda: torch.mm(x, weight.t(), out=forward))
+        yield _sample(self.work.matmul(t, d, f), lambda: torch.mm(y, weight, out=d_input))
+        yield _sample(
+            self.work.matmul(f, d, t, accumulate=True),
+            lambda: torch.addmm(weight, y.t(), x, out=weight),
+        )
+
+    def vectors(self) -> Iterator[Sample]:
+        """What blocks do beside matmuls and attention, forward and as a backward does it."""
+        spec, t = self.spec, self.tokens
+        d, f, q, k = spec.d_model, spec.d_ff, spec.d_q, spec.d_kv
+        vector = self.work.vector
+        x, out, d_x = self.random(t, d), self.random(t, d), self.random(t, d)
+        norm = RmsNorm(x=x, weight=self.random(d), rstd=torch.ones(t))
+        yield _sample(
+            vector("rms_norm", 2 * t * d),
+            lambda: _EAGER.write_normed(norm, out, eps=spec.norm_eps),
+        )
+        gradients = NormGradients(out, d_x, VectorGradient(self.random(d), "update"), True)
+
+        def rms_norm_backward() -> None:
+            _EAGER.write_normed(norm, out)
+            _EAGER.rms_norm_backward(norm, gradients, self.workspace)
+
+        yield _sample(vector("rms_norm_backward", 6 * t * d, launches=2), rms_norm_backward)
+        gate_up, d_gate_up = self.random(t, 2 * f), self.random(t, 2 * f)
+        product = d_gate_up[:, :f]
+        yield _sample(vector("swiglu", 3 * t * f), lambda: _EAGER.write_swiglu(gate_up, product))
+
+        def swiglu_backward() -> None:
+            _EAGER.write_swiglu(gate_up, product)
+            _EAGER.swiglu_backward(gate_up, d_gate_up, None)
+
+        yield _sample(vector("swiglu_backward", 6 * t * f, launches=2), swiglu_backward)
+        q_THE = self.random(t, spec.num_heads, spec.head_dim)
+        k_THE = self.random(t, spec.num_kv_heads, spec.head_dim)
+        rope = Rope(spec.rope_theta, spec.head_dim, t, 0)
+
+        def rotate() -> None:
+            for heads in (q_THE, k_THE):
+                _EAGER.write_rotated(heads, None, rope, heads)
+
+        def rotate_backward() -> None:
+            _EAGER.write_rotated(q_THE, None, rope, q_THE)
+            for heads in (q_THE, k_THE):
+                _EAGER.rotated_backward(heads, rope, None, self.workspace)
+
+        yield _sample(vector("rope", 2 * t * (q + k)), rotate)
+        yield _sample(vector("rope_backward", 3 * t * (q + k)), rotate_backward)
+
+    def head(self) -> Iterator[Sample]:
+        """Cross entropy of all rows at once, as of a head that is not sliced."""
+        v = self.spec.vocab_size
+        rows = LogitRows(
+            logits=self.random(self.tokens, v),
+            labels=torch.randint(0, v, (self.tokens,), generator=self.generator).int(),
+            losses=torch.empty(self.tokens),
+            loss_scale=1.0,
+        )
+        yield _sample(
+            self.work.vector("cross_entropy", 4 * self.tokens * v, launches=2),
+            lambda: _EAGER.cross_entropy(rows, self.workspace),
+        )
+
+    def ends(self) -> Iterator[Sample]:
+        """Whole kernels that are one unit: embedding, optimizer."""
+        spec, t = self.spec, self.tokens
+        common: dict[str, Attribute] = {
+            "d_model": spec.d_model, "vocab_size": spec.vocab_size, "dtype": spec.dtype,
+            "num_tokens": t,
+        }  # fmt: skip
+        ids = torch.randint(0, 256, (2, t), generator=self.generator, dtype=torch.int32)
+        tokens = _operand(ids, "read")
+        table = _operand(self.random(spec.vocab_size, spec.d_model), "read")
+        hidden = self.random(t, spec.d_model)
+        yield self._kernel(
+            "embed_forward", common, self.work.embed_forward(),
+            {"parameters": table, "tokens": tokens, "output": _operand(hidden, "write")},
+        )  # fmt: skip
+        gradients = _operand(self.random(spec.vocab_size, spec.d_model), "update")
+        yield self._kernel(
+            "embed_backward", common, self.work.embed_backward(),
+            {"tokens": tokens, "d_hidden": _operand(hidden, "read"), "gradients": gradients},
+        )  # fmt: skip
+        yield self._adamw()
+
+    def _adamw(self) -> Sample:
+        count = 16 * self.tokens * self.spec.d_model // 4
+        attributes: dict[str, Attribute] = {
+            "dtype": self.spec.dtype, "num_elements": count, "element_offset": 0,
+            "tensor_seed": 1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-4,
+            "stochastic_rounding": self.dtype == torch.bfloat16,
+        }  # fmt: skip
+        state = struct.pack("<fffxxxxqq", 1e-6, 0.1, 0.001, 1, 1).ljust(STEP_STATE_BYTES, b"\0")
+        operands = {
+            "parameters": _operand(self.random(count), "update"),
+            "gradients": _operand(self.random(count), "read"),
+            "state": _operand(self.random(2 * count).abs(), "update"),
+            "step_state": _operand(torch.frombuffer(bytearray(state), dtype=torch.uint8), "read"),
+        }
+        cost = adamw_work(count, self.spec.dtype)
+        return self._kernel("adamw_step", attributes, cost, operands)
+
+    def _kernel(
+        self, name: str, attributes: dict[str, Attribute], cost: tuple[Work, ...],
+        operands: dict[str, KernelOperand],
+    ) -> Sample:  # fmt: skip
+        key = f"{name}/eager"
+        if size := workspace_bytes(key, attributes):
+            scratch = torch.empty(size, dtype=torch.uint8)
+            operands = {**operands, "scratch": KernelOperand(bytes=scratch, mode="scratch")}
+        function = registered_kernel(key).function
+        return _sample(cost[0], lambda: function(operands, attributes))
+
+
+def _operand(tensor: torch.Tensor, mode: Mode) -> KernelOperand:
+    return KernelOperand(bytes=tensor.contiguous().view(-1).view(torch.uint8), mode=mode)
+
+
+def _sample(work: Work, call: Callable[[], object]) -> Sample:
+    with torch.no_grad():
+        return Sample(work, median_ns(call))

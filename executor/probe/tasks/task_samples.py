@@ -1,0 +1,124 @@
+"""Time the kernels of a task chain as a run calls them, each on what those before it computed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.attention.trial import Trial
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
+from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
+from twinstream.executor.run.device_state import DeviceState
+from twinstream.models.demand.workspace import attention_shape
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import KernelCall
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """Measured time of one kernel call, what it amounts to, and at what clock it was taken."""
+
+    name: str
+    works: tuple[Work, ...]
+    time_ns: float
+    state: DeviceState | None = None
+
+    @staticmethod
+    def of(name: str, works: tuple[Work, ...], timing: Timing) -> "TaskSample":
+        return TaskSample(name, works, timing.time_ns, timing.state)
+
+
+def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Every distinct call of a chain's first round and of its recomputes.
+
+    The chain should have one layer: its tensors are all on the device at once. Tasks run in the
+    chain's order, so that kernels are timed on activations and gradients, not on constants.
+    """
+    memory = ChainMemory(chain, timer.device)
+    seen: set[str] = set()
+    for task in in_order(chain):
+        call = chain.calls[task.call]
+        operands = memory.operands(task)
+        function = registered_kernel(call.kernel).function
+
+        run = partial(function, operands, call.attributes)
+        with torch.no_grad():
+            run()
+            if task.call not in seen:
+                seen.add(task.call)
+                name = f"{chain.model.name} S{chain.workload.seq_len} {task.call}"
+                yield TaskSample.of(name, call.cost, timer.timed(run))
+
+
+def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Each distinct matrix product of the chain's calls alone, once with random operands."""
+    seen: set[tuple[tuple[int, ...], bool]] = set()
+    for call in chain.calls.values():
+        for work in call.cost:
+            if work.unit != "matmul" or (key := (work.shape, _accumulates(work))) in seen:
+                continue
+            seen.add(key)
+            one = work.model_copy(
+                update={
+                    "flops": work.flops // work.launches,
+                    "hbm_bytes": work.hbm_bytes // work.launches,
+                    "launches": 1,
+                }
+            )
+            name = f"matmul {'x'.join(map(str, work.shape))}"
+            yield TaskSample.of(name, (one,), _matmul_timing(one, timer))
+
+
+def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Attention alone, forward and backward, for each distinct place of a chunk."""
+    for call in chain.calls.values():
+        if call.kernel.startswith("block_backward/"):
+            yield from _attention(call, timer)
+
+
+def _accumulates(work: Work) -> bool:
+    """Whether the product is added to what is there: its result is read as well as written."""
+    m, n, k = work.shape
+    moved = work.hbm_bytes // work.launches // DTYPES[work.dtype].itemsize
+    return moved > m * k + k * n + m * n
+
+
+def _matmul_timing(work: Work, timer: DeviceTimer) -> Timing:
+    m, n, k = work.shape
+    dtype, device = DTYPES[work.dtype], timer.device
+    generator = torch.Generator(device).manual_seed(m + n + k)
+
+    def random(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator, dtype=dtype, device=device)
+
+    out = torch.empty(m, n, dtype=dtype, device=device)
+    if not _accumulates(work):
+        x, weight = random(m, k), random(n, k)
+        return timer.timed(lambda: torch.mm(x, weight.t(), out=out))
+    y, x = random(k, m), random(k, n)
+    out.zero_()
+    return timer.timed(lambda: torch.addmm(out, y.t(), x, out=out))
+
+
+def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
+    works = [work for work in call.cost if work.unit == "attention_backward"]
+    if len(works) != 1:
+        return
+    (backward,) = works
+    queries, keys, _, _, sequences = backward.shape
+    name = str(call.attributes["attention"])
+    implementation = attention_implementation(name)
+    trial = Trial(implementation, attention_shape(call.attributes), timer.device, seed=keys)
+    with torch.no_grad():
+        for unit, flops, run in (
+            ("attention_forward", backward.flops * 4 // 10, trial.forward),
+            ("attention_backward", backward.flops, trial.backward),
+        ):
+            work = backward.model_copy(update={"unit": unit, "flops": flops})
+            told = f"{unit} {name} {queries}/{keys}x{sequences}"
+            yield TaskSample.of(told, (work,), timer.timed(run))

@@ -1,0 +1,108 @@
+"""The dispatch loop: replay a program, enqueue each op, let streams wait on events."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import torch
+
+from twinstream.executor.backends.protocol import Backend, EventT, PassTimes
+from twinstream.executor.program.compiled import Program
+from twinstream.executor.replay.host_cost import CostMeter
+from twinstream.schedule.timeline import HostCost
+
+Events = list[EventT | None]
+"""By position, the event of every op of a pass that some op waits for."""
+Replay = Callable[[int, Events[EventT], CostMeter], Events[EventT]]
+"""Enqueues a whole pass in another way, with the same events; given those of the pass before."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """When every pass ended, the spans of those that were timed, and what enqueueing cost."""
+
+    times: tuple[PassTimes, ...]
+    host_cost: HostCost | None
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """How many passes, and of how many of the last ones, beside the first, every op is timed.
+
+    None times all of them.
+    """
+
+    num_passes: int
+    timed_passes: int | None = None
+
+    def is_timed(self, number: int) -> bool:
+        """Whether pass `number` records when its ops start and end."""
+        if self.timed_passes is None or number == 0:
+            return True
+        return number >= self.num_passes - self.timed_passes
+
+    def times_all(self) -> bool:
+        """Whether there is no pass but timed ones."""
+        return all(self.is_timed(number) for number in range(self.num_passes))
+
+
+def run_passes(
+    program: Program,
+    backend: Backend[EventT],
+    options: PassOptions,
+    replay: Replay[EventT] | None = None,
+) -> Passes:
+    """Run so many passes, one after the other with no barrier between them.
+
+    Passes that are not timed go through `replay` where there is one. Events are kept for this
+    pass and the one before, and nothing else: a wait on an op of the pass before finds its event
+    recorded, and the first pass has none to wait for. Whatever goes wrong, Ctrl-C included,
+    nothing runs any more when this returns or raises.
+    """
+    meter = CostMeter()
+    events: Events[EventT] = []
+    # The schedule's hundreds of thousands of objects stay; the collector need not visit them.
+    gc.freeze()
+    try:
+        with torch.no_grad():
+            for number in range(options.num_passes):
+                timed = options.is_timed(number)
+                waited_ns = backend.waited_ns
+                backend.begin_pass(number, timed=timed)
+                if timed or replay is None:
+                    events = _issue(program, backend, events, meter)
+                else:
+                    events = replay(number, events, meter)
+                meter.end_pass(backend.waited_ns - waited_ns, timed=timed)
+            return Passes(tuple(backend.finish()), meter.result(len(program.launches)))
+    except BaseException:
+        backend.abort()
+        raise
+    finally:
+        gc.unfreeze()
+
+
+def _issue(
+    program: Program, backend: Backend[EventT], previous: Events[EventT], meter: CostMeter
+) -> Events[EventT]:
+    """Enqueue one pass, op by op; `previous` is empty in the first."""
+    done: Events[EventT] = [None] * len(program.launches)
+    waited_ns, now_ns = backend.waited_ns, perf_counter_ns()
+    for launch in program.launches:
+        for wait in launch.waits:
+            event = done[wait]
+            assert event is not None, "awaited ops record"
+            backend.wait(launch, event)
+        if previous:
+            for wait in launch.waits_previous:
+                event = previous[wait]
+                assert event is not None, "awaited ops record"
+                backend.wait(launch, event)
+        backend.launch(launch)
+        if launch.records:
+            done[launch.position] = backend.record(launch)
+        before_ns, now_ns = now_ns, perf_counter_ns()
+        before_waited_ns, waited_ns = waited_ns, backend.waited_ns
+        meter.add(launch.op.kind, now_ns - before_ns - (waited_ns - before_waited_ns))
+    return done

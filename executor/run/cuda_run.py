@@ -1,0 +1,164 @@
+"""A run on a GPU: warm up, check the memory, put the state in place, then the passes."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from twinstream.executor.backends.cuda import CudaBackend
+from twinstream.executor.backends.gpu import Gpu, TorchGpu
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.device_memory import (
+    DeviceMemoryError,
+    DeviceMeter,
+    fix_library_workspaces,
+    read_device_memory,
+)
+from twinstream.executor.program.compiled import Program, Work
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.replay.dispatch import Passes, PassOptions, run_passes
+from twinstream.executor.replay.graph_classes import contents
+from twinstream.executor.replay.graph_replay import GraphReplay, graphs_pay
+from twinstream.executor.replay.warm_up import KernelTime, warm_up
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.timeline import DeviceMemory, Provenance
+
+DEFAULT_TIMED_PASSES = 1
+
+
+@dataclass(frozen=True)
+class CudaRun:
+    """The passes, and where and with what they were measured."""
+
+    passes: Passes
+    provenance: Provenance
+
+
+def run_on_cuda(
+    schedule: Schedule,
+    program: Program,
+    arenas: Arenas,
+    works: Sequence[Work],
+    fill: Callable[[], None],
+    options: RunOptions,
+) -> CudaRun:
+    """Run on this process's GPU; `fill` puts the state in place once all is warm.
+
+    Raises:
+        DeviceMemoryError: context and libraries take more than the caps leave; nothing was filled.
+    """
+    fix_library_workspaces()
+    spare_bytes = arenas.held_bytes(DEVICE) - arena_bytes(schedule, DEVICE)
+    meter = DeviceMeter(
+        schedule.caps,
+        arena_bytes(schedule, DEVICE),
+        lambda: read_device_memory(spare_bytes),
+        refuses_excess=options.refuses_excess,
+    )
+    gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
+    job = Job(schedule, program, arenas, works, fill)
+    with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
+        try:
+            passes, graphs = run_on_gpu(gpu, job, options, meter)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(_no_room(error, meter.report())) from error
+    provenance = Provenance(
+        kind="measured",
+        where=torch.cuda.get_device_name(),
+        detail=f"torch {torch.__version__}, {graphs}",
+        device_memory=meter.report(),
+    )
+    return CudaRun(passes, provenance)
+
+
+def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
+    return (
+        f"beside the arena of {gib(memory.arena_bytes)} the device has no room for what kernels' "
+        f"libraries allocate (the driver counts {gib(memory.peak_bytes)} in use): "
+        f"{str(error).splitlines()[0]} Plan with a smaller --device-mem."
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run: a schedule, compiled and bound to memory, and how its state is filled."""
+
+    schedule: Schedule
+    program: Program
+    arenas: Arenas
+    works: Sequence[Work]
+    fill: Callable[[], None]
+
+
+def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> tuple[Passes, str]:
+    """The passes, and in a phrase whether they ran as graphs and why."""
+    timed_passes = options.timed_passes
+    pass_options = PassOptions(
+        options.num_passes, DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes
+    )
+    if options.nvtx:
+        job = replace(job, works=_named(gpu, job))
+    backend = CudaBackend(job.program, job.works, gpu)
+    replay = None
+    try:
+        with torch.no_grad(), gpu.libraries_pool():
+            timed = options.graphs == "auto" and not pass_options.times_all()  # what decides
+            times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
+        is_over = meter.warm({call: found.allocated_bytes for call, found in times.items()})
+        with torch.no_grad():
+            if pass_options.times_all():
+                why = "no graphs (every step is timed op by op)"
+            else:
+                replay, why = _graphs(job, options, backend, times)
+        if replay is not None and not is_over and meter.is_over():
+            replay.close()
+            gpu.release_unused()
+            replay, why = None, "no graphs (their memory would exceed the cap)"
+        job.fill()
+        gpu.synchronize()
+        with gpu.libraries_pool():
+            passes = run_passes(
+                job.program, backend, pass_options, replay.replay if replay else None
+            )
+        return passes, why
+    finally:
+        backend.abort()
+        if replay is not None:
+            replay.close()
+
+
+def _graphs(
+    job: Job, options: RunOptions, backend: CudaBackend, times: Mapping[str, KernelTime]
+) -> tuple[GraphReplay | None, str]:
+    if options.graphs == "off":
+        return None, "no graphs (not asked for)"
+    if options.graphs == "auto" and not graphs_pay(job.program, times):
+        return None, "no graphs (ops are long enough without)"
+    content: list[Hashable] = contents(job.schedule)
+    if options.poison:  # what is filled differs from op to op
+        content = [op.op_id for op in job.schedule.ops]
+    replay = GraphReplay(job.program, job.works, content, backend, named=options.nvtx)
+    refused = f", {len(replay.refused)} refused" if replay.refused else ""
+    return replay, (
+        f"{replay.num_graphs} graphs for {replay.num_captured_ops} of "
+        f"{len(job.program.launches)} ops{refused}"
+    )
+
+
+def _named(gpu: Gpu, job: Job) -> list[Work]:
+    """The works of a job, each in a range with its op's name."""
+
+    def named(name: str, work: Work) -> Work:
+        def ranged(pass_index: int) -> None:
+            with gpu.named_range(name):
+                work(pass_index)
+
+        return ranged
+
+    return [
+        named(launch.op.op_id, work)
+        for launch, work in zip(job.program.launches, job.works, strict=True)
+    ]

@@ -1,0 +1,163 @@
+"""Run a schedule, verbatim, and say when every op ran."""
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.backends.cpu import CpuBackend
+from twinstream.executor.kernels.attention.canary import check_attention
+from twinstream.executor.kernels.availability import require_kernels
+from twinstream.executor.memory.arena_memory import arena_memory
+from twinstream.executor.memory.arenas import ArenaMemory, Arenas
+from twinstream.executor.memory.device_memory import expand_segments
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.executor.replay.dispatch import PassOptions, run_passes
+from twinstream.executor.run.cuda_run import run_on_cuda
+from twinstream.executor.run.measured import measured_timeline
+from twinstream.executor.run.work import OpRunner
+from twinstream.executor.state.training_state import State, fill_carried, read_carried
+from twinstream.models.lowering.lower import lower_again
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.proof.conforms import require_conforming
+from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.tensors import Tier
+from twinstream.schedule.timeline import Provenance, Timeline
+
+
+class HostKernelError(TwinstreamError):
+    """A schedule has the host CPU compute, which only the simulator does so far."""
+
+
+class NoCudaError(TwinstreamError):
+    """CUDA was asked for and there is none."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The measured timeline and the state after the last pass."""
+
+    timeline: Timeline
+    state: State
+
+
+def choose_backend(name: str) -> BackendName:
+    """`cpu` or `cuda` as asked for; `auto` is CUDA where there is one.
+
+    Raises:
+        NoCudaError: CUDA was asked for and there is none.
+        TwinstreamError: there is no backend of that name.
+    """
+    if name == "cpu":
+        return "cpu"
+    if name == "cuda":
+        if not torch.cuda.is_available():
+            raise NoCudaError(
+                "there is no CUDA device here; run on the CPU with --backend cpu "
+                "(small models), or plan and simulate without one"
+            )
+        return "cuda"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    raise TwinstreamError(f"unknown backend '{name}'; known: auto, cpu, cuda")
+
+
+def execute(
+    schedule: Schedule, state: Mapping[str, torch.Tensor], host_work: HostWork, options: RunOptions
+) -> Execution:
+    """Prove the schedule safe and conforming, then run it.
+
+    Raises:
+        HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
+        KernelsUnavailableError: it names kernels that cannot run on this backend.
+        UnsafeSchedule: the proof fails; nothing has run.
+        AttentionCanaryError: its attention gives NaN on a shape of the schedule.
+        NoCudaError: CUDA was asked for and there is none.
+        HostMemoryError: the arenas do not fit this machine's memory.
+        DeviceMemoryError: context and libraries take more than the schedule's caps leave them.
+    """
+    choose_backend(options.backend)
+    prove(schedule, options.backend)
+    if options.backend == "cuda":
+        expand_segments()
+    check_attention(schedule, options.backend)
+    with arena_memory(schedule, options) as memory:
+        timeline = _run_in(
+            schedule,
+            memory,
+            lambda arenas: fill_carried(schedule, arenas, state),
+            host_work,
+            options,
+        )
+        after = read_carried(schedule, Arenas(schedule, memory), state)
+    return Execution(timeline, after)
+
+
+def execute_in(
+    schedule: Schedule,
+    memory: Mapping[Tier, ArenaMemory],
+    fill: Callable[[Arenas], None],
+    host_work: HostWork,
+    options: RunOptions,
+) -> Timeline:
+    """Prove a schedule and run it in memory that is there already, and reads no state back.
+
+    `memory` has at least the bytes that the schedule needs of each tier; `fill` puts the carried
+    tensors in place before the first pass. `check_attention` is left to the caller, who should
+    call it before there is the memory, since it takes some of its own.
+
+    Raises:
+        TwinstreamError: as `execute`.
+    """
+    choose_backend(options.backend)
+    prove(schedule, options.backend)
+    return _run_in(schedule, memory, fill, host_work, options)
+
+
+def prove(schedule: Schedule, backend: BackendName) -> None:
+    """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
+    on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
+    if on_host:
+        raise HostKernelError(
+            f"policy '{schedule.policy}' has the host CPU run {', '.join(on_host)}, and there are "
+            "no such kernels yet: simulate the schedule, or plan with another policy to run it"
+        )
+    require_kernels(schedule, backend)
+    require_safe(schedule)
+    require_conforming(schedule, lower_again(schedule))
+
+
+def _run_in(
+    schedule: Schedule,
+    memory: Mapping[Tier, ArenaMemory],
+    fill: Callable[[Arenas], None],
+    host_work: HostWork,
+    options: RunOptions,
+) -> Timeline:
+    program = compile_program(schedule)
+    arenas = Arenas(schedule, memory)
+    works = OpRunner(schedule, arenas, host_work, poison=options.poison).bind_all()
+
+    def fill_all() -> None:
+        if options.poison:
+            arenas.poison()
+        fill(arenas)
+
+    if options.backend == "cuda":
+        run = run_on_cuda(schedule, program, arenas, works, fill_all, options)
+        return measured_timeline(schedule, run.passes, run.provenance)
+    fill_all()
+    backend = CpuBackend(program, works, options.compute_threads)
+    passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
+    where = f"cpu {platform.machine()}"
+    provenance = Provenance(
+        kind="measured",
+        where=where,
+        detail=f"torch {torch.__version__}",
+        processor_share=backend.processor_share,
+    )
+    return measured_timeline(schedule, passes, provenance)

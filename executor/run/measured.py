@@ -1,0 +1,47 @@
+"""The timeline of a run: when ops ran, the time of a step, and where and how it was measured."""
+
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from twinstream.executor.replay.dispatch import Passes
+from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.schedule.analysis.periodic import LAST_PASSES
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import Provenance, Timeline
+
+
+def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance) -> Timeline:
+    """Step time as in simulated timelines; measured states hardly ever repeat exactly.
+
+    It is the mean over the last passes after the first. Where some of them were not timed op by
+    op, those alone count, so that timing cannot lengthen what it measures.
+    """
+    timed = [found.spans for found in passes.times if found.spans is not None]
+    steady = timed[1:] if len(timed) > 1 else timed
+    cold = timed[0]
+    if len(passes.times) > 1:
+        steps_ns = _steps_ns(passes)
+        step_ns, spread_ns = fmean(steps_ns), pstdev(steps_ns)
+    else:
+        step_ns, spread_ns = float(max(cold.end_ns) - min(cold.start_ns)), 0.0
+    return Timeline(
+        op_ids=tuple(op.op_id for op in schedule.ops),
+        passes=tuple(steady),
+        cold=cold,
+        step_ns=step_ns,
+        spread_ns=spread_ns,
+        provenance=provenance.model_copy(
+            update={
+                "timed_passes": len(timed),
+                "host_cost": passes.host_cost,
+                "nondeterministic": nondeterministic_kernels(schedule),
+            }
+        ),
+    )
+
+
+def _steps_ns(passes: Passes) -> list[int]:
+    """From the end of a pass to the end of the next, of the last passes."""
+    pairs = list(pairwise(passes.times))
+    untimed = [pair for pair in pairs if pair[1].spans is None]
+    return [after.end_ns - before.end_ns for before, after in (untimed or pairs)[-LAST_PASSES:]]

@@ -1,0 +1,68 @@
+"""What the host does in a training run: feed tokens and step state, take losses out."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from twinstream.executor.program.host_work import HostWork
+from twinstream.models.lowering.declarations import STEP_STATE_BYTES
+from twinstream.models.recipe import Recipe
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Feed, Fetch
+
+# (step, index of the chunk in the step) -> ids and labels, int32 [2, chunk_tokens]
+TokenSource = Callable[[int, int], torch.Tensor]
+
+
+@dataclass
+class Training:
+    """A run's data and hyperparameters that are not part of the recipe; collects its losses.
+
+    `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped.
+    """
+
+    tokens: TokenSource
+    learning_rate: float
+    seed: int
+    first_step: int = 1
+    losses: list[float] = field(default_factory=list)
+
+    def host_work(self, schedule: Schedule) -> HostWork:
+        recipe = Recipe.model_validate(schedule.recipe)
+        shape = (2, schedule.workload.chunk_tokens)
+
+        def feed(op: Feed, pass_index: int) -> torch.Tensor:
+            step = self.first_step + pass_index
+            if op.source == "step_state":
+                return _bytes(step_state(recipe, step, self.learning_rate, self.seed))
+            if op.source != "tokens":
+                raise TwinstreamError(f"op '{op.op_id}' asks for unknown input '{op.source}'")
+            tokens = self.tokens(step, op.index)
+            if tokens.shape != shape or tokens.dtype != torch.int32:
+                raise TwinstreamError(
+                    f"chunk {op.index} of step {step} has {tokens.dtype} {list(tokens.shape)}, "
+                    f"the schedule needs torch.int32 {list(shape)}: ids, then labels"
+                )
+            return tokens.contiguous().view(-1).view(torch.uint8)
+
+        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+            self.losses.append(float(taken.view(torch.float32).item()))
+
+        return HostWork(feed, fetch)
+
+
+def step_state(recipe: Recipe, step: int, learning_rate: float, seed: int) -> bytes:
+    """The small device tensor that a step's optimizer tasks read.
+
+    float32 learning rate, 1 - beta1**step, 1 - beta2**step; at byte 16 int64 step and seed.
+    """
+    corrections = (1.0 - recipe.beta1**step, 1.0 - recipe.beta2**step)
+    packed = struct.pack("<fff4xqq", learning_rate, *corrections, step, seed)
+    return packed.ljust(STEP_STATE_BYTES, b"\0")
+
+
+def _bytes(packed: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)

@@ -1,0 +1,147 @@
+"""Parameters and optimizer state of a run, in the flat tensors of the schedule."""
+
+from collections.abc import Mapping
+
+import torch
+
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.lowering.declarations import optimizer_parts, state_layout
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+
+State = dict[str, torch.Tensor]
+
+STEP = "step"
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_INIT_STD = 0.02
+
+
+def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> State:
+    """Fresh parameters (normal, std 0.02; norms one; biases zero) and fresh optimizer state.
+
+    Keys are `param.GROUP` and `opt.GROUP`, with GROUP `embedding`, a layer number or `head`;
+    values 1-D uint8. The same seed gives the same bits on every machine.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    layouts: dict[str, Layout] = {"embedding": embedding_layout(spec)}
+    layouts |= {str(layer): block_layout(spec) for layer in range(spec.num_layers)}
+    layouts["head"] = head_layout(spec)
+    state: State = {}
+    for group, layout in layouts.items():
+        flat = _fresh(layout, _DTYPES[spec.dtype], generator)
+        state[f"param.{group}"] = flat
+        state[f"opt.{group}"] = optimizer_state(spec, group, flat, recipe or Recipe())
+    return state
+
+
+def steps_done(state: Mapping[str, torch.Tensor]) -> int:
+    """How many optimizer steps a state has behind it; 0 of one that does not say so.
+
+    Raises:
+        TwinstreamError: what it says is no whole number.
+    """
+    told = state.get(STEP)
+    if told is None:
+        return 0
+    if told.numel() != 1 or told.is_floating_point() or told.item() < 0:
+        raise TwinstreamError(
+            f"the state's '{STEP}' is {told}; it counts the steps done: torch.tensor(3)"
+        )
+    return int(told.item())
+
+
+def with_steps_done(state: State, num_steps: int) -> State:
+    """The state, saying how many optimizer steps it has behind it."""
+    return state | {STEP: torch.tensor(num_steps)}
+
+
+def optimizer_state(
+    spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
+) -> torch.Tensor:
+    """Zero m and v of each part of a group and, where the recipe has it, its float32 master.
+
+    Args:
+        parameters: the group's flat parameters, uint8.
+    """
+    dtype, num_values = state_layout(spec, recipe)
+    num_elements = parameters.numel() // spec.itemsize
+    state = torch.zeros(num_values * num_elements, dtype=_DTYPES[dtype]).view(torch.uint8)
+    if recipe.has_master(spec.dtype):
+        _fill_master(spec, group, parameters, state)
+    return state
+
+
+def with_parameters(
+    state: State, parameters: Mapping[str, torch.Tensor], spec: ModelSpec, recipe: Recipe
+) -> State:
+    """The state with parameters, and their master, replaced by those given by group."""
+    found = {name: flat.clone() for name, flat in state.items()}
+    for group, flat in parameters.items():
+        found[f"param.{group}"] = flat.clone()
+        if recipe.has_master(spec.dtype):
+            _fill_master(spec, group, flat, found[f"opt.{group}"])
+    return found
+
+
+def _fill_master(
+    spec: ModelSpec, group: str, parameters: torch.Tensor, state: torch.Tensor
+) -> None:
+    """Each part's state is m, v, master, as many float32 values each as it has parameters."""
+    values, floats = parameters.view(_DTYPES[spec.dtype]), state.view(torch.float32)
+    for part in optimizer_parts(spec, group):
+        start, count = part.element_offset, part.num_elements
+        floats[3 * start + 2 * count : 3 * (start + count)].copy_(values[start : start + count])
+
+
+def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:
+    """Put the state into every carried slot, once before the first pass.
+
+    Raises:
+        TwinstreamError: the state lacks a carried tensor, or has it at another size.
+    """
+    for tensor, slot, source in _carried(schedule, state):
+        arenas.view(tensor, slot).copy_(source)
+
+
+def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> State:
+    """The state after the last pass, shaped as the one given."""
+    result = {name: flat.clone() for name, flat in state.items()}
+    for tensor, slot, destination in _carried(schedule, result):
+        destination.copy_(arenas.view(tensor, slot))
+    return result
+
+
+def _carried(
+    schedule: Schedule, state: Mapping[str, torch.Tensor]
+) -> list[tuple[str, str, torch.Tensor]]:
+    """(tensor, slot, its bytes in the state) of everything carried."""
+    tensors = {t.tensor_id: t for t in schedule.tensors}
+    found = []
+    for item in schedule.carried:
+        tensor = tensors[item.tensor]
+        root = tensors[tensor.parent or item.tensor]
+        flat = state.get(root.tensor_id)
+        if flat is None or flat.numel() != root.size_bytes:
+            given = "nothing" if flat is None else f"{flat.numel()} bytes"
+            raise TwinstreamError(
+                f"the schedule carries '{root.tensor_id}' with {root.size_bytes} bytes, but the "
+                f"state has {given} for it; was it made for another model or dtype?"
+            )
+        end = tensor.offset_bytes + tensor.size_bytes
+        found.append((item.tensor, item.slot, flat[tensor.offset_bytes : end]))
+    return found
+
+
+def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
+    for inner in layout.tensors:
+        view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
+        if inner.name.endswith("norm"):
+            view.fill_(1.0)
+        elif not inner.name.endswith("bias"):
+            random = torch.empty(view.numel(), dtype=torch.float32)
+            view.copy_(random.normal_(0.0, _INIT_STD, generator=generator))
+    return flat

@@ -1,0 +1,92 @@
+"""What each attention implementation computes, so that a plan can be refused without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from twinstream.models.demand.attention_scratch import require_known_attention
+from twinstream.schedule.document import Schedule
+
+DeviceName = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class AttentionLimits:
+    """None is no limit of its own; `capabilities` are major compute capabilities.
+
+    With `variable_length` one call takes packed sequences of unequal lengths; without, each of
+    them is a call. `deterministic` means the same bits from run to run, as the executor calls it.
+    """
+
+    device: DeviceName | None = None
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
+    most_head_dim: int | None = None
+    head_dim_multiple: int = 1
+    capabilities: tuple[int, ...] = ()
+    variable_length: bool = False
+    deterministic: bool = True
+
+    def refusal(self, dtype: str, head_dim: int) -> str | None:
+        """Why such heads cannot be computed, or None."""
+        if dtype not in self.dtypes:
+            return f"it computes {' and '.join(self.dtypes)}, not {dtype}"
+        if self.most_head_dim is not None and head_dim > self.most_head_dim:
+            return f"head_dim {head_dim} is over its limit of {self.most_head_dim}"
+        if head_dim % self.head_dim_multiple:
+            return f"head_dim {head_dim} is no multiple of {self.head_dim_multiple}"
+        return None
+
+
+def attention_limits(name: str) -> AttentionLimits:
+    """
+    Raises:
+        UnknownAttentionError: there is no implementation of that name.
+    """
+    require_known_attention(name)
+    return _limits()[name]
+
+
+def attention_refusal(
+    name: str, device: DeviceName, dtype: str, head_dim: int, capability: int | None = None
+) -> str | None:
+    """Why an implementation cannot compute such heads on a kind of device, or None.
+
+    `capability` is the device's major compute capability; None is unknown, and not refused.
+
+    Raises:
+        UnknownAttentionError: there is none of that name.
+    """
+    limits = attention_limits(name)
+    if limits.device is not None and limits.device != device:
+        return f"it runs on {limits.device}, not on {device}"
+    if limits.capabilities and capability is not None and capability not in limits.capabilities:
+        made_for = ", ".join(str(major) for major in limits.capabilities)
+        return f"it is for compute capability {made_for}, not {capability}"
+    return limits.refusal(dtype, head_dim)
+
+
+def nondeterministic_kernels(schedule: Schedule) -> tuple[str, ...]:
+    """What of a schedule does not give the same bits from run to run; empty where all does."""
+    names = {call.attributes.get("attention") for call in schedule.calls.values()}
+    known = sorted(name for name in names if isinstance(name, str) and name in _limits())
+    return tuple(f"attention {name}" for name in known if not _limits()[name].deterministic)
+
+
+def _limits() -> Mapping[str, AttentionLimits]:
+    return {
+        "eager": AttentionLimits(),
+        "sdpa_cpu": AttentionLimits(device="cpu"),
+        "sdpa_flash": _on_cuda(256, (8, 9, 10, 11, 12)),
+        "sdpa_cudnn": replace(
+            _on_cuda(128, (8, 9, 10, 12)), variable_length=False, deterministic=False
+        ),
+        "flash2": _on_cuda(256, (8, 9, 10, 12)),
+        "flash3": _on_cuda(192, (9,)),
+        "flash4": _on_cuda(128, (9, 10, 11)),
+    }
+
+
+def _on_cuda(most_head_dim: int, capabilities: tuple[int, ...]) -> AttentionLimits:
+    return AttentionLimits(
+        "cuda", ("bfloat16",), most_head_dim, 8, capabilities, variable_length=True
+    )

@@ -1,0 +1,174 @@
+"""How much scratch each attention implementation takes, so that it can be planned without torch.
+
+Each formula mirrors, buffer by buffer, what the implementation of that name takes from its
+workspace; tests hold the two together to the byte. What a library allocates by itself besides is
+in `attention_library`.
+"""
+
+from collections.abc import Callable, Mapping
+
+from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.layout import ALIGNMENT_BYTES
+from twinstream.schedule.errors import TwinstreamError
+
+# Eager attention works on tiles of this many queries and keys (all heads at once).
+QUERY_TILE = 128
+KEY_TILE = 256
+# Elements of the output that two parts are merged by at a time: 8 MiB in float32.
+MERGE_BLOCK_ELEMENTS = 2**21
+
+_FLOAT32_BYTES = 4
+_INT32_BYTES = 4
+_SEED_BYTES = 16
+
+ScratchFormula = Callable[[AttentionShape], int]
+
+
+class UnknownAttentionError(TwinstreamError):
+    """No attention implementation of that name."""
+
+
+def attention_names() -> tuple[str, ...]:
+    """All implementations, whether they can run here or not."""
+    return tuple(_formulas())
+
+
+def require_known_attention(name: str) -> None:
+    """
+    Raises:
+        UnknownAttentionError: the message lists those there are.
+    """
+    if name not in _formulas():
+        known = ", ".join(attention_names())
+        raise UnknownAttentionError(
+            f"attention implementation '{name}' is unknown; known implementations: {known}"
+        )
+
+
+def attention_scratch_bytes(name: str, of_pass: AttentionPass, shape: AttentionShape) -> int:
+    """Scratch bytes that an implementation takes at most.
+
+    Raises:
+        UnknownAttentionError: there is none of that name.
+    """
+    require_known_attention(name)
+    return _formulas()[name][of_pass](shape)
+
+
+def merge_block_rows(shape: AttentionShape) -> int:
+    """Queries whose outputs, one from each of two parts, are merged at a time."""
+    width = shape.num_heads * shape.head_dim
+    return max(1, min(shape.num_queries, MERGE_BLOCK_ELEMENTS // width))
+
+
+def _formulas() -> Mapping[str, Mapping[AttentionPass, ScratchFormula]]:
+    return {
+        "eager": {"forward": _eager_forward, "backward": _eager_backward},
+        "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
+        "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
+        "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
+        "flash2": {"forward": _starts, "backward": _written_backward},
+        "flash3": {"forward": _starts, "backward": _written_backward},
+        "flash4": {"forward": _flash4_forward, "backward": _written_backward},
+    }
+
+
+def starts_bytes(lengths: tuple[int, ...]) -> int:
+    """Cumulative lengths of packed sequences, from 0 on, in int32."""
+    return _aligned((len(lengths) + 1) * _INT32_BYTES)
+
+
+def _starts(shape: AttentionShape) -> int:
+    """What a library needs to be told of unequal lengths."""
+    return starts_bytes(shape.lengths) if shape.lengths else 0
+
+
+def _dense_lse(shape: AttentionShape) -> int:
+    """Packed sequences have their log-sum-exps head by head; libraries want them dense.
+
+    Of unequal lengths they are wanted as they are, those of all sequences together.
+    """
+    return _float32(shape.rows) if shape.num_sequences > 1 else 0
+
+
+def _dense_lse_of_each(shape: AttentionShape) -> int:
+    """The same where sequences of unequal lengths are called one by one: those of one."""
+    if shape.lengths:
+        return _float32(shape.longest.rows) if shape.num_heads > 1 else 0
+    return _dense_lse(shape)
+
+
+def _flash4_forward(shape: AttentionShape) -> int:
+    return _starts(shape) + _dense_lse(shape)
+
+
+def _merged_forward(shape: AttentionShape) -> int:
+    """A weight a row, and a block of outputs of each part."""
+    if shape.num_past == 0:
+        return 0
+    block = merge_block_rows(shape) * shape.num_heads * shape.head_dim
+    return _float32(shape.rows) + 2 * _float32(block)
+
+
+def _sdpa_flash_backward(shape: AttentionShape) -> int:
+    return _starts(shape) + _aligned(_SEED_BYTES) + _dense_lse(shape)
+
+
+def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
+    """Sequences of one token among those of unequal lengths take what eager attention takes."""
+    own = _merged_forward(shape)
+    return max(own, _eager_forward(shape.of_one_token)) if 1 in shape.lengths else own
+
+
+def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
+    own = _aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
+    return max(own, _eager_backward(shape.of_one_token)) if 1 in shape.lengths else own
+
+
+def _written_backward(shape: AttentionShape) -> int:
+    """Where gradients are added up, those of this call are written by themselves first."""
+    d_kv = _aligned(shape.num_kv_elements * shape.itemsize_bytes) if shape.sliced else 0
+    return _starts(shape) + _dense_lse(shape) + d_kv
+
+
+def _eager_forward(shape: AttentionShape) -> int:
+    """Q and output of a query tile, three scalars a row, and a tile of K, V and scores."""
+    shape = shape.longest
+    rows = shape.num_heads * min(QUERY_TILE, shape.num_queries)
+    per_query_tile = 2 * _float32(rows * shape.head_dim) + 3 * _float32(rows)
+    return per_query_tile + _key_tiles(shape, 2) + _score_tiles(shape, 1)
+
+
+def _eager_backward(shape: AttentionShape) -> int:
+    """Q, dO and dQ of a query tile, two scalars a row; a tile of K, V, and dK or dV; two of scores.
+
+    Packed sequences add the float32 gradients of one sequence's K and V; a slice of a sequence
+    has them in d_context.
+    """
+    shape = shape.longest
+    rows = shape.num_heads * min(QUERY_TILE, shape.num_queries)
+    per_query_tile = 3 * _float32(rows * shape.head_dim) + 2 * _float32(rows)
+    d_kv = 0 if shape.sliced else _float32(shape.num_kv_elements // shape.num_sequences)
+    return d_kv + per_query_tile + _key_tiles(shape, 3) + _score_tiles(shape, 2)
+
+
+def _key_tiles(shape: AttentionShape, count: int) -> int:
+    width = shape.num_kv_heads * shape.head_dim
+    return count * _float32(width * min(KEY_TILE, shape.num_keys))
+
+
+def _score_tiles(shape: AttentionShape, count: int) -> int:
+    """Float32 tiles, and one in bf16 for the probabilities as the second matmul sees them."""
+    rows = shape.num_heads * min(QUERY_TILE, shape.num_queries)
+    elements = rows * min(KEY_TILE, shape.num_keys)
+    itemsize = shape.itemsize_bytes
+    low = _aligned(elements * itemsize) if itemsize < _FLOAT32_BYTES else 0
+    return count * _float32(elements) + low
+
+
+def _float32(elements: int) -> int:
+    return _aligned(elements * _FLOAT32_BYTES)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,115 @@
+"""Demand descriptors where Triton's kernels do the vector operations: one pass, one launch each.
+
+Matmuls and attention are the eager implementation's. Every tensor counts once for each time that
+a kernel reads or writes it in HBM; what a kernel reads again soon enough to find it in the L2
+cache counts once. docs/kernels.md has the table. Legend as in `work`.
+"""
+
+from dataclasses import dataclass
+
+from twinstream.models.demand.work import ChunkWork
+from twinstream.models.demand.workspace import partial_sums
+from twinstream.schedule.cost import Work
+
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class TritonChunkWork(ChunkWork):
+    """What Triton's kernels demand for one chunk."""
+
+    def block_forward(self) -> tuple[Work, ...]:
+        t, s = self.tokens, self.spec
+        return (
+            *self.positions(),
+            self._norms_and_residual(),
+            self.matmul(t, s.d_q, s.d_model),
+            self.matmul(t, 2 * s.d_kv, s.d_model),
+            self.vector("rope", 2 * t * (s.d_q + s.d_kv), launches=2),
+            self.attention_forward(),
+            self.matmul(t, s.d_model, s.d_q),
+            self.matmul(t, 2 * s.d_ff, s.d_model),
+            self.vector("swiglu", 3 * t * s.d_ff),
+            # addmm copies the residual stream to its output and accumulates onto it
+            self.vector("copy", 2 * t * s.d_model),
+            self.matmul(t, s.d_model, s.d_ff, accumulate=True),
+        )
+
+    def recompute_attention(self) -> tuple[Work, ...]:
+        t, s = self.tokens, self.spec
+        return (
+            self._norms_and_residual(),
+            self.matmul(t, s.d_q, s.d_model),
+            self.matmul(t, s.d_model, s.d_q),
+            self.matmul(t, 2 * s.d_ff, s.d_model),
+        )
+
+    def block_backward(self) -> tuple[Work, ...]:
+        t, s = self.tokens, self.spec
+        d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
+        works = [
+            *self.positions(),
+            self.vector("swiglu", 6 * t * f),  # gate, up and a gradient in; two and the product out
+            self.gradient_matmul(d, f, t),
+            self.matmul(t, f, d),
+            self._norm_backward(),
+            self.gradient_matmul(2 * f, d, t),
+            self.matmul(t, d, 2 * f),
+            self.gradient_matmul(d, q, t),
+            self.matmul(t, q, d),
+            self._rope_backward(),
+            self.attention_backward(),
+            self._norm_backward(),
+            self.gradient_matmul(q + 2 * k, d, t),
+            self.matmul(t, d, q + 2 * k),
+        ]
+        if s.qk_norm:
+            works.append(self.matmul(t, k, d))
+        if s.qkv_bias:
+            works.append(self._summed("bias", t * (q + 2 * k), q + 2 * k, t, launches=2))
+        if self.workload.sliced:
+            elements = 2 * t * k
+            moved = elements * (_FLOAT32_BYTES + s.itemsize)
+            works.append(self._work("copy", (elements,), elements, moved))
+        return tuple(works)
+
+    def head_loss(self, row_slice: int) -> tuple[Work, ...]:
+        """The row of logits is read for its sum, and again, from the L2 cache, for its gradient."""
+        t, d, v = self.tokens, self.spec.d_model, self.spec.vocab_size
+        slices = -(-t // row_slice)
+        norm = self._summed("rms_norm", 5 * row_slice * d, d, row_slice, launches=3)
+        logits, d_norm = self.matmul(row_slice, v, d), self.matmul(row_slice, d, v)
+        per_slice = (norm, logits, d_norm, self.gradient_matmul(v, d, row_slice))
+        return (
+            *(self._times(work, slices) for work in per_slice),
+            self.vector("cross_entropy", 2 * t * v, launches=slices),
+        )
+
+    def embed_backward(self) -> tuple[Work, ...]:
+        """Tokens are copied, sorted and searched (a launch each), then their rows are added."""
+        return (self.vector("embedding_backward", 3 * self.tokens * self.spec.d_model, launches=5),)
+
+    def _norms_and_residual(self) -> Work:
+        """Reads x, writes it normed; reads x and what is added, writes their sum and it normed."""
+        return self.vector("rms_norm", 6 * self.tokens * self.spec.d_model, launches=2)
+
+    def _norm_backward(self) -> Work:
+        """The norm again (2); x and both gradients read, one written (4); sums of the weight's."""
+        t, d = self.tokens, self.spec.d_model
+        return self._summed("rms_norm", 6 * t * d, d, t, launches=3)
+
+    def _rope_backward(self) -> Work:
+        """Q rotated again; the gradients of Q and K turned back, through their norms if any."""
+        t, s = self.tokens, self.spec
+        if not s.qk_norm:
+            return self.vector("rope", t * (4 * s.d_q + 2 * s.d_kv), launches=3)
+        moved = t * (5 * s.d_q + 3 * s.d_kv)
+        return self._summed("rope", moved, 2 * s.head_dim, t, launches=5)
+
+    def _summed(
+        self, unit: str, elements: int, width: int, num_rows: int, *, launches: int
+    ) -> Work:
+        """A kernel that also leaves float32 shares of sums over rows, and the sum of the shares."""
+        shares = 2 * partial_sums(num_rows) * width * _FLOAT32_BYTES
+        moved = elements * self.spec.itemsize + shares
+        return self._work(unit, (elements,), elements, moved, launches)

@@ -1,0 +1,252 @@
+"""Demand descriptors of the dense decoder's tasks: FLOPs and HBM bytes per kernel group.
+
+FLOPs are those executed. They exceed model FLOPs (`models.flops`) only by the recompute tasks,
+by the scores that attention's backward computes again (5 matmuls instead of 4), and by the K
+projection that a QK-norm backward redoes.
+
+These are the eager implementation's; `triton_work` has what differs with Triton's kernels. Eager
+elementwise work is counted as if every operation were one pass, although it is several torch ops
+with float32 blocks between them, which stay in a cache.
+
+Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V), f FFN width.
+"""
+
+from dataclasses import dataclass, field
+
+from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.demand.attention_shape import equal_runs
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.schedule.cost import Work
+from twinstream.schedule.workload import Workload
+
+_FLOAT32_BYTES = 4
+_INT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ChunkWork:
+    """Demand descriptors for one chunk that starts at `start` in its sequence."""
+
+    spec: ModelSpec
+    workload: Workload
+    start: int
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def gradient_matmul(self, m: int, n: int, k: int) -> Work:
+        """[m, k] x [k, n], added to weight gradients in place."""
+        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
+        moved = (m * k + k * n) * self.spec.itemsize + 2 * m * n * gradient
+        return self._work("matmul", (m, n, k), 2 * m * n * k, moved)
+
+    def matmul(self, m: int, n: int, k: int, *, accumulate: bool = False) -> Work:
+        """[m, k] x [k, n]; with `accumulate` the result is read as well as written."""
+        moved = m * k + k * n + (2 if accumulate else 1) * m * n
+        return self._work("matmul", (m, n, k), 2 * m * n * k, moved * self.spec.itemsize)
+
+    def vector(self, unit: str, elements_moved: int, *, launches: int = 1) -> Work:
+        """An elementwise kernel that reads and writes `elements_moved` elements in all."""
+        return self._work(
+            unit, (elements_moved,), elements_moved, elements_moved * self.spec.itemsize, launches
+        )
+
+    def attention_forward(self) -> Work:
+        """Scores and values over the causal half: 4 x q width FLOPs per (query, key) pair."""
+        return self._attention("attention_forward", 4, tensors_moved=2)
+
+    def attention_backward(self) -> Work:
+        """Five matmuls over the causal half: the scores again, dV, dP, dQ, dK."""
+        return self._attention("attention_backward", 10, tensors_moved=4)
+
+    def block_forward(self) -> tuple[Work, ...]:
+        t, s = self.tokens, self.spec
+        return (
+            *self.positions(),
+            self.vector("rms_norm", 4 * t * s.d_model, launches=2),
+            self.matmul(t, s.d_q + 2 * s.d_kv, s.d_model),
+            self.vector("rope", 2 * t * (s.d_q + s.d_kv)),
+            self.attention_forward(),
+            self.matmul(t, s.d_model, s.d_q, accumulate=True),
+            self.matmul(t, 2 * s.d_ff, s.d_model),
+            self.vector("swiglu", 3 * t * s.d_ff),
+            self.matmul(t, s.d_model, s.d_ff, accumulate=True),
+        )
+
+    def recompute_attention(self) -> tuple[Work, ...]:
+        """From level ATTENTION: Q, output, gate and up projections."""
+        t, s = self.tokens, self.spec
+        return (
+            self.vector("rms_norm", 4 * t * s.d_model, launches=2),
+            self.matmul(t, s.d_q, s.d_model),
+            self.matmul(t, s.d_model, s.d_q, accumulate=True),
+            self.matmul(t, 2 * s.d_ff, s.d_model),
+        )
+
+    def recompute_input(self) -> tuple[Work, ...]:
+        """From level INPUT: the same and attention."""
+        rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
+        positions = self.positions()
+        return (*positions, *self.recompute_attention(), rope, self.attention_forward())
+
+    def block_backward(self) -> tuple[Work, ...]:
+        t, s = self.tokens, self.spec
+        d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
+        works = (
+            *self.positions(),
+            self.matmul(t, f, d),  # gradient of the SwiGLU product
+            self.gradient_matmul(d, f, t),
+            self.vector("swiglu_backward", 6 * t * f, launches=2),
+            self.matmul(t, d, 2 * f),
+            self.gradient_matmul(2 * f, d, t),
+            self.vector("rms_norm_backward", 8 * t * d, launches=2),
+            self.matmul(t, q, d),
+            self.gradient_matmul(d, q, t),
+            self.attention_backward(),
+            self.vector("rope_backward", 3 * t * (q + k)),
+            self.matmul(t, d, q + 2 * k),
+            self.gradient_matmul(q + 2 * k, d, t),
+            self.vector("rms_norm_backward", 4 * t * d, launches=2),
+        )
+        return (*works, self.matmul(t, k, d)) if s.qk_norm else works
+
+    def head_loss(self, row_slice: int) -> tuple[Work, ...]:
+        """Final norm, logits in row slices, cross entropy, and the backward of all three."""
+        t, d, v = self.tokens, self.spec.d_model, self.spec.vocab_size
+        slices = -(-t // row_slice)
+        logits = self.matmul(row_slice, v, d)
+        d_norm = self.matmul(row_slice, d, v)
+        d_head = self.gradient_matmul(v, d, row_slice)
+        return (
+            self.vector("rms_norm", 6 * t * d, launches=3),
+            *(self._times(work, slices) for work in (logits, d_norm, d_head)),
+            self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
+        )
+
+    def embed_forward(self) -> tuple[Work, ...]:
+        return (self.vector("embedding", 2 * self.tokens * self.spec.d_model),)
+
+    def embed_backward(self) -> tuple[Work, ...]:
+        return (self.vector("embedding_backward", 4 * self.tokens * self.spec.d_model),)
+
+    def positions(self) -> tuple[Work, ...]:
+        """Of unequal lengths, where each token is in its sequence, and where sequences start.
+
+        A run of equal lengths is a launch for the starts, and one or two for the positions.
+        """
+        lengths = self.workload.sequence_lengths
+        if not lengths:
+            return ()
+        runs = equal_runs(lengths)
+        launches = sum(1 if count == 1 else 2 for _, count in runs)
+        if self._one_call:
+            launches += len(runs)
+        elements = self.tokens + len(lengths) + 1
+        return (self._work("copy", (elements,), elements, elements * _INT32_BYTES, launches),)
+
+    @property
+    def tokens(self) -> int:
+        return self.workload.chunk_tokens
+
+    @property
+    def _one_call(self) -> bool:
+        """Whether attention takes sequences of unequal lengths in one call."""
+        return attention_limits(self.recipe.kernels.attention).variable_length
+
+    def _attention(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
+        if self.workload.sequence_lengths:
+            return self._attention_of_unequal(unit, flops_per_pair, tensors_moved)
+        s, seq_len = self.spec, self.workload.seq_len
+        sequences = max(1, self.tokens // seq_len)
+        queries = min(self.tokens, seq_len)
+        doubled_pairs = sequences * queries * (2 * self.start + queries)
+        rows = sequences * (queries * s.d_q + (self.start + queries) * s.d_kv)
+        return self._attention_work(
+            unit,
+            (queries, self.start + queries, s.num_heads, s.head_dim, sequences),
+            flops_per_pair * s.d_q * doubled_pairs // 2,
+            tensors_moved * rows * s.itemsize,
+        )
+
+    def _attention_of_unequal(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
+        """The sum over the sequences. As queries and keys its shape has the length at which a
+        token sees as many keys as here on average."""
+        s, lengths = self.spec, self.workload.sequence_lengths
+        squares = sum(length * length for length in lengths)
+        mean = max(1, round(squares / self.tokens))
+        return self._attention_work(
+            unit,
+            (mean, mean, s.num_heads, s.head_dim, len(lengths)),
+            flops_per_pair * s.d_q * squares // 2,
+            tensors_moved * self.tokens * (s.d_q + s.d_kv) * s.itemsize,
+            launches=1 if self._one_call else len(lengths),
+        )
+
+    def _attention_work(
+        self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1
+    ) -> Work:
+        work = self._work(unit, shape, flops, hbm_bytes, launches)
+        return work.model_copy(update={"implementation": self.recipe.kernels.attention})
+
+    def _work(
+        self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1
+    ) -> Work:
+        return Work(
+            unit=unit,
+            shape=shape,
+            flops=flops,
+            hbm_bytes=hbm_bytes,
+            launches=launches,
+            dtype=self.spec.dtype,
+        )
+
+    def _times(self, work: Work, count: int) -> Work:
+        return work.model_copy(
+            update={
+                "flops": work.flops * count,
+                "hbm_bytes": work.hbm_bytes * count,
+                "launches": work.launches * count,
+            }
+        )
+
+
+def adamw_work(
+    num_elements: int, dtype: str, gradient_dtype: str | None = None, *, master: bool = False
+) -> tuple[Work, ...]:
+    """One pass: reads parameter, gradient, m and v; writes parameter, m and v.
+
+    With a float32 `master` the parameter is only written, and m, v and master are float32.
+    """
+    itemsize, gradient = ITEMSIZE_BYTES[dtype], ITEMSIZE_BYTES[gradient_dtype or dtype]
+    moved = itemsize + gradient + 6 * _FLOAT32_BYTES if master else 6 * itemsize + gradient
+    return (
+        Work(
+            unit="adamw",
+            shape=(num_elements,),
+            flops=14 * num_elements,
+            hbm_bytes=moved * num_elements,
+            launches=1,
+            dtype=dtype,
+        ),
+    )
+
+
+def host_work(cost: tuple[Work, ...]) -> tuple[Work, ...]:
+    """The same work by the host CPU, through host DRAM."""
+    return tuple(_on_host(work) for work in cost)
+
+
+def host_accumulate_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
+    """The host adds a gradient to another: reads both, writes one."""
+    added = Work(
+        unit="accumulate",
+        shape=(num_elements,),
+        flops=num_elements,
+        hbm_bytes=3 * num_elements * itemsize,
+        launches=1,
+        dtype=dtype,
+    )
+    return (_on_host(added),)
+
+
+def _on_host(work: Work) -> Work:
+    return work.model_copy(update={"hbm_bytes": 0, "host_dram_bytes": work.hbm_bytes})

@@ -1,0 +1,327 @@
+"""How much scratch the kernels take, so that it can be planned for without torch.
+
+Each formula mirrors, buffer by buffer, what the kernel of that name takes from its `scratch`
+operand; tests hold the two together to the byte. Buffers whose lifetimes do not overlap share
+their bytes, hence the maxima.
+
+Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V), f FFN width.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from twinstream.models.demand.attention_scratch import attention_scratch_bytes
+from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.layout import ALIGNMENT_BYTES
+from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Attribute
+
+Attributes = Mapping[str, Attribute]
+
+# Float32 logits that the head works on at a time: 32 MiB.
+HEAD_BLOCK_ELEMENTS = 2**23
+# Programs that share the rows of a Triton kernel which sums over them: two for each of the 132
+# multiprocessors of an H100 or H200. A constant, because the order of the sums follows from it.
+SUM_PROGRAMS = 264
+# Gathered elements that embed_backward works on at a time: 16 MiB in float32.
+EMBED_BLOCK_ELEMENTS = 2**22
+
+_FLOAT32_BYTES = 4
+_INT32_BYTES = 4
+_INT64_BYTES = 8
+
+
+def workspace_bytes(kernel: str, attributes: Attributes) -> int:
+    """Scratch bytes that a kernel takes at most, 0 if it has no scratch operand.
+
+    Args:
+        kernel: registry key, name and implementation.
+        attributes: those the kernel is called with.
+
+    Raises:
+        TwinstreamError: the kernel, or the attention implementation it is to use, is unknown, or
+            an attribute is missing.
+
+    >>> workspace_bytes("embed_forward/eager", {})
+    0
+    """
+    formulas = _formulas()
+    if kernel not in formulas:
+        raise TwinstreamError(
+            f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(formulas)}"
+        )
+    return formulas[kernel](attributes)
+
+
+_T = TypeVar("_T", int, float, str, bool)
+
+
+def typed_attribute(attributes: Attributes, name: str, kind: type[_T]) -> _T:
+    """Return an attribute of a kernel call, which must be there and be of that very type.
+
+    An int is taken where a float is expected.
+    """
+    value = required_attributes(attributes, name)[name]
+    if kind is float and type(value) is int:
+        return kind(value)
+    if type(value) is not kind:
+        raise TwinstreamError(f"kernel attribute '{name}' is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def sequence_lengths(attributes: Attributes) -> tuple[int, ...]:
+    """Those of a chunk's packed sequences if they are unequal; otherwise nothing."""
+    value = attributes.get("sequence_lengths", ())
+    if not isinstance(value, tuple):
+        raise TwinstreamError(f"kernel attribute 'sequence_lengths' is {value!r}, expected a tuple")
+    return value
+
+
+def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:
+    """Return some attributes of a kernel call, all of which must be there."""
+    if missing := [name for name in names if name not in attributes]:
+        raise TwinstreamError(
+            f"kernel attributes {missing} are missing; given: {sorted(attributes)}"
+        )
+    return {name: attributes[name] for name in names}
+
+
+def gradient_dtype_name(attributes: Attributes) -> str:
+    """Of weight gradients: the model's, unless the call says otherwise."""
+    return str(attributes.get("gradient_dtype", typed_attribute(attributes, "dtype", str)))
+
+
+def has_master(attributes: Attributes) -> bool:
+    """Whether an optimizer's state holds float32 parameters, and m and v in float32."""
+    return bool(attributes.get("master", False))
+
+
+def head_block_rows(vocab_size: int, row_slice: int) -> int:
+    """Rows of logits that the head holds in float32 at a time."""
+    return max(1, min(row_slice, HEAD_BLOCK_ELEMENTS // vocab_size))
+
+
+def partial_sums(num_rows: int) -> int:
+    """Rows of float32 partial sums that a Triton kernel leaves, one of each program."""
+    return min(num_rows, SUM_PROGRAMS)
+
+
+def embed_block_columns(num_tokens: int, d_model: int) -> int:
+    """Columns of the embedding gradient that embed_backward works on at a time."""
+    return max(1, min(d_model, EMBED_BLOCK_ELEMENTS // num_tokens))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The sizes in a block kernel's attributes."""
+
+    tokens: int
+    d: int
+    q: int
+    k: int
+    f: int
+    itemsize: int
+    qk_norm: bool
+    qkv_bias: bool
+    attention: str
+    attention_shape: AttentionShape
+
+    @property
+    def positions_bytes(self) -> int:
+        """Those of all tokens, where sequences of unequal lengths are packed."""
+        return _aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
+
+
+def _block(attributes: Attributes) -> _Block:
+    head_dim = typed_attribute(attributes, "head_dim", int)
+    return _Block(
+        tokens=typed_attribute(attributes, "num_tokens", int),
+        d=typed_attribute(attributes, "d_model", int),
+        q=typed_attribute(attributes, "num_heads", int) * head_dim,
+        k=typed_attribute(attributes, "num_kv_heads", int) * head_dim,
+        f=typed_attribute(attributes, "d_ff", int),
+        itemsize=_itemsize(attributes),
+        qk_norm=typed_attribute(attributes, "qk_norm", bool),
+        qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
+        attention=typed_attribute(attributes, "attention", str),
+        attention_shape=attention_shape(attributes),
+    )
+
+
+def attention_shape(attributes: Attributes) -> AttentionShape:
+    """The attention inside a block kernel that is called with these attributes.
+
+    Raises:
+        TwinstreamError: an attribute is missing or of another type.
+    """
+    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
+    lengths = sequence_lengths(attributes)
+    queries = tokens if lengths else min(tokens, seq_len)
+    return AttentionShape(
+        num_sequences=tokens // queries,
+        num_queries=queries,
+        num_keys=typed_attribute(attributes, "chunk_start", int) + queries,
+        num_heads=typed_attribute(attributes, "num_heads", int),
+        num_kv_heads=typed_attribute(attributes, "num_kv_heads", int),
+        head_dim=typed_attribute(attributes, "head_dim", int),
+        dtype=typed_attribute(attributes, "dtype", str),
+        sliced=tokens < seq_len,
+        lengths=lengths,
+    )
+
+
+def _block_forward(attributes: Attributes) -> int:
+    block = _block(attributes)
+    swiglu = _aligned(block.tokens * block.f * block.itemsize)
+    most = max(_normed(block), _rotated_and_attention(block), swiglu)
+    return block.positions_bytes + most
+
+
+def _block_recompute_attention(attributes: Attributes) -> int:
+    return _normed(_block(attributes))
+
+
+def _block_recompute_input(attributes: Attributes) -> int:
+    block = _block(attributes)
+    return block.positions_bytes + max(_normed(block), _rotated_and_attention(block))
+
+
+def _block_backward(attributes: Attributes) -> int:
+    block = _block(attributes)
+    return _backward_with(block, _normed(block), lambda width: 0)
+
+
+def _block_backward_triton(attributes: Attributes) -> int:
+    """Beside the gradients of gate and up: SwiGLU's product, then normed rows and sums."""
+    block = _block(attributes)
+    product = _aligned(block.tokens * block.f * block.itemsize)
+    normed = _normed(block) + _partial_sums(block.tokens, block.d)
+    beside_ffn = max(product, normed)
+    return _backward_with(block, beside_ffn, lambda width: _partial_sums(block.tokens, width))
+
+
+def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]) -> int:
+    """`sums_of` is what the gradient of a vector of so many weights takes to be summed up."""
+    tokens, itemsize = block.tokens, block.itemsize
+    ffn = _aligned(tokens * 2 * block.f * itemsize) + beside_ffn
+    d_qkv = _aligned(tokens * (block.q + 2 * block.k) * itemsize)
+    d_attention_and_rotated_q = 2 * _aligned(tokens * block.q * itemsize)
+    normed, widths = _normed(block), [block.d]
+    if block.qk_norm:
+        normed += _aligned(tokens * block.k * itemsize)
+        widths.append(block.attention_shape.head_dim)
+    if block.qkv_bias:
+        widths.append(block.q + 2 * block.k)
+    attention = d_attention_and_rotated_q + _attention_backward(block)
+    most = max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
+    return block.positions_bytes + most
+
+
+def _partial_sums(num_rows: int, width: int) -> int:
+    return _float32(partial_sums(num_rows) * width)
+
+
+def _normed(block: _Block) -> int:
+    return _aligned(block.tokens * block.d * block.itemsize)
+
+
+def _rotated_and_attention(block: _Block) -> int:
+    return _aligned(block.tokens * block.q * block.itemsize) + _attention_forward(block)
+
+
+def _attention_forward(block: _Block) -> int:
+    return attention_scratch_bytes(block.attention, "forward", block.attention_shape)
+
+
+def _attention_backward(block: _Block) -> int:
+    return attention_scratch_bytes(block.attention, "backward", block.attention_shape)
+
+
+def _head_loss(attributes: Attributes) -> int:
+    """Normed rows, logits and rstd of a slice, losses, d_norm; a float32 block of logits."""
+    return _head_buffers(attributes) + _float32(_head_block_elements(attributes))
+
+
+def _head_loss_triton(attributes: Attributes) -> int:
+    """The same without a block of logits; with partial sums of the norm's gradient."""
+    d_model = typed_attribute(attributes, "d_model", int)
+    return _head_buffers(attributes) + _partial_sums(_head_rows(attributes), d_model)
+
+
+def _head_buffers(attributes: Attributes) -> int:
+    tokens, vocab_size, d_model = (
+        typed_attribute(attributes, name, int) for name in ("num_tokens", "vocab_size", "d_model")
+    )
+    rows, itemsize = _head_rows(attributes), _itemsize(attributes)
+    slices = _aligned(rows * d_model * itemsize) + _aligned(rows * vocab_size * itemsize)
+    return slices + _float32(rows) + _float32(tokens) + _float32(d_model)
+
+
+def _head_rows(attributes: Attributes) -> int:
+    row_slice, tokens = (typed_attribute(attributes, n, int) for n in ("row_slice", "num_tokens"))
+    return min(row_slice, tokens)
+
+
+def _head_block_elements(attributes: Attributes) -> int:
+    vocab_size = typed_attribute(attributes, "vocab_size", int)
+    return head_block_rows(vocab_size, _head_rows(attributes)) * vocab_size
+
+
+def _embed_backward(attributes: Attributes) -> int:
+    """Sorted tokens; two float32 blocks of columns, one in each dtype of rows."""
+    tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
+    elements = tokens * embed_block_columns(tokens, d_model)
+    dtypes = {typed_attribute(attributes, "dtype", str), gradient_dtype_name(attributes)}
+    rows = sum(_aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
+    return _sorted_tokens(tokens) + 2 * _float32(elements) + rows
+
+
+def _embed_backward_triton(attributes: Attributes) -> int:
+    return _sorted_tokens(typed_attribute(attributes, "num_tokens", int))
+
+
+def _sorted_tokens(tokens: int) -> int:
+    """Ids, order, and the last of each run."""
+    return 3 * _aligned(tokens * _INT64_BYTES)
+
+
+def _none(attributes: Attributes) -> int:
+    """No scratch: temporaries are a few blocks of bounded size."""
+    return 0
+
+
+def _formulas() -> dict[str, Callable[[Attributes], int]]:
+    return {
+        "embed_forward/eager": _none,
+        "block_forward/eager": _block_forward,
+        "block_recompute_attention/eager": _block_recompute_attention,
+        "block_recompute_input/eager": _block_recompute_input,
+        "block_backward/eager": _block_backward,
+        "head_loss/eager": _head_loss,
+        "embed_backward/eager": _embed_backward,
+        "adamw_step/eager": _none,
+        "embed_forward/triton": _none,
+        "block_forward/triton": _block_forward,
+        "block_recompute_attention/triton": _block_recompute_attention,
+        "block_recompute_input/triton": _block_recompute_input,
+        "block_backward/triton": _block_backward_triton,
+        "head_loss/triton": _head_loss_triton,
+        "embed_backward/triton": _embed_backward_triton,
+        "adamw_step/triton": _none,
+        "adamw_step/host": _none,
+        "accumulate/host": _none,
+    }
+
+
+def _itemsize(attributes: Attributes) -> int:
+    return ITEMSIZE_BYTES[typed_attribute(attributes, "dtype", str)]
+
+
+def _float32(elements: int) -> int:
+    return _aligned(elements * _FLOAT32_BYTES)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,132 @@
+"""Collects tensors, calls and tasks of a chain and keeps count of versions."""
+
+from typing import Literal
+
+from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.schedule.chain import Input, Output, Recompute, Task
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Attribute, KernelCall, Label, Mode, Processor, TaskOperand
+from twinstream.schedule.tensors import Role, Tensor
+
+
+class ChainBuilder:
+    """Tasks are added in chain order; operands take their versions from the order of calls."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.calls: dict[str, KernelCall] = {}
+        self.tasks: list[Task] = []
+        self.recomputes: list[Recompute] = []
+        self.inputs: list[Input] = []
+        self.outputs: list[Output] = []
+        self._unbound: list[tuple[str, Task]] = []
+        self._latest: dict[str, int] = {}
+        self._parts: dict[str, list[str]] = {}
+        self._operands: dict[tuple[str, str, int, Mode, int | None], TaskOperand] = {}
+
+    def declare(self, tensor: Tensor) -> None:
+        self.tensors.append(tensor)
+        self._latest[tensor.tensor_id] = 0
+        if tensor.parent is not None:
+            self._parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
+
+    def declare_flat(self, tensor_id: str, size_bytes: int, role: Role, dtype: str) -> None:
+        """A flat tensor whose inner layout is the kernels' business; its shape is in bytes."""
+        self.declare(
+            Tensor(
+                tensor_id=tensor_id, size_bytes=size_bytes, role=role, dtype=dtype,
+                shape=(size_bytes,),
+            )
+        )  # fmt: skip
+
+    def call(
+        self,
+        call_id: str,
+        kernel: str,
+        attributes: dict[str, Attribute],
+        cost: tuple[Work, ...],
+        processor: Processor = "device",
+    ) -> str:
+        """Declare a kernel call, and the scratch tensor that its implementation needs."""
+        if call_id not in self.calls:
+            self.calls[call_id] = KernelCall(
+                kernel=kernel, attributes=attributes, cost=cost, processor=processor
+            )
+            if size := workspace_bytes(kernel, attributes):
+                self.declare_flat(f"scratch.{call_id}", size, "scratch", "uint8")
+        return call_id
+
+    def read(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
+        return self._existing(name, tensor, num_parts, "read")
+
+    def write(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
+        leaves = self._leaves(tensor, num_parts)
+        version = 1 + max(self._latest[leaf] for leaf in leaves)
+        self._latest.update(dict.fromkeys(leaves, version))
+        return self._operand(name, tensor, version, "write", num_parts)
+
+    def update(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
+        found = self._existing(name, tensor, num_parts, "update")
+        leaves = self._leaves(tensor, num_parts)
+        self._latest.update(dict.fromkeys(leaves, found.version + 1))
+        return found
+
+    def accumulate(self, name: str, tensor: str) -> TaskOperand:
+        """The step's first contribution is a write, later ones are updates."""
+        fresh = all(self._latest[leaf] == 0 for leaf in self._leaves(tensor, None))
+        return self.write(name, tensor) if fresh else self.update(name, tensor)
+
+    def add(self, task_id: str, call: str, operands: list[TaskOperand], label: Label) -> None:
+        self.tasks.append(self._task(task_id, call, operands, label))
+
+    def add_recompute(
+        self, group: str, task_id: str, call: str, operands: list[TaskOperand], label: Label
+    ) -> None:
+        """A recompute right before the task added next."""
+        self._unbound.append((group, self._task(task_id, call, operands, label)))
+
+    def bind_recomputes(self, before: str) -> None:
+        """Tie the recomputes added since the last binding to the task that follows them."""
+        self.recomputes += [
+            Recompute(task=task, before=before, group=group) for group, task in self._unbound
+        ]
+        self._unbound.clear()
+
+    def again(self, name: str, tensor: str) -> TaskOperand:
+        """What a recompute makes: the version that exists already."""
+        return self._existing(name, tensor, None, "write")
+
+    def _existing(
+        self,
+        name: str,
+        tensor: str,
+        num_parts: int | None,
+        mode: Literal["read", "write", "update"],
+    ) -> TaskOperand:
+        """An operand of the version there is."""
+        versions = {self._latest[leaf] for leaf in self._leaves(tensor, num_parts)}
+        assert len(versions) == 1, f"{tensor} is used while its parts differ: {versions}"
+        return self._operand(name, tensor, versions.pop(), mode, num_parts)
+
+    def _operand(
+        self, name: str, tensor: str, version: int, mode: Mode, num_parts: int | None
+    ) -> TaskOperand:
+        """Many tasks have the same: it is made once."""
+        key = name, tensor, version, mode, num_parts
+        if key not in self._operands:
+            self._operands[key] = TaskOperand(
+                name=name, tensor=tensor, version=version, mode=mode, num_parts=num_parts
+            )
+        return self._operands[key]
+
+    def _task(self, task_id: str, call: str, operands: list[TaskOperand], label: Label) -> Task:
+        scratch = f"scratch.{call}"
+        if scratch in self._latest:
+            operands = [
+                *operands, TaskOperand(name="scratch", tensor=scratch, version=0, mode="scratch")
+            ]  # fmt: skip
+        return Task(task_id=task_id, call=call, operands=tuple(operands), label=label)
+
+    def _leaves(self, tensor: str, num_parts: int | None) -> list[str]:
+        parts = self._parts.get(tensor)
+        return [tensor] if parts is None else parts[:num_parts]

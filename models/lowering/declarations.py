@@ -1,0 +1,186 @@
+"""Names, sizes and parts of a training step's tensors."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+
+from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.schedule.tensors import Role, Tensor
+from twinstream.schedule.workload import Workload
+
+PART_ALIGNMENT_BYTES = 256
+STEP_STATE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class OptimizerPart:
+    """A stretch of a group's flat parameter tensor that one optimizer task updates."""
+
+    suffix: str
+    element_offset: int
+    num_elements: int
+
+
+def optimizer_parts(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
+    """Embedding and head are updated in parts no larger than a layer; a layer is one."""
+    total = _layout(spec, group).size_bytes
+    num_parts = -(-total // block_layout(spec).size_bytes)
+    if num_parts == 1:
+        return (OptimizerPart(group, 0, total // spec.itemsize),)
+    unit = PART_ALIGNMENT_BYTES
+    bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]
+    return tuple(
+        OptimizerPart(
+            suffix=f"{group}.part{i}",
+            element_offset=low // spec.itemsize,
+            num_elements=(high - low) // spec.itemsize,
+        )
+        for i, (low, high) in enumerate(pairwise(bounds))
+    )
+
+
+def state_layout(spec: ModelSpec, recipe: Recipe) -> tuple[str, int]:
+    """Dtype of optimizer state, and its values of each parameter: m, v, and a master if any."""
+    return ("float32", 3) if recipe.has_master(spec.dtype) else (spec.dtype, 2)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How the tensors of (model, workload) are named, sized and cut into parts."""
+
+    spec: ModelSpec
+    workload: Workload
+    recipe: Recipe = field(default_factory=Recipe)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return ("embedding", *(str(i) for i in range(self.spec.num_layers)), "head")
+
+    @property
+    def persistent(self) -> tuple[str, ...]:
+        return tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
+
+    def group_bytes(self, group: str) -> int:
+        return _layout(self.spec, group).size_bytes
+
+    @property
+    def gradient_dtype(self) -> str:
+        return self.recipe.gradient_dtype(self.spec.dtype)
+
+    def gradient_bytes(self, group: str) -> int:
+        return self.group_bytes(group) // self.spec.itemsize * ITEMSIZE_BYTES[self.gradient_dtype]
+
+    def optimizer_parts(self, group: str) -> tuple[OptimizerPart, ...]:
+        return optimizer_parts(self.spec, group)
+
+    def hidden(self, layer: int, chunk: int) -> str:
+        return f"hidden.{layer}.{chunk}"
+
+    def context(self, layer: int, chunk: int) -> str:
+        return f"kv.{layer}.{chunk // self.workload.chunks_per_sequence}"
+
+    def kv(self, layer: int, chunk: int) -> str:
+        """K and V of a chunk: a tensor of its own, or a part of its sequence's context."""
+        if not self.workload.sliced:
+            return f"kv.{layer}.{chunk}"
+        return f"{self.context(layer, chunk)}.part{chunk % self.workload.chunks_per_sequence}"
+
+
+def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
+    spec, workload = shapes.spec, shapes.workload
+    for group in shapes.groups:
+        _declare_group(builder, shapes, group)
+    for chunk in range(workload.chunks_per_round):
+        tokens_shape = (2, workload.chunk_tokens)
+        builder.declare(_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
+        for layer in range(spec.num_layers):
+            _declare_saved(builder, shapes, layer, chunk)
+        shape = (workload.chunk_tokens, spec.d_model)
+        last = shapes.hidden(spec.num_layers, chunk)
+        builder.declare(_tensor(last, "activation", spec.dtype, shape))
+        builder.declare(_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, shape))
+    if workload.sliced:
+        for sequence in range(workload.chunks_per_round // workload.chunks_per_sequence):
+            for layer in range(spec.num_layers):
+                _declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
+            _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
+    builder.declare_flat("step_state", STEP_STATE_BYTES, "input", "uint8")
+    builder.declare(_tensor("loss", "loss", "float32", (1,)))
+
+
+def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
+    """Parameters, gradients, and optimizer state (m, v and perhaps the master of each part)."""
+    spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
+    parts = shapes.optimizer_parts(group)
+    state_dtype, num_values = state_layout(spec, shapes.recipe)
+    kinds: tuple[tuple[str, Role, str, int], ...] = (
+        ("param", "parameter", spec.dtype, 1),
+        ("grad", "gradient", shapes.gradient_dtype, 1),
+        ("opt", "optimizer_state", state_dtype, num_values),
+    )
+    for kind, role, dtype, values in kinds:
+        width = values * ITEMSIZE_BYTES[dtype]
+        builder.declare_flat(f"{kind}.{group}", num_elements * width, role, dtype)
+        for part in parts if len(parts) > 1 else ():
+            builder.declare(
+                Tensor(
+                    tensor_id=f"{kind}.{part.suffix}",
+                    size_bytes=part.num_elements * width,
+                    role=role,
+                    dtype=dtype,
+                    shape=(part.num_elements * width,),
+                    parent=f"{kind}.{group}",
+                    offset_bytes=part.element_offset * width,
+                )
+            )
+
+
+def _layout(spec: ModelSpec, group: str) -> Layout:
+    if group == "embedding":
+        return embedding_layout(spec)
+    return head_layout(spec) if group == "head" else block_layout(spec)
+
+
+def _declare_saved(builder: ChainBuilder, shapes: Shapes, layer: int, chunk: int) -> None:
+    """What backward needs of one block and chunk, grouped by recompute level."""
+    spec, tokens = shapes.spec, shapes.workload.chunk_tokens
+    hidden_bytes = tokens * spec.d_model * spec.itemsize
+    parent = f"input.{layer}.{chunk}"
+    builder.declare_flat(parent, hidden_bytes + 8 * tokens, "activation", spec.dtype)
+    hidden = _tensor(shapes.hidden(layer, chunk), "activation", spec.dtype, (tokens, spec.d_model))
+    norms = _tensor(f"norms.{layer}.{chunk}", "activation", "float32", (2, tokens))
+    builder.declare(_part_of(parent, hidden, 0))
+    builder.declare(_part_of(parent, norms, hidden_bytes))
+    if not shapes.workload.sliced:
+        kv_shape = (tokens, 2, spec.num_kv_heads, spec.head_dim)
+        builder.declare(_tensor(shapes.kv(layer, chunk), "context", spec.dtype, kv_shape))
+    attention_bytes = tokens * (spec.d_q * spec.itemsize + 4 * spec.num_heads)
+    builder.declare_flat(f"attention.{layer}.{chunk}", attention_bytes, "activation", spec.dtype)
+    widths = spec.d_q + spec.d_model + 2 * spec.d_ff
+    builder.declare_flat(
+        f"projections.{layer}.{chunk}", tokens * widths * spec.itemsize, "activation", spec.dtype
+    )
+
+
+def _declare_context(builder: ChainBuilder, shapes: Shapes, name: str, dtype: str) -> None:
+    """Keys and values (or their gradients) of a whole sequence, in parts by chunk."""
+    spec, workload = shapes.spec, shapes.workload
+    row = (2, spec.num_kv_heads, spec.head_dim)
+    builder.declare(_tensor(name, "context", dtype, (workload.seq_len, *row)))
+    for index in range(workload.chunks_per_sequence):
+        part = _tensor(f"{name}.part{index}", "context", dtype, (workload.chunk_tokens, *row))
+        builder.declare(_part_of(name, part, index * part.size_bytes))
+
+
+def _part_of(parent: str, tensor: Tensor, offset_bytes: int) -> Tensor:
+    return tensor.model_copy(update={"parent": parent, "offset_bytes": offset_bytes})
+
+
+def _tensor(tensor_id: str, role: Role, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    itemsize = {"bfloat16": 2, "float32": 4, "int32": 4}[dtype]
+    return Tensor(
+        tensor_id=tensor_id, size_bytes=itemsize * prod(shape), role=role, dtype=dtype, shape=shape
+    )

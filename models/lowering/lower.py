@@ -1,0 +1,301 @@
+"""Lower (model, workload, recipe) to the task chain of one training step.
+
+Order: in every round all chunks pass a layer before the first chunk starts on the next; the head
+takes chunks in reverse; backward takes layers and chunks in reverse. In the last round a group's
+optimizer task follows its last gradient at once, unless the recipe's `optimizer` says otherwise.
+Tensors keep their names from round to round; versions tell rounds apart.
+"""
+
+import hashlib
+import json
+
+from pydantic import ValidationError
+
+from twinstream.models.demand.library_memory import library_bytes
+from twinstream.models.demand.triton_work import TritonChunkWork
+from twinstream.models.demand.work import ChunkWork
+from twinstream.models.flops import model_flops_per_step
+from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.declarations import Shapes, declare_tensors
+from twinstream.models.lowering.optimizer_tasks import OptimizerTasks, gradient_attribute
+from twinstream.models.recipe import Recipe
+from twinstream.models.rope import ROPE_SCALING
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.chain import Chain, Input, Output
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Attribute, Label, TaskOperand
+from twinstream.schedule.workload import ModelRef, Workload
+
+
+def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> Chain:
+    """The chain of one training step of `spec` on `workload`."""
+    lowering = _Lowering(spec, workload, recipe or Recipe())
+    lowering.run()
+    builder = lowering.builder
+    return Chain(
+        tensors=tuple(builder.tensors),
+        calls=builder.calls,
+        tasks=tuple(builder.tasks),
+        recomputes=tuple(builder.recomputes),
+        inputs=tuple(builder.inputs),
+        outputs=tuple(builder.outputs),
+        persistent=lowering.shapes.persistent,
+        round_starts=tuple(lowering.round_starts),
+        workload=workload,
+        model=model_ref(spec),
+        recipe=lowering.recipe.model_dump(mode="json"),
+        model_flops=model_flops_per_step(spec, workload),
+        library_bytes=max(map(library_bytes, builder.calls.values()), default=0),
+    )
+
+
+def lower_again(schedule: Schedule) -> Chain:
+    """The chain that a schedule was planned for, from what the schedule says of itself.
+
+    Raises:
+        TwinstreamError: the schedule's model or recipe is not one that this version knows.
+    """
+    try:
+        spec = ModelSpec.model_validate_json(json.dumps(schedule.model.spec))
+        recipe = Recipe.model_validate_json(json.dumps(schedule.recipe))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise TwinstreamError(
+            f"the schedule's model or recipe is not valid at '{place}': {first['msg']}"
+        ) from None
+    return lower(spec, schedule.workload, recipe)
+
+
+def model_ref(spec: ModelSpec) -> ModelRef:
+    digest = hashlib.sha256(spec.model_dump_json(exclude_none=True).encode()).hexdigest()[:16]
+    fields = spec.model_dump(mode="json", exclude_none=True)
+    return ModelRef(name=spec.name, content_hash=digest, spec=fields)
+
+
+class _Lowering:
+    def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe) -> None:
+        self.spec, self.workload, self.recipe = spec, workload, recipe
+        self.builder = ChainBuilder()
+        self.shapes = Shapes(spec, workload, recipe)
+        self.round_starts: list[int] = []
+
+    def run(self) -> None:
+        declare_tensors(self.builder, self.shapes)
+        self.builder.inputs.append(
+            Input(tensor="step_state", version=1, source="step_state", index=0)
+        )
+        state = self.builder.write("step_state", "step_state")
+        self.optimizer = OptimizerTasks(
+            self.builder, self.shapes, self.recipe, state.model_copy(update={"mode": "read"})
+        )
+        for round_ in range(self.workload.rounds_per_step):
+            self.round_starts.append(len(self.builder.tasks))
+            self._forward(round_)
+            self._head(round_)
+            for layer in reversed(range(self.spec.num_layers)):
+                self._backward_layer(round_, layer)
+            self._embed_backward(round_)
+        loss = self.builder.read("loss", "loss")
+        self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
+
+    def _chunks_reversed(self) -> range:
+        return range(self.workload.chunks_per_round - 1, -1, -1)
+
+    def _forward(self, round_: int) -> None:
+        builder, chunks = self.builder, range(self.workload.chunks_per_round)
+        for chunk in chunks:
+            tokens = builder.write("tokens", f"tokens.{chunk}")
+            index = round_ * self.workload.chunks_per_round + chunk
+            builder.inputs.append(
+                Input(tensor=tokens.tensor, version=tokens.version, source="tokens", index=index)
+            )
+        for chunk in chunks:
+            operands = [
+                builder.read("parameters", "param.embedding"),
+                builder.read("tokens", f"tokens.{chunk}"),
+                builder.write("output", self.shapes.hidden(0, chunk)),
+            ]
+            call = self._call("embed_forward", self._work(0).embed_forward())
+            self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
+        for layer in range(self.spec.num_layers):
+            for chunk in chunks:
+                operands = [
+                    *self._block_inputs(layer, chunk),
+                    builder.write("norms", f"norms.{layer}.{chunk}"),
+                    builder.write("kv", self.shapes.kv(layer, chunk)),
+                    builder.write("attention", f"attention.{layer}.{chunk}"),
+                    builder.write("projections", f"projections.{layer}.{chunk}"),
+                    builder.write("output", self.shapes.hidden(layer + 1, chunk)),
+                ]
+                call = self._block_call("block_forward", chunk)
+                self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _block_inputs(self, layer: int, chunk: int) -> list[TaskOperand]:
+        operands = [
+            self.builder.read("parameters", f"param.{layer}"),
+            self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
+        ]
+        if before := chunk % self.workload.chunks_per_sequence:
+            context = self.shapes.context(layer, chunk)
+            operands.append(self.builder.read("context", context, num_parts=before))
+        return operands
+
+    def _head(self, round_: int) -> None:
+        builder, tied = self.builder, self.spec.tied_embeddings
+        row_slice = self.recipe.row_slice(self.workload.chunk_tokens)
+        call = self._call(
+            "head_loss",
+            self._work(0).head_loss(row_slice),
+            norm_eps=self.spec.norm_eps,
+            tied=tied,
+            loss_scale=1.0 / self.workload.tokens_per_step,
+            row_slice=row_slice,
+            **gradient_attribute(self.recipe, self.spec.dtype),
+        )
+        for chunk in self._chunks_reversed():
+            operands = [
+                builder.read("parameters", "param.head"),
+                builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
+                builder.read("tokens", f"tokens.{chunk}"),
+                builder.write("d_hidden", f"d_hidden.{chunk}"),
+                self.optimizer.gradient("gradients", "head", round_),
+                builder.accumulate("loss", "loss"),
+            ]
+            if tied:
+                operands.append(builder.read("embedding", "param.embedding"))
+                operands.append(self.optimizer.gradient("embedding_gradients", "embedding", round_))
+            self._add("head_loss", call, operands, round_=round_, chunk=chunk)
+        self.optimizer.after_group("head", round_)
+
+    def _backward_layer(self, round_: int, layer: int) -> None:
+        builder = self.builder
+        for chunk in self._chunks_reversed():
+            self._recomputes(round_, layer, chunk)
+            reads = [
+                *self._block_inputs(layer, chunk),
+                builder.read("norms", f"norms.{layer}.{chunk}"),
+                builder.read("kv", self.shapes.kv(layer, chunk)),
+                builder.read("attention", f"attention.{layer}.{chunk}"),
+                builder.read("projections", f"projections.{layer}.{chunk}"),
+                builder.update("d_hidden", f"d_hidden.{chunk}"),
+                self.optimizer.gradient("gradients", str(layer), round_),
+            ]
+            if self.workload.sliced:
+                reads.append(self._d_context(chunk))
+            call = self._block_call("block_backward", chunk)
+            task_id = self._add(
+                "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
+            )
+            builder.bind_recomputes(before=task_id)
+        self.optimizer.after_group(str(layer), round_)
+
+    def _recomputes(self, round_: int, layer: int, chunk: int) -> None:
+        builder = self.builder
+        group = f"r{round_}.block.{layer}.{chunk}"
+        for kernel, level in (
+            ("block_recompute_attention", "ATTENTION"),
+            ("block_recompute_input", "INPUT"),
+        ):
+            operands = [
+                *self._block_inputs(layer, chunk),
+                builder.read("norms", f"norms.{layer}.{chunk}"),
+            ]
+            if level == "ATTENTION":
+                operands = [operand for operand in operands if operand.name != "context"]
+                operands.append(builder.read("attention", f"attention.{layer}.{chunk}"))
+            else:
+                operands.append(builder.read("kv", self.shapes.kv(layer, chunk)))
+                operands.append(builder.again("attention", f"attention.{layer}.{chunk}"))
+            operands.append(builder.again("projections", f"projections.{layer}.{chunk}"))
+            label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=round_,
+                          level=level)  # fmt: skip
+            call = self._block_call(kernel, chunk)
+            builder.add_recompute(group, f"{group}.recompute.{level}", call, operands, label)
+
+    def _d_context(self, chunk: int) -> TaskOperand:
+        """Gradients of the K and V this chunk saw; the sequence's last chunk starts them."""
+        per_sequence = self.workload.chunks_per_sequence
+        sequence, position = divmod(chunk, per_sequence)
+        make = self.builder.write if position == per_sequence - 1 else self.builder.update
+        return make("d_context", f"d_context.{sequence}", num_parts=position + 1)
+
+    def _embed_backward(self, round_: int) -> None:
+        builder = self.builder
+        gradient = gradient_attribute(self.recipe, self.spec.dtype)
+        call = self._call("embed_backward", self._work(0).embed_backward(), **gradient)
+        for chunk in self._chunks_reversed():
+            operands = [
+                builder.read("tokens", f"tokens.{chunk}"),
+                builder.read("d_hidden", f"d_hidden.{chunk}"),
+                self.optimizer.gradient("gradients", "embedding", round_),
+            ]
+            self._add("embed_backward", call, operands, round_=round_, chunk=chunk)
+        self.optimizer.after_group("embedding", round_)
+
+    def _work(self, start: int) -> ChunkWork:
+        kind = TritonChunkWork if self.recipe.kernels.vector == "triton" else ChunkWork
+        return kind(self.spec, self.workload, start, self.recipe)
+
+    def _start(self, chunk: int) -> int:
+        return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
+
+    def _block_call(self, kernel: str, chunk: int) -> str:
+        spec, start = self.spec, self._start(chunk)
+        call_id = f"{kernel}@{start}"
+        if call_id in self.builder.calls:
+            return call_id
+        work = self._work(start)
+        cost = {
+            "block_forward": work.block_forward,
+            "block_recompute_attention": work.recompute_attention,
+            "block_recompute_input": work.recompute_input,
+            "block_backward": work.block_backward,
+        }[kernel]()
+        attributes: dict[str, Attribute] = {
+            "d_model": spec.d_model,
+            "num_heads": spec.num_heads,
+            "num_kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "d_ff": spec.d_ff,
+            "qk_norm": spec.qk_norm,
+            "qkv_bias": spec.qkv_bias,
+            "norm_eps": spec.norm_eps,
+            "rope_theta": spec.rope_theta,
+            "dtype": spec.dtype,
+            "num_tokens": self.workload.chunk_tokens,
+            "seq_len": self.workload.seq_len,
+            "chunk_start": start,
+            "attention": self.recipe.kernels.attention,
+        }
+        if spec.rope_scaling is not None:
+            attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
+        if self.workload.sequence_lengths:
+            attributes["sequence_lengths"] = self.workload.sequence_lengths
+        if kernel == "block_backward":
+            attributes |= gradient_attribute(self.recipe, spec.dtype)
+        return self.builder.call(call_id, self._key(kernel), attributes, cost)
+
+    def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
+        attributes: dict[str, Attribute] = {
+            "d_model": self.spec.d_model,
+            "vocab_size": self.spec.vocab_size,
+            "dtype": self.spec.dtype,
+            "num_tokens": self.workload.chunk_tokens,
+            **extra,
+        }
+        return self.builder.call(kernel, self._key(kernel), attributes, cost)
+
+    def _key(self, kernel: str) -> str:
+        return f"{kernel}/{self.recipe.kernels.vector}"
+
+    def _add(
+        self, kind: str, call: str, operands: list[TaskOperand], *, round_: int, chunk: int,
+        layer: int | None = None,
+    ) -> str:  # fmt: skip
+        place = f"{kind}.{layer}.{chunk}" if layer is not None else f"{kind}.{chunk}"
+        task_id = f"r{round_}.{place}"
+        label = Label(kind=kind, layer=layer, chunk=chunk, round=round_)
+        self.builder.add(task_id, call, operands, label)
+        return task_id

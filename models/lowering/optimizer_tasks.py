@@ -1,0 +1,124 @@
+"""Optimizer tasks of a chain, and where they run; gradients that the host adds up."""
+
+import zlib
+
+from twinstream.models.demand.work import adamw_work, host_accumulate_work, host_work
+from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.declarations import OptimizerPart, Shapes
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.schedule.ops import Attribute, Label, TaskOperand
+
+
+class OptimizerTasks:
+    """Adds AdamW tasks to a chain as the recipe's `optimizer` says.
+
+    `step_state` is the operand with learning rate, bias correction, step and seed. With
+    `host_after_backward` every round's gradients are made afresh and the host adds them up: the
+    first round's is where later ones are added.
+    """
+
+    def __init__(
+        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand
+    ) -> None:
+        self.builder, self.shapes, self.recipe = builder, shapes, recipe
+        self._step_state = step_state
+        self._host_adds = recipe.optimizer == "host_after_backward"
+        self._begun: set[str] = set()
+        if self._host_adds and shapes.workload.rounds_per_step > 1:
+            for group in shapes.groups:
+                size, dtype = shapes.gradient_bytes(group), shapes.gradient_dtype
+                builder.declare_flat(f"round_grad.{group}", size, "gradient", dtype)
+
+    def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
+        """The operand that a backward task adds its contribution to."""
+        if not self._host_adds or round_ == 0:
+            return self.builder.accumulate(name, f"grad.{group}")
+        tensor = f"round_grad.{group}"
+        if group in self._begun:
+            return self.builder.update(name, tensor)
+        self._begun.add(group)
+        return self.builder.write(name, tensor)
+
+    def after_group(self, group: str, round_: int) -> None:
+        """What follows a group's last contribution of a round."""
+        last = round_ == self.shapes.workload.rounds_per_step - 1
+        if self._host_adds and round_:
+            self._add_on_host(group, round_)
+        if not last:
+            return
+        if not self.recipe.optimizer.endswith("_after_backward"):
+            self._update(group)
+        elif group == self.shapes.groups[0]:
+            for each in self._in_order():
+                self._update(each)
+
+    def _in_order(self) -> tuple[str, ...]:
+        """Groups as they are updated after the whole backward pass."""
+        first, *layers, last = self.shapes.groups
+        if self.recipe.optimizer == "device_after_backward":
+            return (first, last, *layers)
+        return self.shapes.groups
+
+    def _add_on_host(self, group: str, round_: int) -> None:
+        self._begun.discard(group)
+        spec = self.shapes.spec
+        num_elements = self.shapes.group_bytes(group) // spec.itemsize
+        dtype = self.shapes.gradient_dtype
+        attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": num_elements}
+        cost = host_accumulate_work(num_elements, dtype, ITEMSIZE_BYTES[dtype])
+        call = self.builder.call(f"accumulate.{group}", "accumulate/host", attributes, cost, "host")
+        operands = [
+            self.builder.update("sum", f"grad.{group}"),
+            self.builder.read("gradients", f"round_grad.{group}"),
+        ]
+        layer = int(group) if group.isdigit() else None
+        label = Label(kind="accumulate", layer=layer, round=round_)
+        self.builder.add(f"r{round_}.accumulate.{group}", call, operands, label)
+
+    def _update(self, group: str) -> None:
+        """One AdamW task per part of the group's flat tensor."""
+        builder = self.builder
+        for part in self.shapes.optimizer_parts(group):
+            operands = [
+                builder.update("parameters", f"param.{part.suffix}"),
+                builder.read("gradients", f"grad.{part.suffix}"),
+                builder.update("state", f"opt.{part.suffix}"),
+                self._step_state,
+            ]
+            layer = int(group) if group.isdigit() else None
+            label = Label(kind="optimizer_step", layer=layer)
+            builder.add(f"optimizer.{part.suffix}", self._call(group, part), operands, label)
+
+    def _call(self, group: str, part: OptimizerPart) -> str:
+        spec, recipe = self.shapes.spec, self.recipe
+        attributes: dict[str, Attribute] = {
+            "dtype": spec.dtype,
+            "num_elements": part.num_elements,
+            "element_offset": part.element_offset,
+            "tensor_seed": zlib.crc32(f"param.{group}".encode()),
+            "beta1": recipe.beta1,
+            "beta2": recipe.beta2,
+            "eps": recipe.eps,
+            "weight_decay": recipe.weight_decay,
+            "stochastic_rounding": recipe.stochastic_rounding
+            and spec.dtype == "bfloat16"
+            and not recipe.float32_master,
+            **gradient_attribute(recipe, spec.dtype),
+        }
+        if master := recipe.has_master(spec.dtype):
+            attributes["master"] = True
+        name, cost = (
+            f"adamw.{part.suffix}",
+            adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, master=master),
+        )
+        if recipe.optimizer in ("device", "device_after_backward"):
+            key = f"adamw_step/{recipe.kernels.vector}"
+            return self.builder.call(name, key, attributes, cost)
+        return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
+
+
+def gradient_attribute(recipe: Recipe, dtype: str) -> dict[str, Attribute]:
+    """What a call that uses gradients is told of their dtype: nothing where it is the model's."""
+    gradient_dtype = recipe.gradient_dtype(dtype)
+    return {} if gradient_dtype == dtype else {"gradient_dtype": gradient_dtype}

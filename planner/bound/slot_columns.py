@@ -1,0 +1,253 @@
+"""Time in the lower bound's program: a slot per task, in which copies go on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.hardware_profiles.cost import work_time
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound.gap_columns import GIB, GapProgram, Terms
+from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.round_classes import RoundClasses
+from twinstream.planner.bound.segments import Segments
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.cost import Work
+
+_MS_PER_S = 1e3
+
+# By link direction, `h2d` or `d2h`: the share of its rate that may be used in each task's slot.
+LinkShares = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """From the start of a task to the start of the next, with the recompute before that.
+
+    A load that the next task waits for may go on beside its recompute. Where tasks are taken
+    together: from the start of the first one's own recompute to that of the next segment's first.
+    The slot is `span_ms` long; meanwhile `loaded` and `stored` GiB are copied. At its start
+    `ahead` GiB lie on the device for later tasks, and `behind` GiB wait there for their copy to
+    the host.
+    """
+
+    span_ms: int
+    loaded: int
+    stored: int
+    ahead: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A resource's rows, one a slot, and its rate in GiB/ms."""
+
+    name: str
+    rows: list[int]
+    gib_per_ms: float
+
+
+class SlotProgram:
+    """Slots of all tasks, and the rows that tie them to the machine and to each other."""
+
+    def __init__(
+        self,
+        program: Program,
+        chain: Chain,
+        segments: Segments,
+        machine: Machine,
+        rounds: RoundClasses,
+    ) -> None:
+        self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
+        self.segments = segments
+        self.calls = {
+            name: alone_ms_and_gib(call.cost, machine) for name, call in chain.calls.items()
+        }
+        total_gib = 1.0 + 4.0 * sum(t.size_bytes for t in chain.tensors) / GIB
+        self._total_gib = total_gib
+        longest_ms = self._longest_ms(total_gib)
+        self.slots = [
+            Slot(
+                program.column(upper=longest_ms),
+                *(program.column(upper=total_gib) for _ in range(4)),
+            )
+            for _ in range(segments.count)
+        ]
+        alone = [self.calls[task.call] for task in chain.tasks]
+        self.alone = [
+            (
+                sum(alone[i][0] for i in segments.tasks(n)),
+                sum(alone[i][1] for i in segments.tasks(n)),
+            )
+            for n in range(segments.count)
+        ]
+
+    def step_ms(self) -> Terms:
+        """The step: the sum of all slots, middle rounds counted as often as there are."""
+        return [(slot.span_ms, self._weight(i)) for i, slot in enumerate(self.slots)]
+
+    def add_compute(self, recompute_columns: dict[str, int]) -> list[int]:
+        """A slot lasts as long as its task alone, and the recompute before the next."""
+        again: list[Terms] = [[] for _ in self.slots]
+        for position, column, alone_ms in self._recomputes(recompute_columns):
+            again[position - 1 if self.segments.single else position].append((column, alone_ms))
+        return [
+            self.program.at_most([(slot.span_ms, -1.0), *terms], -alone_ms)
+            for (alone_ms, _), slot, terms in zip(self.alone, self.slots, again, strict=True)
+        ]
+
+    def task_ms(
+        self, values: NDArray[np.float64], recompute_columns: dict[str, int]
+    ) -> list[float]:
+        """Length of every task's slot, were it from the start of its own recompute.
+
+        What a segment takes beyond its tasks is shared out evenly.
+        """
+        spans_ms = [float(values[slot.span_ms]) for slot in self.slots]
+        if self.segments.single:
+            for position, column, alone_ms in self._recomputes(recompute_columns):
+                again_ms = float(values[column]) * alone_ms
+                spans_ms[position - 1] -= again_ms
+                spans_ms[position] += again_ms
+            return spans_ms
+        found: list[float] = []
+        for number, span_ms in enumerate(spans_ms):
+            tasks = self.segments.tasks(number)
+            more_ms = max(0.0, span_ms - self.alone[number][0]) / len(tasks)
+            found += [self.calls[self.chain.tasks[i].call][0] + more_ms for i in tasks]
+        return found
+
+    def _recomputes(self, recompute_columns: dict[str, int]) -> list[tuple[int, int, float]]:
+        """(segment that each is before or in, column, ms alone).
+
+        Before the first task of a class the slot is of another one, which may be recomputed
+        another number of times: such recomputes are left out, as if they took no time.
+        """
+        position = {
+            task.task_id: self.segments.of_task[i] for i, task in enumerate(self.chain.tasks)
+        }
+        found: list[tuple[int, int, float]] = []
+        for recompute in self.chain.recomputes:
+            at = position[recompute.before]
+            if not (self.segments.single and self.rounds.begins_class(at)):
+                column = recompute_columns[recompute.task.task_id]
+                found.append((at, column, self.calls[recompute.task.call][0]))
+        return found
+
+    def add_resources(self, shares: LinkShares | None = None) -> list[Resource]:
+        """In every slot, what is copied (and computed on HBM) takes its time.
+
+        Of a link direction a slot gets only the share named, if any is.
+        """
+        found = []
+        for name, field, load, store in (
+            ("h2d", "pcie_h2d_bytes_per_s", 1.0, 0.0),
+            ("d2h", "pcie_d2h_bytes_per_s", 0.0, 1.0),
+            ("pcie", "pcie_duplex_bytes_per_s", 1.0, 1.0),
+            ("hbm", "hbm_bytes_per_s", 1.0, 1.0),
+            ("host_dram", "host_dram_bytes_per_s", 1.0, 1.0),
+        ):
+            gib_per_ms = self.machine.rate(field) / GIB / _MS_PER_S
+            if gib_per_ms == float("inf"):
+                continue
+            rows = []
+            share = (shares or {}).get(name)
+            for i, slot in enumerate(self.slots):
+                computed = self.alone[i][1] if name == "hbm" else 0.0
+                usable = gib_per_ms
+                if share is not None:
+                    tasks = self.segments.tasks(i)
+                    usable *= sum(share[task] for task in tasks) / len(tasks)
+                terms = [(slot.span_ms, -usable), (slot.loaded, load), (slot.stored, store)]
+                rows.append(self.program.at_most(terms, -computed))
+            found.append(Resource(name, rows, gib_per_ms))
+        return found
+
+    def add_loads(self, gaps: GapProgram) -> None:
+        """What a task needs has been copied before it starts; what is early lies there."""
+        due: list[Terms] = [[] for _ in self.slots]
+        for at, terms in gaps.loads():
+            if (by := self._due_by(at)) is not None:
+                due[by] += terms
+        arriving = self._boundaries([(s.ahead, s.loaded) for s in self.slots], [[] for _ in due])
+        for i, slot in enumerate(self.slots):
+            self.program.equal([(slot.ahead, 1.0), *due[i], *_negative(arriving[i])], 0.0)
+
+    def _due_by(self, segment: int) -> int | None:
+        """The segment before which a load must be through: the next one, of tasks taken together.
+
+        None where that one is of another class of rounds: such loads take no time.
+        """
+        if self.segments.single:
+            return segment
+        after = (segment + 1) % len(self.slots)
+        return None if self.rounds.begins_class(after) else after
+
+    def add_stores(self, gaps: GapProgram) -> None:
+        """What leaves the device stays until it is copied; in a step everything is."""
+        made: list[Terms] = [[] for _ in self.slots]
+        for task, terms in gaps.evictions():
+            made[task] += terms
+        waiting = self._boundaries([(s.behind, -s.stored - 1) for s in self.slots], made)
+        for i, slot in enumerate(self.slots):
+            self.program.at_most([(slot.behind, -1.0), *waiting[i]], 0.0)
+        stored = [(s.stored, -self._weight(i)) for i, s in enumerate(self.slots)]
+        self.program.at_most([*gaps.written_gib(), *stored], 0.0)
+
+    def _boundaries(self, flows: Sequence[tuple[int, int]], made: Sequence[Terms]) -> list[Terms]:
+        """What reaches each slot from the one before: its state, what it adds and what it takes.
+
+        A flow is (state column, added column; -c - 1 for a column taken off). Into the middle
+        class lead the first round and the middle rounds themselves, out of it they and the last.
+        """
+
+        def after(i: int) -> Terms:
+            state, flow = flows[i]
+            moved = (flow, 1.0) if flow >= 0 else (-flow - 1, -1.0)
+            return [(state, 1.0), moved, *made[i]]
+
+        found = [after(i - 1) for i in range(len(self.slots))]
+        if not self.rounds.folded:
+            return found
+        first, last = self.rounds.starts[1], self.rounds.starts[2]
+        between, into_last = (self.program.column(upper=self._total_gib) for _ in range(2))
+        middles = float(self.rounds.num_middles)
+        mixed = [(between, (middles - 1.0) / middles)]
+        found[first] = [*((c, v / middles) for c, v in found[first]), *mixed]
+        leaving = [*_negative(found[last]), *mixed, (into_last, 1.0 / middles)]
+        if flows[0][1] >= 0:
+            self.program.equal(leaving, 0.0)
+        else:
+            self.program.at_most(_negative(leaving), 0.0)
+        found[last] = [(into_last, 1.0)]
+        return found
+
+    def _weight(self, task: int) -> float:
+        return self.rounds.weight(self.rounds.of_position(task))
+
+    def _longest_ms(self, total_gib: float) -> float:
+        """No slot of an optimum is longer: everything recomputed and moved in it."""
+        busy = sum(self.calls[task.call][0] for task in self.chain.tasks)
+        busy += sum(self.calls[r.task.call][0] for r in self.chain.recomputes)
+        moved = total_gib + sum(self.calls[task.call][1] for task in self.chain.tasks)
+        slowest = min(
+            self.machine.rate(name)
+            for name in (
+                "pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s",
+                "hbm_bytes_per_s", "host_dram_bytes_per_s",
+            )
+        )  # fmt: skip
+        return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
+
+
+def alone_ms_and_gib(cost: Sequence[Work], machine: Machine) -> tuple[float, float]:
+    """(ms alone, GiB of HBM traffic) of a call; launches in whole ns, as the simulator has them."""
+    times = [work_time(work, machine) for work in cost]
+    launch_ns = round(sum(time.launch_ns for time in times))
+    alone_ns = launch_ns + sum(max(time.compute_ns, time.memory_ns) for time in times)
+    return alone_ns / 1e6, sum(work.hbm_bytes for work in cost) / GIB
+
+
+def _negative(terms: Terms) -> Terms:
+    return [(column, -value) for column, value in terms]

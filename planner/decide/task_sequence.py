@@ -1,0 +1,88 @@
+"""A chain's tasks with chosen recomputes, and the stays that decisions on it come to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from twinstream.planner.bound.gaps import passed_over
+from twinstream.planner.decide.decisions import Decisions
+from twinstream.planner.lifetimes.recomputes import with_recomputes
+from twinstream.planner.lifetimes.rounds import Folding, Place
+from twinstream.planner.lifetimes.stays import Stay, TaskClock, chosen_stays
+from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use, uses_by_unit
+from twinstream.schedule.chain import Chain, Task
+
+
+@dataclass(frozen=True)
+class TaskSequence:
+    """What runs, and when if the program's slots hold.
+
+    `index` is the chain's task that each stands for (a recompute for the one it goes before);
+    `folding` is of the sequence, `chain_folding` of the chain. `away` are the units that are at
+    home on the host because that was fixed, and on the device around their uses only.
+    """
+
+    chain: Chain
+    tasks: list[Task]
+    index: list[int]
+    units: UnitMap
+    uses: dict[str, list[Use]]
+    folding: Folding
+    chain_folding: Folding
+    clock: TaskClock
+    away: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(
+        chain: Chain, units: UnitMap, decisions: Decisions, call_ns: Mapping[str, float]
+    ) -> "TaskSequence":
+        """`units`: of the chain; `call_ns`: how long each call takes alone."""
+        tasks = with_recomputes(chain, decisions.recomputes(chain))
+        position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+        position |= {r.task.task_id: position[r.before] for r in chain.recomputes}
+        index = [position[task.task_id] for task in tasks]
+        chain_folding = Folding.of(chain, chain.tasks)
+        places_ns = [decisions.slot_ns[chain_folding.place(i)] for i in index]
+        alone_ns = [call_ns[task.call] for task in tasks]
+        return TaskSequence(
+            chain, tasks, index, units, uses_by_unit(tasks, units), Folding.of(chain, tasks),
+            chain_folding, TaskClock(_durations_ns(index, alone_ns, places_ns)),
+            frozenset(u.unit_id for u in units.units.values() if decisions.is_away(u)),
+        )  # fmt: skip
+
+    def stays(self, decisions: Decisions) -> list[Stay]:
+        """When each unit is on the device, without time for copies."""
+
+        def keep(unit: Unit, before: int, after: int) -> bool:
+            if unit.unit_id in self.away:
+                return self._tasks_between(before, after) <= passed_over(self.chain)
+            return decisions.keeps(unit, self.gap_place(before, after))
+
+        return chosen_stays(self.uses, self.units, keep, len(self.tasks))
+
+    def _tasks_between(self, before: int, after: int) -> int:
+        """Tasks of the chain between two of the sequence, over the boundary where that is first."""
+        cycle = len(self.chain.tasks) if after <= before else 0
+        return self.index[after] + cycle - self.index[before] - 1
+
+    def place(self, position: int) -> Place:
+        """Place of a task of the sequence."""
+        return self.folding.place(position)
+
+    def gap_place(self, before: int, after: int) -> Place:
+        """Place of the gap between two tasks of the sequence, as decisions name it."""
+        if after <= before:
+            return self.chain_folding.gap_place(1, 0)
+        return self.chain_folding.gap_place(self.index[before], self.index[after])
+
+
+def _durations_ns(index: list[int], alone_ns: list[float], slots_ns: list[float]) -> list[float]:
+    """Each task's slot in the program; a recompute takes its own time out of its task's."""
+    found: list[float] = []
+    for i, task_ns in enumerate(alone_ns):
+        if i + 1 < len(index) and index[i + 1] == index[i]:
+            found.append(task_ns)
+            continue
+        recomputed = i > 0 and index[i - 1] == index[i]
+        spent_ns = alone_ns[i - 1] if recomputed else 0.0
+        found.append(max(task_ns, slots_ns[i] - spent_ns))
+    return found

@@ -1,0 +1,301 @@
+"""Freeze a task sequence and its stays into a schedule.
+
+The walk is in task order, as a runtime would issue: before a task the loads whose bytes become
+free there, in order of need; the task; then the offload of every content that became final. A
+task of the host CPU works on what is at home in host memory; then what it made is copied to where
+it is needed on the device.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.emit.waits import derive_waits
+from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.lifetimes.stays import Stay
+from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
+from twinstream.planner.lifetimes.uses import Unit, UnitMap
+from twinstream.planner.pack.live_bytes import align_up
+from twinstream.schedule.chain import Chain, Input, Output, Task
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
+from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
+from twinstream.schedule.workload import MachineRef
+
+COMPUTE = Stream(queue="compute")
+HOST_COMPUTE = Stream(queue="host_compute")
+H2D = Stream(queue="h2d")
+H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
+D2H = Stream(queue="d2h")
+HOST_QUEUE = Stream(queue="host")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Decisions ready to be emitted: what runs, what is where when, and at which offset."""
+
+    chain: Chain
+    tasks: Sequence[Task]
+    units: UnitMap
+    stays: Sequence[Stay]
+    offsets: Sequence[int]
+
+    def same_as(self, other: "Placement") -> bool:
+        """Whether a placement of the same chain comes to the same schedule."""
+        mine, others = (self.stays, self.offsets), (other.stays, other.offsets)
+        return self.tasks == other.tasks and mine == others
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The copies that the stays imply."""
+        return traffic_of(self.chain, self.units, self.stays)
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A schedule of a placement.
+
+    `stay_of_copy` has for which stay, by number, each of its copies is; `positions` before or after
+    which task each of its ops is issued.
+    """
+
+    schedule: Schedule
+    placement: Placement
+    stay_of_copy: Mapping[str, int]
+    positions: Sequence[int]
+
+
+def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
+    """The schedule of a placement, with every wait its choices imply, and what each op is for."""
+    emission = _Emission(placement)
+    ops = tuple(emission.run())
+    slots = tuple(emission.slots.values())
+    chain = placement.chain
+    used_calls = {op.call for op in ops if isinstance(op, Compute)}
+    schedule = Schedule(
+        tensors=chain.tensors,
+        slots=slots,
+        calls={name: call for name, call in chain.calls.items() if name in used_calls},
+        ops=derive_waits(ops, chain.tensors, slots),
+        carried=tuple(emission.carried()),
+        caps=with_library_memory(caps, chain),
+        workload=chain.workload,
+        model=chain.model,
+        recipe=chain.recipe,
+        model_flops=chain.model_flops,
+        machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
+        policy=policy,
+    )
+    return Emitted(schedule, placement, emission.stay_of_copy, emission.positions)
+
+
+def host_units(placement: Placement) -> list[Unit]:
+    """Units that need a home in host memory, in a fixed order."""
+    traffic, stays = placement.traffic, placement.stays
+    moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
+    moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
+    moved |= traffic.host_units
+    return [unit for name, unit in placement.units.units.items() if name in moved]
+
+
+def host_bytes(placement: Placement) -> int:
+    """Extent of the host arena."""
+    return sum(align_up(unit.tensor.size_bytes) for unit in host_units(placement))
+
+
+def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
+    """The task whose offload is the first to find no room under the cap."""
+    units, tasks = placement.units.units, placement.tasks
+    homes = {unit.unit_id for unit in host_units(placement)}
+    taken = sum(align_up(units[u].tensor.size_bytes) for u in homes if units[u].persistent)
+    if taken > cap_bytes:
+        return tasks[0].task_id
+    seen: set[str] = set()
+    for position, stores in sorted(placement.traffic.stores.items()):
+        for index in stores:
+            unit = units[placement.stays[index].unit]
+            if not unit.persistent and unit.unit_id not in seen:
+                seen.add(unit.unit_id)
+                taken += align_up(unit.tensor.size_bytes)
+                if taken > cap_bytes:
+                    return tasks[position].task_id
+    return tasks[-1].task_id
+
+
+class _Emission:
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.units = placement.units
+        self.traffic = placement.traffic
+        self.slots: dict[str, Slot] = {}
+        self.homes: dict[str, str] = {}
+        self.stay_of_copy: dict[str, int] = {}
+        self.positions: list[int] = []
+        self._inputs: dict[tuple[str, int], Input] = {
+            (i.tensor, i.version): i for i in placement.chain.inputs
+        }
+        self._outputs: dict[tuple[str, int], Output] = {
+            (o.tensor, o.version): o for o in placement.chain.outputs
+        }
+        self._slot_of_stay = [
+            self._device_slot(stay, offset)
+            for stay, offset in zip(placement.stays, placement.offsets, strict=True)
+        ]
+        self._numbers: dict[str, int] = {}
+        self._place_homes()
+
+    def run(self) -> list[Op]:
+        ops: list[Op] = []
+        starting: dict[int, list[int]] = {}
+        slot_at: list[dict[str, str]] = [{} for _ in self.placement.tasks]
+        for index, stay in enumerate(self.placement.stays):
+            starting.setdefault(stay.begin, []).append(index)
+            for use in stay.uses:
+                slot_at[use.position][stay.unit] = self._slot_of_stay[index]
+        for position, task in enumerate(self.placement.tasks):
+            due = starting.get(position, [])
+            due.sort(key=lambda i: (self.placement.stays[i].uses[0].position, i))
+            for index in due:
+                ops += self._load(index)
+            if self._on_host(task):
+                ops += self._host_compute(task)
+            else:
+                ops.append(self._compute(task, COMPUTE, slot_at[position]))
+            for index, leaves in self.traffic.stores.get(position, {}).items():
+                ops += self._store(index, leaves)
+            self.positions += [position] * (len(ops) - len(self.positions))
+        return ops
+
+    def carried(self) -> list[Carried]:
+        """Persistent units: on the device where a stay leaves, at home where that is valid."""
+        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.leaves}
+        found = []
+        for name, unit in self.units.units.items():
+            if not unit.persistent:
+                continue
+            if name in held:
+                found.append(Carried(tensor=name, slot=self._slot_of_stay[held[name]]))
+            if name not in held or name in self.traffic.initially_loaded:
+                found.append(Carried(tensor=name, slot=self.homes[name]))
+        return found
+
+    def _device_slot(self, stay: Stay, offset: int) -> str:
+        tensor = self.units.units[stay.unit].tensor
+        origin = tensor.offset_bytes
+        slot_id = f"device.{offset}.{tensor.size_bytes}" + (f".{origin}" if origin else "")
+        if slot_id not in self.slots:
+            self.slots[slot_id] = Slot(
+                slot_id=slot_id,
+                tier=DEVICE,
+                offset_bytes=offset,
+                size_bytes=tensor.size_bytes,
+                origin_bytes=origin,
+            )
+        return slot_id
+
+    def _place_homes(self) -> None:
+        offset = 0
+        for unit in host_units(self.placement):
+            slot_id = f"host.{unit.unit_id}"
+            self.homes[unit.unit_id] = slot_id
+            self.slots[slot_id] = Slot(
+                slot_id=slot_id,
+                tier=HOST,
+                offset_bytes=offset,
+                size_bytes=unit.tensor.size_bytes,
+                origin_bytes=unit.tensor.offset_bytes,
+            )
+            offset += align_up(unit.tensor.size_bytes)
+
+    def _on_host(self, task: Task) -> bool:
+        return self.placement.chain.calls[task.call].processor == "host"
+
+    def _host_compute(self, task: Task) -> list[Op]:
+        """The task on what is at home, and copies of what it makes into stays that go on."""
+        ops: list[Op] = []
+        for operand in task.operands:
+            if operand.mode == "read":
+                ops += self._fed(operand.tensor, operand.version, self.homes[self._unit(operand)])
+        ops.append(self._compute(task, HOST_COMPUTE, self.homes))
+        for index, leaves in self.traffic.refreshes.get(task.task_id, {}).items():
+            ops += self._copies_in(index, leaves)
+        return ops
+
+    def _compute(self, task: Task, stream: Stream, slots: Mapping[str, str]) -> Compute:
+        operands = tuple(
+            Operand(**vars(operand), slot=slots[self._unit(operand)]) for operand in task.operands
+        )
+        return Compute(
+            op_id=task.task_id,
+            stream=stream,
+            task=task.task_id,
+            call=task.call,
+            operands=operands,
+            label=task.label,
+        )
+
+    def _unit(self, operand: TaskOperand) -> str:
+        return self.units.unit_of_leaf[self.units.leaves(operand.tensor, None)[0]]
+
+    def _fed(self, tensor: str, version: int, home: str) -> list[Op]:
+        """The host fills the home with an input when it is first asked for."""
+        if (fed := self._inputs.pop((tensor, version), None)) is None:
+            return []
+        return [
+            Feed(
+                op_id=f"feed.{tensor}.{version}", stream=HOST_QUEUE, tensor=tensor,
+                version=version, slot=home, source=fed.source, index=fed.index,
+            )
+        ]  # fmt: skip
+
+    def _load(self, index: int) -> list[Op]:
+        return self._copies_in(index, self.traffic.loads.get(index, {}))
+
+    def _copies_in(self, index: int, leaves: dict[str, int]) -> list[Op]:
+        unit = self.placement.stays[index].unit
+        stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else H2D
+        ops: list[Op] = []
+        for tensor, version in self._copied(unit, leaves):
+            home, slot = self.homes[unit], self._slot_of_stay[index]
+            ops += self._fed(tensor, version, home)
+            ops.append(
+                Copy(
+                    op_id=self._copy_id("h2d", tensor, index), stream=stream, tensor=tensor,
+                    version=version, source=home, destination=slot,
+                )
+            )  # fmt: skip
+        return ops
+
+    def _store(self, index: int, leaves: dict[str, int]) -> list[Op]:
+        unit = self.placement.stays[index].unit
+        home, slot = self.homes[unit], self._slot_of_stay[index]
+        ops: list[Op] = []
+        for tensor, version in self._copied(unit, leaves):
+            ops.append(
+                Copy(
+                    op_id=self._copy_id("d2h", tensor, index), stream=D2H, tensor=tensor,
+                    version=version, source=slot, destination=home,
+                )
+            )  # fmt: skip
+            if wanted := self._outputs.get((tensor, version)):
+                ops.append(
+                    Fetch(
+                        op_id=f"fetch.{tensor}.{version}", stream=HOST_QUEUE, tensor=tensor,
+                        version=version, slot=home, sink=wanted.sink,
+                    )
+                )  # fmt: skip
+        return ops
+
+    def _copied(self, unit: str, leaves: dict[str, int]) -> list[tuple[str, int]]:
+        """One copy of the whole unit where all of it moves at one version, else leaf by leaf."""
+        versions = set(leaves.values())
+        if len(leaves) == len(self.units.units[unit].leaves) and len(versions) == 1:
+            return [(unit, versions.pop())]
+        return list(leaves.items())
+
+    def _copy_id(self, direction: str, tensor: str, stay: int) -> str:
+        key = f"{direction}.{tensor}"
+        number = self._numbers[key] = self._numbers.get(key, -1) + 1
+        self.stay_of_copy[f"{key}.{number}"] = stay
+        return f"{key}.{number}"

@@ -1,0 +1,100 @@
+"""Which kernels a step is planned with, where the user leaves it open."""
+
+from typing import Literal, get_args
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.demand.attention_limits import attention_limits, attention_refusal
+from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.errors import TwinstreamError
+
+KernelsOption = Literal["auto", "eager", "triton"]
+
+
+class UnknownKernelsError(TwinstreamError):
+    """Kernels that nobody implements."""
+
+
+class UnsuitableAttentionError(TwinstreamError):
+    """An attention implementation that does not compute the model on the machine's device."""
+
+
+class NondeterministicAttentionError(TwinstreamError):
+    """An attention that does not give the same bits from run to run, which was not allowed."""
+
+
+def attention_for(
+    machine: Machine, spec: ModelSpec, attention: str = "auto", *, nondeterministic: bool = False
+) -> str:
+    """The one named; `auto` is the first that computes the model of those that follow.
+
+    On CUDA what the profile names, PyTorch's flash kernels, eager attention; on a CPU the last.
+    `nondeterministic` allows to name one that does not give the same bits from run to run; `auto`
+    never takes one.
+
+    Raises:
+        UnknownAttentionError: there is none of that name.
+        UnsuitableAttentionError: it does not compute the model, or not on that device.
+        NondeterministicAttentionError: it is not deterministic, and that is not allowed.
+    """
+
+    capability = machine.compute_capability.major if machine.compute_capability else None
+
+    def refusal(name: str) -> str | None:
+        return attention_refusal(name, machine.device, spec.dtype, spec.head_dim, capability)
+
+    if attention == "auto":
+        wanted = ["eager"]
+        if machine.device == "cuda":
+            wanted.insert(0, "sdpa_flash")
+            if machine.attention is not None:
+                wanted.insert(0, machine.attention.name)
+        return next(name for name in wanted if refusal(name) is None and _same_bits(name))
+    if reason := refusal(attention):
+        suitable = ", ".join(name for name in attention_names() if refusal(name) is None)
+        raise UnsuitableAttentionError(
+            f"--attention {attention} does not do for '{spec.name}' on '{machine.name}': {reason}; "
+            f"these do: {suitable}"
+        )
+    require_allowed(KernelChoice(attention=attention, deterministic=not nondeterministic))
+    return attention
+
+
+def _same_bits(attention: str) -> bool:
+    return attention_limits(attention).deterministic
+
+
+def require_allowed(kernels: KernelChoice) -> None:
+    """
+    Raises:
+        NondeterministicAttentionError: the attention is not deterministic, and that is not allowed.
+        UnknownAttentionError: there is none of that name.
+    """
+    if kernels.deterministic and not _same_bits(kernels.attention):
+        those = ", ".join(name for name in attention_names() if _same_bits(name))
+        raise NondeterministicAttentionError(
+            f"attention '{kernels.attention}' does not give the same bits from run to run: allow "
+            f"it with --nondeterministic (in Python KernelChoice(attention='{kernels.attention}', "
+            f"deterministic=False)), or take one that does: {those}"
+        )
+
+
+def usual_recipe(machine: Machine, spec: ModelSpec) -> Recipe:
+    """The recipe that `plan` takes where nothing of it is given."""
+    return Recipe(kernels=kernels_for(machine, attention=attention_for(machine, spec)))
+
+
+def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager") -> KernelChoice:
+    """Those named; `auto` is Triton for a CUDA device and torch's own ops for a CPU.
+
+    Raises:
+        UnknownKernelsError: there are none of that name.
+    """
+    same_bits = _same_bits(attention)
+    if kernels == "triton" or (kernels == "auto" and machine.device == "cuda"):
+        return KernelChoice(vector="triton", attention=attention, deterministic=same_bits)
+    if kernels in ("auto", "eager"):
+        return KernelChoice(vector="eager", attention=attention, deterministic=same_bits)
+    known = ", ".join(get_args(KernelsOption))
+    raise UnknownKernelsError(f"--kernels '{kernels}' is unknown; known: {known}")

@@ -1,0 +1,232 @@
+"""When each unit is on the device: stays, from uses and a rule for gaps."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use
+
+KeepRule = Callable[[Unit, float], bool]
+GapRule = Callable[[Unit, int, int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A unit's time on the device: positions [begin, end) of the task sequence.
+
+    `begin` is where its load may be issued, `end` where its bytes may be given to others. A stay
+    that `enters` finds its content there from the pass before; one that `leaves` keeps it there
+    for the pass after. Where its offload outlasts the pass, its bytes are its own at the `later`
+    first tasks of the pass after, too.
+    """
+
+    unit: str
+    begin: int
+    end: int
+    uses: tuple[Use, ...]
+    enters: bool = False
+    leaves: bool = False
+    later: int = 0
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Positions in any pass at which its bytes are its own."""
+        mine = (self.begin, self.end)
+        return (mine, (0, self.later)) if self.later else (mine,)
+
+    def goes_on_in(self, after: "Stay") -> bool:
+        """Whether the next stay of the unit begins with the content that this one ends with."""
+        return _same_content(self.uses, after.uses[0])
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How long before its first use a unit is fetched, and kept after its last for the offload."""
+
+    lead_ns: float
+    drain_ns: float
+
+
+class TaskClock:
+    """Times of a task sequence when compute never waits: the measure of gaps."""
+
+    def __init__(self, alone_ns: Sequence[float]) -> None:
+        self.start_ns = [0.0]
+        for duration in alone_ns:
+            self.start_ns.append(self.start_ns[-1] + duration)
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.start_ns) - 1
+
+    def gap_ns(self, before: int, after: int) -> float:
+        """Compute time between the end of task `before` and the start of task `after`."""
+        return self.start_ns[after] - self.start_ns[before + 1]
+
+    def position_before(self, position: int, lead_ns: float) -> int:
+        """The last position at least `lead_ns` before task `position` starts (0 at the least)."""
+        begin_ns = self.start_ns[position] - lead_ns
+        return max(0, bisect_right(self.start_ns, begin_ns, hi=position + 1) - 1)
+
+    def position_after(self, position: int, drain_ns: float) -> int:
+        """The first position at least `drain_ns` after task `position` ends.
+
+        From the number of tasks on it is in the pass after, no later than where that ends.
+        """
+        end_ns = self.start_ns[position + 1] + drain_ns
+        if end_ns <= self.start_ns[-1]:
+            return bisect_left(self.start_ns, end_ns, lo=position + 1)
+        later = bisect_left(self.start_ns, end_ns - self.start_ns[-1])
+        return self.num_tasks + min(later, self.num_tasks)
+
+
+def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int, int]]:
+    """(begin, end, size_bytes) of every stay; of one that outlasts the pass, again from 0 on.
+
+    If it leaves its content for the pass after, the stay that enters there has the same bytes.
+    """
+    intervals = []
+    entered = {stay.unit: stay.end for stay in stays if stay.enters}
+    for stay in stays:
+        size_bytes = units.units[stay.unit].tensor.size_bytes
+        intervals.append((stay.begin, stay.end, size_bytes))
+        begin = entered.get(stay.unit, 0) if stay.leaves else 0
+        if begin < stay.later:
+            intervals.append((begin, stay.later, size_bytes))
+    return intervals
+
+
+def resident_stays(uses: dict[str, list[Use]], units: UnitMap, num_tasks: int) -> list[Stay]:
+    """Everything stays: persistent units for the whole pass, others from first to last use."""
+    stays = []
+    for name, used in uses.items():
+        if units.units[name].persistent:
+            stays.append(Stay(name, 0, num_tasks, tuple(used), enters=True, leaves=True))
+        else:
+            stays += [
+                Stay(name, group[0].position, group[-1].position + 1, tuple(group))
+                for group in _groups(used, keep=lambda before, after: True)
+            ]
+    return stays
+
+
+def chosen_stays(
+    uses: dict[str, list[Use]], units: UnitMap, keep: GapRule, num_tasks: int
+) -> list[Stay]:
+    """Stays by a rule on every gap; content of persistent units may stay over the boundary.
+
+    Bare: they begin at their first use and end after their last, whatever copies need.
+    """
+    stays: list[Stay] = []
+    for name, used in uses.items():
+        unit = units.units[name]
+
+        def kept(before: Use, after: Use, unit: Unit = unit) -> bool:
+            return keep(unit, before.position, after.position)
+
+        groups = _groups(used, kept)
+        bare = [Stay(name, g[0].position, g[-1].position + 1, tuple(g)) for g in groups]
+        if unit.persistent and kept(used[-1], used[0]):
+            bare[0] = replace(bare[0], begin=0, enters=True)
+            bare[-1] = replace(bare[-1], end=num_tasks, leaves=True)
+        stays += bare
+    return stays
+
+
+def content_gaps(uses: dict[str, list[Use]], units: UnitMap) -> list[tuple[str, int, int]]:
+    """(unit, task before, task after) of all gaps over which content may stay or leave.
+
+    Those of persistent units over the boundary between passes have `after` <= `before`.
+    """
+    found: list[tuple[str, int, int]] = []
+    for name, used in uses.items():
+        for group in _groups(used, keep=lambda before, after: True):
+            found += [
+                (name, before.position, after.position)
+                for before, after in pairwise(group)
+                if after.position > before.position + 1
+            ]
+        if units.units[name].persistent:
+            found.append((name, used[-1].position, used[0].position))
+    return found
+
+
+def streaming_stays(
+    uses: dict[str, list[Use]], units: UnitMap, clock: TaskClock, keep: KeepRule, margins: Margins
+) -> list[Stay]:
+    """A unit leaves the device when its content is dead, or `keep` says no to the gap ahead.
+
+    Stays of the same content whose margins would touch are one: the unit would be there all the
+    time anyway. Other content is loaded when that before is no longer used: they may share bytes.
+    No stay crosses the boundary between passes.
+    """
+    stays: list[Stay] = []
+    for name, used in uses.items():
+        unit = units.units[name]
+
+        def stays_for_gap(before: Use, after: Use, unit: Unit = unit) -> bool:
+            return keep(unit, clock.gap_ns(before.position, after.position))
+
+        merged: list[Stay] = []
+        for group in _groups(used, stays_for_gap):
+            begin, end = _with_margins(group, clock, margins)
+            if merged and begin <= merged[-1].end and _same_content(merged[-1].uses, group[0]):
+                last = merged[-1]
+                merged[-1] = Stay(name, last.begin, end, (*last.uses, *group))
+                continue
+            if merged:
+                begin = max(begin, merged[-1].uses[-1].position + 1)
+            merged.append(Stay(name, begin, end, tuple(group)))
+        stays += merged
+    return stays
+
+
+def _with_margins(group: Sequence[Use], clock: TaskClock, margins: Margins) -> tuple[int, int]:
+    """Lead for what is read first, drain for what was written (it may have to be offloaded)."""
+    first, last = group[0], group[-1]
+    loads = any(leaf.reads is not None for leaf in first.leaves)
+    begin = clock.position_before(first.position, margins.lead_ns) if loads else first.position
+    written = any(leaf.makes is not None for use in group for leaf in use.leaves)
+    drain = margins.drain_ns if written else 0.0
+    return begin, min(clock.num_tasks, clock.position_after(last.position, drain))
+
+
+def _groups(used: Sequence[Use], keep: Callable[[Use, Use], bool]) -> list[list[Use]]:
+    """Cut the uses where the content in between is dead, new from the host, or not kept."""
+    groups: list[list[Use]] = []
+    left: dict[str, int] = {}
+    for use in used:
+        goes_on = bool(groups) and _is_left(left, use)
+        if goes_on and use.position != groups[-1][-1].position + 1:
+            goes_on = keep(groups[-1][-1], use)
+        if goes_on:
+            groups[-1].append(use)
+        else:
+            groups.append([use])
+            left = {}
+        _leave(left, use)
+    return groups
+
+
+def _same_content(group: Sequence[Use], use: Use) -> bool:
+    """Whether `use` needs content that the group leaves: it reads that, or adds another leaf."""
+    left: dict[str, int] = {}
+    for earlier in group:
+        _leave(left, earlier)
+    return _is_left(left, use)
+
+
+def _leave(left: dict[str, int], use: Use) -> None:
+    """Versions of leaves after a use."""
+    for leaf in use.leaves:
+        made = leaf.makes if leaf.makes is not None else leaf.reads
+        if made is not None:
+            left[leaf.leaf] = made
+
+
+def _is_left(left: dict[str, int], use: Use) -> bool:
+    reads = [leaf for leaf in use.leaves if leaf.reads is not None]
+    if reads:
+        return all(left.get(leaf.leaf, leaf.reads) == leaf.reads for leaf in reads)
+    return bool(left) and all(leaf.leaf not in left for leaf in use.leaves)

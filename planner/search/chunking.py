@@ -1,0 +1,294 @@
+"""Ways to cut a training step into rounds and chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.errors import TwinstreamError, require, require_whole
+from twinstream.schedule.workload import Workload
+
+TARGET_CHUNK_TOKENS = 8192
+_SMALLEST_SLICE_TOKENS = 1024
+_MOST_CHUNKS = 8
+_MOST_TOKENS = 2**31
+_MOST_TRIED = 10_000  # to name those that fit
+_MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
+
+
+class ChunkingError(TwinstreamError):
+    """No chunking of the step satisfies what was asked for."""
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """What the user fixed of a step; None is left to the planner. The recipe is never changed.
+
+    `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
+    are left open. Sequences of unequal lengths are packed in this order, as often as they fit a
+    chunk; `seq_len` is then the longest.
+    """
+
+    seq_len: int
+    tokens_per_step: int | None = None
+    chunk_tokens: int | None = None
+    chunks_per_round: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    optimizer_overhead: float = 0.01
+    sequence_lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
+        for name, most in (
+            ("tokens_per_step", 2**60),
+            ("chunk_tokens", _MOST_TOKENS),
+            ("chunks_per_round", _MOST_TOKENS),
+        ):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1, most)
+        require("recipe", self.recipe, Recipe)
+        require("optimizer_overhead", self.optimizer_overhead, float, int)
+        require("sequence_lengths", self.sequence_lengths, tuple)
+        for length in self.sequence_lengths:
+            require_whole("a length of sequence_lengths", length, 0, _MOST_TOKENS)
+        require_whole("the sum of sequence_lengths", sum(self.sequence_lengths), 0, _MOST_TOKENS)
+
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens that only whole numbers of are packed: a sequence, or one of each length."""
+        return sum(self.sequence_lengths) or self.seq_len
+
+
+def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+    """Admissible workloads, the preferred first, then ever smaller chunks (less memory).
+
+    Preferred are chunks of about 8,192 tokens, and as many chunks a round as make the saved
+    activations of a layer about as large as its parameters. Without `tokens_per_step` a step is
+    one round.
+
+    Raises:
+        ChunkingError: the fixed numbers contradict each other; says which.
+    """
+    _check(step)
+    found: list[Workload] = []
+    misfits: list[ChunkingError] = []
+    for size in [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step):
+        try:
+            found.append(_workload(spec, step, size))
+        except ChunkingError as error:
+            misfits.append(error)
+    if not found:
+        raise misfits[0]
+    possible = [workload for workload in found if _blocks(spec, workload) <= _MOST_BLOCKS]
+    if not possible:
+        least = min(found, key=lambda workload: _blocks(spec, workload))
+        raise _too_large(least.tokens_per_step, least.chunk_tokens, _blocks(spec, least))
+    return possible
+
+
+def _too_large(step_tokens: int, chunk_tokens: int, num_blocks: int) -> ChunkingError:
+    return ChunkingError(
+        f"a step of {step_tokens:,} tokens in chunks of {chunk_tokens:,} has {num_blocks:,} blocks "
+        f"to compute, and no schedule may have more than {_MOST_BLOCKS:,}; take fewer tokens per "
+        "step, or larger chunks"
+    )
+
+
+def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+    """All workloads among which `optimal` chooses, the preferred one first.
+
+    Chunks of half, once and twice the preferred size (of long sequences once, twice and four
+    times); 1, 2, 4 or 8 times the chunks that one sequence or one chunk takes in a round, up to 8
+    (or one sequence). What the user fixed stays.
+
+    Raises:
+        ChunkingError: the fixed numbers contradict each other; says which.
+    """
+    preferred = chunkings(spec, step)
+    found = [] if step.pack_tokens > _MOST_CHUNKS * preferred[0].chunk_tokens else [preferred[0]]
+    for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens)):
+        per_sequence = max(1, step.pack_tokens // size)
+        for times in (1, 2, 4, 8):
+            chunks = step.chunks_per_round or times * per_sequence
+            if times > 1 and chunks > _MOST_CHUNKS:
+                continue
+            try:
+                found.append(_workload(spec, replace(step, chunks_per_round=chunks), size))
+            except ChunkingError:
+                continue
+    return list(dict.fromkeys(found))
+
+
+def possible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+    """Where none of those fits, also smaller chunks, with as many ways to cut rounds of each.
+
+    Raises:
+        ChunkingError: as `admissible`.
+    """
+    found = [*admissible(spec, step), *(preferred := chunkings(spec, step))]
+    for workload in preferred:
+        found += admissible(spec, replace(step, chunk_tokens=workload.chunk_tokens))
+    return list(dict.fromkeys(found))
+
+
+def of_few_blocks(
+    spec: ModelSpec, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
+) -> list[Workload]:
+    """Those of no more blocks, forward and backward, in so many rounds; the shortest if none.
+
+    Planning takes time and memory by block: long sequences in small chunks have too many.
+    """
+
+    def blocks(workload: Workload) -> int:
+        return _blocks(spec, workload, most_rounds)
+
+    few = [workload for workload in workloads if blocks(workload) <= most_blocks]
+    return few or sorted(workloads, key=blocks)[:1]
+
+
+def _blocks(spec: ModelSpec, workload: Workload, most_rounds: float = inf) -> int:
+    """Forward and backward, in so many rounds of a step at most."""
+    rounds = int(min(workload.rounds_per_step, most_rounds))
+    return 2 * spec.num_layers * workload.chunks_per_round * rounds
+
+
+def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
+    if step.chunk_tokens:
+        return [step.chunk_tokens]
+    wanted = [preferred, preferred * 2, preferred // 2]
+    if step.pack_tokens > _MOST_CHUNKS * preferred:
+        wanted = [preferred * 4, preferred * 2, preferred]
+    return [
+        size
+        for size in wanted
+        if size >= _SMALLEST_SLICE_TOKENS
+        and (size % step.pack_tokens == 0 or (step.pack_tokens % size == 0 and _may_slice(step)))
+        and (step.tokens_per_step is None or step.tokens_per_step % size == 0)
+    ]
+
+
+def _check(step: TrainingStep) -> None:
+    tokens, chunk = step.tokens_per_step, step.chunk_tokens
+    if not 0.0 < step.optimizer_overhead < 1.0:
+        raise ChunkingError(
+            f"the optimizer cannot take {step.optimizer_overhead:g} of a step; give a share "
+            "between 0 and 1, such as 1% or 0.01"
+        )
+    pack, lengths = step.pack_tokens, step.sequence_lengths
+    if lengths and (min(lengths) < 1 or max(lengths) != step.seq_len or len(set(lengths)) == 1):
+        raise ChunkingError(
+            f"sequences of {lengths_text(lengths)} tokens are not unequal ones of which seq_len, "
+            f"{step.seq_len}, is the longest; leave out sequence_lengths where all are equal"
+        )
+    if tokens is not None and tokens % pack:
+        of_unequal = f", together {pack}" if lengths else ""
+        raise ChunkingError(
+            f"{tokens} tokens per step are not whole sequences of {_lengths(step)} tokens"
+            f"{of_unequal}; the nearest are {_nearest(tokens, pack)}"
+        )
+    if chunk is None:
+        return
+    if lengths and chunk % pack:
+        raise ChunkingError(
+            f"chunks of {chunk} tokens do not pack sequences of {_lengths(step)} tokens, together "
+            f"{pack}; the nearest are {_nearest(chunk, pack)}"
+        )
+    longer, shorter = max(chunk, pack), min(chunk, pack)
+    if longer % shorter:
+        raise ChunkingError(
+            f"chunks of {chunk} tokens neither pack nor slice sequences of {step.seq_len} "
+            "tokens: one must be a multiple of the other"
+        )
+    if tokens is not None and tokens % chunk:
+        raise ChunkingError(
+            f"{tokens} tokens per step are not whole chunks of {chunk} tokens; "
+            f"the nearest are {_nearest(tokens, chunk)}"
+        )
+
+
+def _may_slice(step: TrainingStep) -> bool:
+    return not step.sequence_lengths
+
+
+def _lengths(step: TrainingStep) -> str:
+    return lengths_text(step.sequence_lengths or (step.seq_len,))
+
+
+def _nearest(tokens: int, unit: int) -> str:
+    below = tokens // unit * unit
+    return f"{below + unit}" if not below else f"{below} and {below + unit}"
+
+
+def _chunk_sizes(step: TrainingStep) -> list[int]:
+    """Packed sizes that divide the step, then slices of a sequence, largest first."""
+    sequences = step.tokens_per_step // step.pack_tokens if step.tokens_per_step else None
+    most_packed = max(1, TARGET_CHUNK_TOKENS // step.pack_tokens)
+    packed = [
+        n * step.pack_tokens
+        for n in range(most_packed, 0, -1)
+        if sequences is None or sequences % n == 0
+    ]
+    slices = [
+        step.pack_tokens // n
+        for n in range(2, step.pack_tokens // _SMALLEST_SLICE_TOKENS + 1)
+        if step.pack_tokens % n == 0 and _may_slice(step)
+    ]
+    sizes = packed + slices
+    above = [size for size in sizes if size > TARGET_CHUNK_TOKENS]
+    preferred = min(above) if above and sizes.count(TARGET_CHUNK_TOKENS) == 0 else None
+    if preferred is None:
+        return [size for size in sizes if size <= TARGET_CHUNK_TOKENS]
+    return [preferred, *(size for size in sizes if size <= TARGET_CHUNK_TOKENS)]
+
+
+def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workload:
+    per_sequence = max(1, step.pack_tokens // chunk_tokens)
+    groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None
+    if step.chunks_per_round is not None:
+        chunks = step.chunks_per_round
+        if chunks % per_sequence or (groups and groups % (chunks // per_sequence)):
+            raise _misfit(chunks, chunk_tokens, per_sequence, groups)
+    else:
+        chunks = per_sequence * _groups_per_round(spec, chunk_tokens * per_sequence, groups)
+    rounds = groups // (chunks // per_sequence) if groups else 1
+    if rounds > _MOST_BLOCKS:
+        num_blocks = 2 * spec.num_layers * chunks * rounds
+        raise _too_large(chunk_tokens * chunks * rounds, chunk_tokens, num_blocks)
+    return Workload(
+        seq_len=step.seq_len,
+        chunk_tokens=chunk_tokens,
+        chunks_per_round=chunks,
+        rounds_per_step=rounds,
+        sequence_lengths=step.sequence_lengths * (chunk_tokens // step.pack_tokens),
+    )
+
+
+def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | None) -> ChunkingError:
+    """Rounds of so many chunks are not whole sequences, or a step not whole rounds."""
+    most = min(groups or chunks, 2 * chunks, _MOST_TRIED)
+    fit = [n * per_sequence for n in range(1, most + 1) if (groups or n) % n == 0]
+    near = sorted(sorted(fit, key=lambda n: abs(n - chunks))[:2])
+    sequences = f", {per_sequence} to a sequence" if per_sequence > 1 else ""
+    whole = (groups or 0) * per_sequence
+    step = f"a step of {whole} chunk{'s' if whole > 1 else ''}" if groups else "chunks"
+    return ChunkingError(
+        f"{chunks} chunks per round do not fit {step} of {chunk_tokens:,} tokens{sequences}; "
+        f"{' or '.join(map(str, near))} would"
+    )
+
+
+def _groups_per_round(spec: ModelSpec, group_tokens: int, groups: int | None) -> int:
+    """So many that a layer's saved activations come to about its parameters; a divisor."""
+    placeholder = Workload(
+        seq_len=group_tokens, chunk_tokens=group_tokens, chunks_per_round=1, rounds_per_step=1
+    )
+    layer_bytes = Shapes(spec, placeholder).group_bytes("0")
+    saved_bytes = group_tokens * saved_bytes_per_token(spec, SavedLevel.FULL)
+    wanted = max(1, round(layer_bytes / saved_bytes))
+    if groups is None:
+        return wanted
+    return max(n for n in range(1, min(wanted, groups) + 1) if groups % n == 0)

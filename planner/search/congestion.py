@@ -1,0 +1,119 @@
+"""Where compute waited for copies, in a simulated schedule: what the program is to allow for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.planner.lifetimes.rounds import Folding
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.timeline import PassSpans
+
+_LEAST_STALL_NS = 5_000
+_LEAST_PAUSE_NS = 50_000
+_LEAST_SHARE = 0.3
+_ZEAL = 1.3
+
+Shares = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Compute waited `waited_ns` before an op for a copy whose queue was busy since `since_ns`."""
+
+    op: int
+    queue: str
+    waited_ns: int
+    since_ns: int
+
+
+def lowered(
+    shares: Shares, schedule: Schedule, spans: PassSpans, chain: Chain, small: Chain
+) -> Shares | None:
+    """Shares of the links, by task of the small chain, less where queues were late; None if none.
+
+    Args:
+        shares: those that the schedule was made with.
+        schedule: of `chain`.
+        spans: of its ops.
+        chain: of at least as many rounds as `small`.
+        small: the same step with at most three rounds.
+    """
+    found = [stall for stall in stalls(schedule, spans) if stall.queue in shares]
+    if not found:
+        return None
+    folding, small_folding = Folding.of(chain, chain.tasks), Folding.of(small, small.tasks)
+    number = {small_folding.place(i): i for i in range(len(small.tasks))}
+    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    starts = [
+        (spans.start_ns[i], position[op.task])
+        for i, op in enumerate(schedule.ops)
+        if isinstance(op, Compute) and op.task in position
+    ]
+    start_ns = np.asarray([start for start, _ in starts])
+    lessened = {way: np.zeros(len(small.tasks)) for way in shares}
+    rounds = np.zeros(len(small.tasks))
+    for i in range(len(chain.tasks)):
+        rounds[number[folding.place(i)]] += 1
+    for stall in found:
+        end_ns = spans.start_ns[stall.op]
+        low, high = np.searchsorted(start_ns, [stall.since_ns, end_ns])
+        part = stall.waited_ns / max(1, end_ns - stall.since_ns)
+        for _, task in starts[max(0, low - 1) : high]:
+            place = number[folding.place(task)]
+            lessened[stall.queue][place] += part / rounds[place]
+    less_of_each = {
+        way: [
+            max(_LEAST_SHARE, share * (1.0 - _ZEAL * min(0.5, less)))
+            for share, less in zip(shares[way], lessened[way].tolist(), strict=True)
+        ]
+        for way in shares
+    }
+    return less_of_each if less_of_each != shares else None
+
+
+def stalls(schedule: Schedule, spans: PassSpans) -> list[Stall]:
+    """All waits of compute for copies, in order."""
+    position = {op.op_id: i for i, op in enumerate(schedule.ops)}
+    busy_since = _busy_since(schedule, spans)
+    found: list[Stall] = []
+    before: int | None = None
+    for i, op in enumerate(schedule.ops):
+        if not isinstance(op, Compute):
+            continue
+        waited_ns = 0 if before is None else spans.start_ns[i] - spans.end_ns[before]
+        before = i
+        copies = [j for w in op.waits if isinstance(schedule.ops[j := position[w]], Copy)]
+        if waited_ns < _LEAST_STALL_NS or not copies:
+            continue
+        last = max(copies, key=lambda j: spans.end_ns[j])
+        queue = schedule.ops[last].stream.queue
+        found.append(Stall(i, queue, waited_ns, int(busy_since[last])))
+    return found
+
+
+def _busy_since(schedule: Schedule, spans: PassSpans) -> NDArray[np.int64]:
+    """For each op since when its queue has been busy without a pause."""
+    since = np.zeros(len(schedule.ops), dtype=np.int64)
+    last: dict[str, int] = {}
+    for i, op in enumerate(schedule.ops):
+        queue = str(op.stream)
+        j = last.get(queue)
+        if j is not None and spans.start_ns[i] - spans.end_ns[j] < _LEAST_PAUSE_NS:
+            since[i] = since[j]
+        else:
+            since[i] = spans.start_ns[i]
+        last[queue] = i
+    return since
+
+
+def full_shares(num_tasks: int) -> Shares:
+    """All of both links beside every task."""
+    return {way: [1.0] * num_tasks for way in ("h2d", "d2h")}
+
+
+def scaled(shares: Shares, factor: float) -> Shares:
+    """So much of the shares, beside every task."""
+    return {way: [factor * share for share in of] for way, of in shares.items()}

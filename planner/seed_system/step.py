@@ -1,0 +1,74 @@
+"""Plan a training step as the seed system would: its own cut of the step, for its own GPUs."""
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.plan import finished, step_bound
+from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.seed_system.classes import machine_class
+from twinstream.planner.seed_system.policy import POLICY, emit_seed, seed_chain
+from twinstream.planner.seed_system.sizing import Cut, RoundsRule, cut_round, size_step
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.workload import MachineRef
+
+_NO_LIMIT_BYTES = 2**62
+
+
+class OtherCutError(TwinstreamError):
+    """The step is fixed to be cut in another way than the seed system cuts it."""
+
+
+def plan_seed_step(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: Caps) -> Schedule:
+    """The seed system's schedule of a step, verified and conforming, with our lower bound.
+
+    The device cap is the arena's: the machine's reserve is taken off. Tokens per step that are
+    left open follow its rule for the optimizer's share. Its recipe replaces the step's.
+
+    Raises:
+        UnknownMachineClass: it has no constants for the machine.
+        OtherCutError: lengths, chunks, rounds or tokens are fixed otherwise than it cuts a step.
+        SizingRefused: it would not run within the caps.
+        UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
+    """
+    if step.sequence_lengths:
+        raise OtherCutError(
+            f"policy '{POLICY}' packs sequences of one length, not of "
+            f"{lengths_text(step.sequence_lengths)} tokens: plan with another policy"
+        )
+    constants = machine_class(machine.name)
+    device_bytes = caps.arena_bytes("device")
+    sizing = size_step(
+        spec,
+        step.seq_len,
+        constants,
+        host_bytes=_NO_LIMIT_BYTES if caps.host_bytes is None else caps.host_bytes,
+        device_bytes=_NO_LIMIT_BYTES if device_bytes is None else device_bytes,
+        rounds=_rounds(step, cut_round(spec, step.seq_len, constants)),
+    )
+    chain = seed_chain(spec, sizing.workload)
+    ref = MachineRef(name=machine.name, content_hash=machine.content_hash)
+    schedule = emit_seed(spec, chain, sizing, ref).model_copy(update={"caps": caps})
+    return finished(schedule, chain, step_bound(chain, machine, caps))
+
+
+def _rounds(step: TrainingStep, cut: Cut) -> RoundsRule | int:
+    fixed = {
+        "--chunk-tokens": (step.chunk_tokens, cut.chunk_tokens),
+        "--chunks-per-round": (step.chunks_per_round, cut.chunks_per_round),
+    }
+    for flag, (given, own) in fixed.items():
+        if given not in (None, own):
+            raise OtherCutError(
+                f"policy '{POLICY}' has {flag} {own} here, not {given}: leave it out"
+            )
+    if step.tokens_per_step is None:
+        return "v2"
+    round_tokens = cut.chunk_tokens * cut.chunks_per_round
+    rounds, left = divmod(step.tokens_per_step, round_tokens)
+    if left or not rounds:
+        raise OtherCutError(
+            f"policy '{POLICY}' has rounds of {round_tokens:,} tokens here, and --tokens-per-step "
+            f"{step.tokens_per_step:,} is not a multiple of it"
+        )
+    return rounds

@@ -1,0 +1,71 @@
+"""`explore`: plans, predictions and what-ifs on a page of this machine's browser."""
+
+import errno
+import logging
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinstream.commands.arguments.options import Json
+from twinstream.commands.output import print_json, print_report
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.presets import load_model
+from twinstream.schedule.errors import TwinstreamError
+
+
+class ExploreError(TwinstreamError):
+    """The page cannot be served."""
+
+
+def explore(
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to serve at; by default only here.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port.")] = 8050,
+    machine: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A TOML profile to offer, too; repeatable."),
+    ] = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A Hugging Face config.json to offer; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a page with model, machines, caps and sequence length as controls; Ctrl-C ends it."""
+    try:
+        from werkzeug.serving import run_simple
+
+        from twinstream.explorer.answers import Answers
+        from twinstream.explorer.app import explorer
+    except ModuleNotFoundError as error:
+        raise ExploreError(
+            f"the explorer needs {error.name}, which is not installed: "
+            "pip install 'twinstream[explore]'"
+        ) from None
+    machines = {load_machine(path).name: str(path) for path in machine or ()}
+    models = {load_model(path).name: str(path) for path in model or ()}
+    _require_free(host, port)
+    app = explorer(Answers(models, machines))
+    address = f"http://{host}:{port}/"
+    if as_json:
+        print_json({"url": address})
+    else:
+        print_report(f"Serving {address}; end with Ctrl-C.")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
+    run_simple(host, port, app.server, threaded=True)
+
+
+def _require_free(host: str, port: int) -> None:
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        # Python appends the address to what the system says.
+        why = str(error.strerror or error).partition(" (while")[0]
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ExploreError(
+            f"cannot serve at {host}:{port}: {why}; choose another {option}"
+        ) from None

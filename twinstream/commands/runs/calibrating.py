@@ -1,0 +1,111 @@
+"""`calibrate`: fit a machine's profile to measured runs."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinstream.commands.arguments import options
+from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.fidelity.fit_report import (
+    fit_json,
+    observation_table,
+    parameter_table,
+    provenance,
+)
+from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.table_fit import fit_table, informative_rows
+from twinstream.fidelity.timeline_fit import fit_timeline
+from twinstream.hardware_profiles.calibration.fitting import Fit
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.loader import load_machine, save_machine
+from twinstream.hardware_profiles.measured_table import read_measured
+from twinstream.hardware_profiles.schema import Machine
+
+Base = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE", help="The profile to start from; its efficiencies are the prior."
+    ),
+]
+Measured = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A CSV table of measured runs (configuration, step time)."),
+]
+Cells = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A CSV of the rows to calibrate with; by default at most 14: those that tell most of "
+        "the profile, by predictions alone.",
+    ),
+]
+ScheduleFile = Annotated[
+    Path | None, typer.Option("--schedule", metavar="FILE", help="A schedule that was run.")
+]
+TimelineFile = Annotated[
+    Path | None, typer.Option("--timeline", metavar="FILE", help="Its timeline, from `run -o`.")
+]
+
+
+def calibrate(  # noqa: PLR0913
+    base: Base,
+    measured: Measured = None,
+    cells: Cells = None,
+    only: options.OnlyRows = None,
+    schedule: ScheduleFile = None,
+    timeline: TimelineFile = None,
+    output: Annotated[Path | None, options.output("Write the profile here, as TOML.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Fit a machine's profile to measured runs: a table of step times, or a run of our own."""
+    profile = load_machine(base)
+    if measured is not None and schedule is None and timeline is None:
+        fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)
+        told = measured.name
+    elif measured is None and schedule is not None and timeline is not None:
+        fit = _timeline_fit(profile, schedule, timeline, quiet=as_json)
+        told = timeline.name
+    else:
+        raise CalibrationError(
+            "give what was measured: either --measured TABLE.csv, or --schedule and --timeline of "
+            "a run"
+        )
+    source = provenance(fit, told, datetime.now(UTC).date())
+    fitted = fit.machine(output.stem if output else f"{profile.name}_fitted", source)
+    try:
+        if output is not None:
+            save_machine(fitted, output)
+    finally:  # what was fitted is told, on a full disk too
+        if as_json:
+            print_json(fit_json(fit))
+        else:
+            print_report(parameter_table(fit), observation_table(fit))
+    if output is not None and not as_json:
+        print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
+
+
+def _table_fit(
+    profile: Machine, measured: Path, cells: Path | None, only: list[str], *, quiet: bool
+) -> Fit:
+    rows = rows_of(read_measured(measured), profile, only)
+    if cells is not None:
+        chosen = listed_rows(rows, cells)
+    else:
+        with progress(f"sizing {measured.name}", len(rows), quiet=quiet) as step:
+            candidates = candidate_rows(rows, step)
+        told = f"choosing of {len(candidates)} rows: predictions"
+        with progress(told, quiet=quiet) as step:
+            chosen = informative_rows(profile, candidates, step)
+    with progress(f"fitting {len(chosen)} of {len(rows)} rows: predictions", quiet=quiet) as step:
+        return fit_table(profile, chosen, step)
+
+
+def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bool) -> Fit:
+    document = checked_schedule(schedule)
+    _, measured = read_timelines(None, timeline, "--timeline")
+    assert measured is not None
+    with progress("fitting: replays", quiet=quiet) as step:
+        return fit_timeline(profile, document, measured, step)

@@ -1,0 +1,181 @@
+"""`run`: train by a schedule, here."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from twinstream import api
+from twinstream.commands.arguments import options
+from twinstream.commands.arguments.backends import (
+    UNKNOWN_PEAK,
+    backend_named,
+    peak_machine,
+    planning_machine,
+)
+from twinstream.commands.arguments.inputs import checked_schedule
+from twinstream.commands.arguments.tokens import token_stream
+from twinstream.commands.output import print_json, print_report, progress, run_progress
+from twinstream.commands.plans.planning import describe, dtype_notes, planned
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import write_document
+from twinstream.screens.run_report import prediction_json, provenance_lines, run_table
+from twinstream.screens.tables import losses_line
+
+
+class RunOptionsError(TwinstreamError):
+    """The options do not say what to run, or say it twice."""
+
+
+def run(  # noqa: PLR0913
+    schedule: Annotated[
+        Path | None, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")
+    ] = None,
+    model: options.ModelIfPlanned = None,
+    machine: options.MachineIfKnown = None,
+    seq_len: options.SeqLenIfPlanned = None,
+    tokens_per_step: options.TokensPerStep = None,
+    optimizer_overhead: options.OptimizerOverhead = None,
+    chunk_tokens: options.ChunkTokens = None,
+    chunks_per_round: options.ChunksPerRound = None,
+    device_mem: options.DeviceMem = None,
+    host_mem: options.HostMem = None,
+    policy: options.Policy = None,
+    kernels: options.Kernels = None,
+    attention: options.Attention = None,
+    nondeterministic: options.Nondeterministic = False,
+    dtype: options.Dtype = None,
+    steps: options.Steps = 4,
+    backend: options.Backend = "auto",
+    text: options.Text = None,
+    tokenizer: options.Tokenizer = None,
+    learning_rate: options.LearningRate = 1e-3,
+    seed: options.Seed = 0,
+    poison: options.Poison = False,
+    graphs: options.Graphs = "auto",
+    timed_steps: options.TimedSteps = None,
+    nvtx: options.Nvtx = False,
+    output: Annotated[Path | None, options.output("Write the measured timeline here.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
+    wanted = options.PlanOptions(
+        model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
+        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
+        nondeterministic=nondeterministic, dtype=dtype,
+    )  # fmt: skip
+    if timed_steps is not None and timed_steps > steps:
+        raise RunOptionsError(f"--timed-steps {timed_steps} of --steps {steps}: time fewer")
+    settings = api.RunSettings(
+        backend_named(backend), steps, learning_rate, seed, poison,
+        graphs=graphs, timed_steps=timed_steps, nvtx=nvtx,
+    )  # fmt: skip
+    document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
+    tokens = token_stream(text, tokenizer)
+    peak = peak_machine(document, wanted.machine, settings.backend)
+    predicted = _predicted(document, peak, quiet=as_json)
+    result = _trained(document, settings, tokens, quiet=as_json)
+    try:
+        if output is not None:
+            write_document(result.timeline, output)
+    finally:  # what was trained is told, on a full disk too
+        _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
+    if not as_json:
+        print_report(*dtype_notes(wanted))
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    schedule: Schedule
+    run: api.Run
+    peak: Machine | None
+    plan_seconds: float | None
+    predicted: Summary | None
+
+    @property
+    def uncertainty(self) -> Uncertainty | None:
+        return None if self.peak is None else uncertainty_of(self.peak, self.schedule)
+
+
+def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> Summary | None:
+    """What the run should come to by the profile of the machine here, where one is known."""
+    if machine is None:
+        return None
+    with progress(f"predicting {schedule.model.name}", quiet=quiet):
+        return summarize(schedule, api.simulate(schedule, machine), machine)
+
+
+def _schedule(
+    path: Path | None, wanted: options.PlanOptions, backend: str, *, quiet: bool
+) -> tuple[Schedule, float | None]:
+    """The schedule in the file, or one planned now and how long that took."""
+    if path is not None:
+        if wanted.given():
+            raise RunOptionsError(
+                f"{path} is planned already, {', '.join(wanted.given())} cannot change it; "
+                "give either a SCHEDULE or what to plan"
+            )
+        return checked_schedule(path), None
+    if wanted.model is None or wanted.seq_len is None:
+        raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
+    machine = planning_machine(wanted.machine, backend)
+    if backend == "cpu":  # whatever device the machine has that is planned for
+        wanted = replace(
+            wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
+        )
+    return planned(replace(wanted, machine=machine), quiet=quiet)
+
+
+def _trained(
+    schedule: Schedule, settings: api.RunSettings, tokens: NDArray[np.int32], *, quiet: bool
+) -> api.Run:
+    """The run; where it is stopped, stderr gets the losses so far."""
+    losses: list[float] = []
+    num_steps = settings.num_steps
+    try:
+        with run_progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as bars:
+
+            def on_loss(loss: float) -> None:
+                losses.append(loss)
+                bars.advance()
+
+            settings = replace(settings, on_loss=on_loss, on_pinned=bars.pinned)
+            return api.execute(schedule, settings, tokens=tokens)
+    except KeyboardInterrupt:
+        told = f"stopped after {len(losses)} of {num_steps:,} steps; no timeline is written"
+        typer.echo("\n".join([told, *([losses_line(losses)] if losses else [])]), err=True)
+        raise
+
+
+def _report(outcome: _Outcome, *, as_json: bool) -> None:
+    schedule, timeline, peak = outcome.schedule, outcome.run.timeline, outcome.peak
+    summary = summarize(schedule, timeline, peak or UNKNOWN_PEAK, outcome.plan_seconds)
+    if as_json:
+        unknown = {} if peak else {"mfu": None, "hfu": None}
+        run = {
+            "measured_on": timeline.provenance.where,
+            "losses": outcome.run.losses,
+            "provenance": timeline.provenance,
+        } | prediction_json(outcome.predicted, summary, outcome.uncertainty)
+        print_json(summary.model_dump() | unknown | describe(schedule) | run)
+        return
+    print_report(
+        run_table(
+            schedule, outcome.predicted, summary, peak.name if peak else None, outcome.uncertainty
+        ),
+        losses_line(outcome.run.losses),
+        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        *provenance_lines(timeline.provenance),
+    )
+    if peak is None:
+        print_report(
+            f"It was planned for {schedule.machine.name}. For a prediction and MFU give the "
+            "profile of the machine this ran on: --machine NAME|FILE."
+        )

@@ -1,0 +1,105 @@
+"""`validate`: how far predictions are from speeds that someone measured."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twinstream.commands.arguments import options
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.fidelity.report import write_rows, write_scatter
+from twinstream.fidelity.row_choice import rows_that
+from twinstream.fidelity.screen import validation_screen
+from twinstream.fidelity.validation import Validation
+from twinstream.fidelity.validation import validate as validated
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.measured_table import read_measured
+from twinstream.planner.plan import UnknownPolicyError
+from twinstream.planner.seed_system.policy import POLICY
+
+
+def validate(  # noqa: PLR0913
+    machine: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Profile of a machine of the table, by name or TOML file; may be given again for "
+            "another.",
+        ),
+    ],
+    measured: Annotated[
+        Path, typer.Option(metavar="FILE", help="CSV of configurations and tokens/s.")
+    ],
+    only: options.OnlyRows = None,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"What planned the measured runs: {POLICY}.")
+    ] = POLICY,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
+    ] = None,
+    output: Annotated[
+        Path | None, options.output("Write measured and predicted speeds here, as CSV.")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a scatter plot here.", callback=options.check_output
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Predict every row of a table of measured speeds, and say how far off that is."""
+    if policy != POLICY:
+        raise UnknownPolicyError(
+            f"policy '{policy}' has not planned any measured table known here; give {POLICY}"
+        )
+    rows = rows_that(read_measured(measured), only or [])
+    profiles = [load_machine(name) for name in machine]
+    with ExitStack() as stack:
+
+        def started(what: str, total: int) -> Callable[[], None]:
+            stack.close()  # the bar before
+            return stack.enter_context(progress(f"{what} {measured.name}", total, quiet=as_json))
+
+        validation = validated(rows, profiles, jobs=jobs, on_start=started)
+    _deliver(validation, output, html, as_json=as_json)
+
+
+def _deliver(
+    validation: Validation, output: Path | None, html: Path | None, *, as_json: bool
+) -> None:
+    try:
+        if output is not None:
+            write_rows(validation, output)
+        if html is not None:
+            write_scatter(validation, html)
+    finally:  # what was found is told, on a full disk too
+        if as_json:
+            print_json(validation_json(validation))
+        else:
+            print_report(validation_screen(validation))
+    for path in (output, html):
+        if path is not None and not as_json:
+            print_report(f"Wrote {path}.")
+
+
+def validation_json(validation: Validation) -> dict[str, object]:
+    """Headline errors, then those by model and by length, and counts."""
+    overall = validation.overall.model_dump()
+    return {
+        **{name: value for name, value in overall.items() if name != "schedules"},
+        "stalled_mean_error": validation.stalled.mean_error,
+        "cells": validation.cells,
+        "schedules": validation.overall.schedules,
+        "stalled_schedules": validation.stalled.schedules,
+        "by_model": validation.by_model,
+        "by_seq_len": validation.by_seq_len,
+        "failed_rows": validation.failed_rows,
+        "refused_alike": validation.refused_alike,
+        "refused_rows": validation.refused_rows,
+        "left_out": validation.left_out,
+        "without_rows": validation.without_rows,
+        "unknown": validation.unknown,
+    }

@@ -1,0 +1,118 @@
+"""What a plan does and what it hangs on, in numbers: `twinstream plan` prints it on one screen."""
+
+from pydantic import NonNegativeInt
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.metrics import Summary, copied_bytes, summarize
+from twinstream.measures.residence import Residence, residence
+from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
+from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Stream
+from twinstream.schedule.timeline import Timeline
+
+DEVICE_MEMORY, HOST_MEMORY = "device memory", "host memory"
+
+
+class Recomputed(Node):
+    """How many of the step's blocks (a layer of a chunk) are recomputed from which saved level.
+
+    `fraction_of_flops` is the share of all matmul and attention FLOPs executed.
+    """
+
+    fraction_of_flops: float
+    num_blocks: NonNegativeInt
+    num_blocks_by_level: dict[str, int]
+
+
+class Price(Node):
+    """What one more unit (a GiB of a memory, a GB/s of a link) would bring, to first order.
+
+    The seconds are the price in the lower bound; tokens/s = seconds x tokens / step time squared.
+    """
+
+    what: str
+    saves_s_per_step: float
+    adds_tokens_per_s: float
+
+
+class Explanation(Node):
+    """Why a step takes as long as it does.
+
+    `limits` name what the lower bound hangs on: resources, and memories whose price is not zero.
+    `compute_idle_fraction` is the share of a step in which the device's compute stream waited, by
+    the queue of the op it waited for (`latency`: for none), in the last pass of the timeline.
+    `copied_bytes` are per step, by queue. Limits and prices are empty where the machine is not the
+    one that the schedule was planned for.
+    """
+
+    limits: tuple[str, ...]
+    compute_idle_fraction: dict[str, float]
+    copied_bytes: dict[str, int]
+    recomputed: Recomputed
+    residence: Residence
+    prices: tuple[Price, ...]
+
+
+def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explanation:
+    """What limits the schedule, what it moves and recomputes, where it keeps things, the prices."""
+    summary = summarize(schedule, timeline, machine)
+    bound = schedule.bound if schedule.machine.content_hash == machine.content_hash else None
+    idle = idle_by_cause(idle_intervals(schedule, timeline))
+    last_ns = _last_pass_ns(schedule, timeline)
+    return Explanation(
+        limits=limits_of(bound) if bound else (),
+        compute_idle_fraction={cause: ns / last_ns for cause, ns in sorted(idle.items())},
+        copied_bytes=copied_bytes(schedule),
+        recomputed=_recomputed(schedule, summary),
+        residence=residence(schedule, timeline),
+        prices=_prices(bound, summary) if bound else (),
+    )
+
+
+def _last_pass_ns(schedule: Schedule, timeline: Timeline) -> float:
+    """From the end of the compute stream's work in the pass before to its end in the last one."""
+    mine = [i for i, op in enumerate(schedule.ops) if op.stream == Stream(queue="compute")]
+    if len(timeline.passes) < 2 or not mine:
+        return timeline.step_ns
+    before, last = timeline.passes[-2:]
+    return last.end_ns[mine[-1]] - before.end_ns[mine[-1]]
+
+
+def limits_of(bound: StepBound) -> tuple[str, ...]:
+    """Resources without which the bound would be lower, memories among them."""
+    priced = {DEVICE_MEMORY: bound.device_s_per_gib, HOST_MEMORY: bound.host_s_per_gib}
+    return (*bound.limits, *(name for name, price in priced.items() if price > 0))
+
+
+def _recomputed(schedule: Schedule, summary: Summary) -> Recomputed:
+    levels: dict[str, int] = {}
+    num_blocks = 0
+    for op in schedule.ops:
+        if op.kind != "compute":
+            continue
+        num_blocks += op.label.kind == "block_forward"
+        if op.label.kind == "block_recompute":
+            level = op.label.level or "unnamed"
+            levels[level] = levels.get(level, 0) + 1
+    return Recomputed(
+        fraction_of_flops=summary.recompute_fraction,
+        num_blocks=num_blocks,
+        num_blocks_by_level=levels,
+    )
+
+
+def _prices(bound: StepBound, summary: Summary) -> tuple[Price, ...]:
+    saved_s = {
+        f"GiB of {DEVICE_MEMORY}": bound.device_s_per_gib,
+        f"GiB of {HOST_MEMORY}": bound.host_s_per_gib,
+        **{f"GB/s of {link}": price for link, price in bound.link_s_per_gb_per_s.items()},
+    }
+    return tuple(
+        Price(
+            what=what,
+            saves_s_per_step=max(0.0, price),
+            adds_tokens_per_s=max(0.0, price) * summary.tokens_per_s / summary.step_time_s,
+        )
+        for what, price in saved_s.items()
+    )

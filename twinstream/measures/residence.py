@@ -1,0 +1,150 @@
+"""Where a schedule keeps things: at home on the device or the host, and which bytes it moves."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from pydantic import NonNegativeInt
+
+from twinstream.schedule.analysis.occupancy import memory_over_time
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Copy
+from twinstream.schedule.proof.accesses import AccessMap
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
+from twinstream.schedule.timeline import Timeline
+
+ROLES: tuple[Role, ...] = get_args(Role)
+STATE: tuple[Role, ...] = ("parameter", "gradient", "optimizer_state")
+
+
+class RoleResidence(Node):
+    """Bytes of one role: at the peaks, by home, and what copies move of them in one step.
+
+    The peaks are the bytes alive at the moment when the most is alive on that memory in the last
+    pass of the timeline, so those of all roles add up. The homes are of parameters, gradients and
+    optimizer state only, each byte in one of them: `device_only_bytes` never lie on the host;
+    `both_bytes` lie on both from step to step and are not loaded; `host_home_bytes` are all others:
+    they are loaded from the host or used there.
+    """
+
+    role: Role
+    device_peak_bytes: NonNegativeInt
+    host_peak_bytes: NonNegativeInt
+    device_only_bytes: NonNegativeInt
+    host_home_bytes: NonNegativeInt
+    both_bytes: NonNegativeInt
+    h2d_bytes: NonNegativeInt
+    d2h_bytes: NonNegativeInt
+
+
+class Residence(Node):
+    """The roles, and what of the arenas no role takes at the peak: gaps between slots.
+
+    Arena = sum of the roles' peaks + unused; the device's memory is its arena + the reserve of
+    context and libraries.
+    """
+
+    roles: tuple[RoleResidence, ...]
+    device_unused_bytes: NonNegativeInt
+    host_unused_bytes: NonNegativeInt
+    device_reserve_bytes: NonNegativeInt
+
+
+def residence(schedule: Schedule, timeline: Timeline) -> Residence:
+    """Where the schedule keeps its tensors, by role; peaks at the times of the timeline.
+
+    Raises:
+        TwinstreamError: by the timeline's times more is alive at once than an arena holds.
+    """
+    device, host = (_at_peak(schedule, timeline, tier) for tier in (DEVICE, HOST))
+    homes = _homes(schedule)
+    moved = _moved_bytes(schedule)
+    roles = tuple(
+        RoleResidence(
+            role=role,
+            device_peak_bytes=device.get(role, 0),
+            host_peak_bytes=host.get(role, 0),
+            device_only_bytes=homes.get((role, "device_only"), 0),
+            host_home_bytes=homes.get((role, "host_home"), 0),
+            both_bytes=homes.get((role, "both"), 0),
+            h2d_bytes=moved.get((role, "h2d"), 0),
+            d2h_bytes=moved.get((role, "d2h"), 0),
+        )
+        for role in ROLES
+    )
+    return Residence(
+        roles=roles,
+        device_unused_bytes=_unused_bytes(schedule, DEVICE, device),
+        host_unused_bytes=_unused_bytes(schedule, HOST, host),
+        device_reserve_bytes=schedule.caps.outside_arena_bytes,
+    )
+
+
+def _at_peak(schedule: Schedule, timeline: Timeline, tier: Tier) -> dict[Role, int]:
+    samples = memory_over_time(schedule, timeline.passes[-1], tier)
+    return max((sample.bytes_by_role for sample in samples), key=_total, default={})
+
+
+def _unused_bytes(schedule: Schedule, tier: Tier, peak: dict[Role, int]) -> int:
+    arena, alive = arena_bytes(schedule, tier), _total(peak)
+    if alive > arena:
+        raise TwinstreamError(
+            f"by the timeline's times {alive:,} bytes are alive at once on the {tier.kind}, whose "
+            f"arena has {arena:,}: an op starts before one that it waits for has ended; make the "
+            "timeline again from this schedule"
+        )
+    return arena - alive
+
+
+def _total(bytes_by_role: dict[Role, int]) -> int:
+    return sum(bytes_by_role.values())
+
+
+def _homes(schedule: Schedule) -> dict[tuple[Role, str], int]:
+    """Bytes of the state, by role and home."""
+    access_map = AccessMap(schedule.tensors, schedule.slots)
+    kinds = [tier.kind for tier in access_map.tiers]
+    carried: dict[str, set[int]] = {"device": set(), "host": set()}
+    for item in schedule.carried:
+        tier, ranges = access_map.ranges(item.tensor, item.slot, None)
+        carried[kinds[tier]].update(leaf for _, _, leaf in ranges)
+    on_host, loaded = set(carried["host"]), set[int]()
+    for op in schedule.ops:
+        for access in access_map.of(op):
+            if kinds[access.tier] == "host":
+                on_host.add(access.leaf)
+            elif op.kind == "copy" and access.mode == "write":
+                loaded.add(access.leaf)
+    stays = (carried["device"] & carried["host"]) - loaded
+    found: dict[tuple[Role, str], int] = {}
+    for leaf, name in enumerate(access_map.leaves):
+        tensor = access_map.tensors[name]
+        if tensor.role in STATE:
+            home = "both" if leaf in stays else "host_home" if leaf in on_host else "device_only"
+            key = tensor.role, home
+            found[key] = found.get(key, 0) + tensor.size_bytes
+    return found
+
+
+def copied_sizes(schedule: Schedule) -> Iterator[tuple[Copy, int]]:
+    """Every copy of one step, with the bytes it moves."""
+    access_map = AccessMap(schedule.tensors, schedule.slots)
+    for op in schedule.ops:
+        if op.kind == "copy":
+            low, high = access_map.extent(op.tensor, op.num_parts)
+            yield op, high - low
+
+
+def _moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
+    """Bytes that copies move in one step, by role and direction."""
+    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
+    kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
+    moved: dict[tuple[Role, str], int] = {}
+    for op, size_bytes in copied_sizes(schedule):
+        if kinds[op.source] == kinds[op.destination]:
+            continue
+        key = roles[op.tensor], "h2d" if kinds[op.destination] == "device" else "d2h"
+        moved[key] = moved.get(key, 0) + size_bytes
+    return moved

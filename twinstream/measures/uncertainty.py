@@ -1,0 +1,192 @@
+"""How far a predicted number may be off: what every screen and every JSON says beside it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from twinstream.hardware_profiles.attention_rates import Ratio
+from twinstream.hardware_profiles.cost import work_time
+from twinstream.hardware_profiles.curve_choice import curve_for
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
+from twinstream.measures.metrics import rate_text
+from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Compute
+from twinstream.schedule.timeline import Timeline
+
+_OF_ASSUMED_RATIO, _OF_NO_RATIO = 0.25, 1.0
+_WHY = {
+    "held_out": "mean error on measured runs that the profile was not fitted to",
+    "left_out": "mean error on each run it was fitted to, left out of the fit",
+    "borrowed": "mean error where borrowing what kernels reach could be tested",
+    "assumed": "assumed",
+    "unknown": "no error is known: nothing was predicted and then measured with this profile",
+}
+
+
+class Uncertainty(Node):
+    """The expected error of times and rates predicted with a profile.
+
+    `mean` and `worst` are fractions, |predicted / measured - 1|, as the profile's `expected_error`
+    states them; None where it states none. `hypothetical` are the numbers that no machine has: what
+    is known of the profile's error is of the machine they were changed on. `of_attention` is how
+    much of both is for a schedule's attention that is priced by another implementation's rate.
+    """
+
+    mean: float | None
+    worst: float | None
+    kind: Literal["held_out", "left_out", "borrowed", "assumed", "unknown"]
+    source: str
+    hypothetical: tuple[str, ...] = ()
+    of_attention: float = 0.0
+
+    @property
+    def short(self) -> str:
+        """For the side of a number: `+/- 1.0 %`, `+/- ?`."""
+        return "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
+
+    @property
+    def why(self) -> str:
+        """What kind of test says so."""
+        return _WHY[self.kind]
+
+    @property
+    def sentence(self) -> str:
+        """For a note: how much, what kind of test says so, and where it is written."""
+        worst = "" if self.worst is None else f", worst {_percent(self.worst)}"
+        told = self.short if self.mean is None else f"{self.short}{worst}"
+        said = f"Predicted speeds are {told}: {self.why}"
+        if self.source:
+            said += f" ({self.source})"
+        if self.of_attention:
+            said += f"; {_percent(self.of_attention)} of it for attention"
+        if self.hypothetical:
+            said += f"; hypothetical: {', '.join(self.hypothetical)}"
+        return f"{said}."
+
+
+class Speed(NamedTuple):
+    """A predicted rate and what is known of its error."""
+
+    tokens_per_s: float
+    uncertainty: Uncertainty
+
+    @property
+    def told(self) -> str:
+        return f"{rate_text(self.tokens_per_s)} {self.uncertainty.short}"
+
+    def may_be_as_fast_as(self, faster: "Speed") -> bool:
+        """Whether the intervals overlap; whatever has no known error may be anything."""
+        mine, other = self.uncertainty.mean, faster.uncertainty.mean
+        if mine is None or other is None:
+            return True
+        return self.tokens_per_s * (1 + mine) >= faster.tokens_per_s * (1 - other)
+
+
+def order_note(speeds: Mapping[str, Speed]) -> str | None:
+    """Which machines may be as fast as one that is predicted faster; None where none may.
+
+    Args:
+        speeds: of different machines, by name. The error of one profile is common to all that is
+            predicted with it.
+    """
+    order = sorted(speeds, key=lambda name: -speeds[name].tokens_per_s)
+    unsure = []
+    for place, slower in enumerate(order):
+        speed = speeds[slower]
+        reached = [name for name in order[:place] if speed.may_be_as_fast_as(speeds[name])]
+        if reached:
+            fastest = f"{reached[0]} ({speeds[reached[0]].told})"
+            unsure.append(f"{slower} ({speed.told}) may be as fast as {fastest}")
+    return f"The order is not certain, tokens/s: {'; '.join(unsure)}." if unsure else None
+
+
+def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
+    """What to know of every number of a timeline that is predicted for a schedule on a machine."""
+    rates, steady = rate_notes(schedule, machine), steady_notes(timeline)
+    return [uncertainty_of(machine, schedule).sentence, *rates, *steady]
+
+
+def uncertainty_of(machine: Machine, schedule: Schedule | None = None) -> Uncertainty:
+    """What is known of how far predictions with this profile are off, and a schedule's above all.
+
+    A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
+    knows with all of it: that is how far apart implementations are on one machine.
+    """
+    numbers = [name for name in NUMBER_FIELDS if _is_hypothetical(getattr(machine, name))]
+    curves = [f"efficiency.{key}" for key, c in machine.efficiency.items() if _is_hypothetical(c)]
+    hypothetical = (*numbers, *curves)
+    found = machine.expected_error
+    if found is None:
+        return Uncertainty(
+            mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical
+        )
+    more = 0.0 if schedule is None else _of_attention(schedule, machine)
+    return Uncertainty(
+        mean=found.mean + more, worst=None if found.worst is None else found.worst + more,
+        kind=found.kind, source=found.source, hypothetical=hypothetical, of_attention=more,
+    )  # fmt: skip
+
+
+def _of_attention(schedule: Schedule, machine: Machine) -> float:
+    """What attention that is priced by another's rate may add, as a share of all compute alone."""
+    times = Counter(op.call for op in schedule.ops if isinstance(op, Compute))
+    total_ns = unsure_ns = 0.0
+    for name, number in times.items():
+        for work in schedule.calls[name].cost:
+            alone_ns = number * work_time(work, machine).alone_ns
+            total_ns += alone_ns
+            if work.implementation is None or not work.unit.startswith("attention"):
+                continue
+            chosen = curve_for(work, machine)
+            if chosen.of != work.implementation:
+                known = chosen.ratio.source is not None
+                unsure_ns += alone_ns * (_OF_ASSUMED_RATIO if known else _OF_NO_RATIO)
+    return unsure_ns / total_ns if total_ns else 0.0
+
+
+def steady_notes(timeline: Timeline) -> tuple[str, ...]:
+    """What to know of a predicted step that no period proves; nothing where one does."""
+    if not timeline.is_unproven:
+        return ()
+    return (
+        f"No period shows within {MAX_PASSES} passes: the step is the mean of the last "
+        f"{LAST_PASSES}, not proven. Streams that hardly wait for one another drift apart; of such "
+        "schedules, made by hand, 3 in 10 were off by up to 50 % against a long run.",
+    )
+
+
+def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
+    """By whose rate attention is priced that the profile has no rate of, and on what grounds."""
+    found: dict[tuple[str, str | None], dict[str, Ratio]] = {}
+    for work in (work for call in schedule.calls.values() for work in call.cost):
+        if work.implementation is None:
+            continue
+        chosen = curve_for(work, machine)
+        if chosen.of != work.implementation:
+            ratios = found.setdefault((work.implementation, chosen.of), {})
+            ratios[work.unit.removeprefix("attention_")] = chosen.ratio
+    return [_rate_note(name, of, ratios, machine.name) for (name, of), ratios in found.items()]
+
+
+def _rate_note(name: str, of: str | None, ratios: Mapping[str, Ratio], machine: str) -> str:
+    if of is None:
+        return (
+            f"{machine} does not say whose its rates of attention are; attention {name} is priced "
+            "by them as they are."
+        )
+    priced = f"{machine} has no rate of attention {name}: it is priced by {of}'s"
+    sources = {ratio.source for ratio in ratios.values() if ratio.source is not None}
+    if not sources:
+        return f"{priced} as it is, since nothing is known of their ratio there."
+    shares = " and ".join(f"{ratio.value:.2f} ({unit})" for unit, ratio in ratios.items())
+    return f"{priced}, times {shares}, an assumed ratio ({'; '.join(sorted(sources))})."
+
+
+def _is_hypothetical(stated: Node | None) -> bool:
+    return getattr(stated, "kind", None) in ("hypothetical", "unconstrained")
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:.1%}".replace("%", " %") if fraction < 0.1 else f"{100 * fraction:.0f} %"

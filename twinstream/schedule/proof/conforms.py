@@ -1,0 +1,247 @@
+"""Prove that a schedule computes exactly what a chain says: nothing dropped, nothing changed."""
+
+from collections import Counter
+
+from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
+from twinstream.schedule.ops import Compute, KernelCall, Stream, TaskOperand
+from twinstream.schedule.proof.violations import (
+    CallDiffers,
+    CarriedNotPersistent,
+    InputsDiffer,
+    OperandsDiffer,
+    PersistentNotCarried,
+    StreamsDiffer,
+    TaskMissing,
+    TaskUnexpected,
+    TensorDiffers,
+    UnsafeSchedule,
+    Violation,
+    WorkDiffers,
+)
+
+
+def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
+    """All differences between what the schedule computes and the chain; empty is a proof."""
+    require("schedule", schedule, Schedule)
+    require("chain", chain, Chain)
+    return [
+        *_tensor_violations(schedule, chain),
+        *_task_violations(schedule, chain),
+        *_stream_violations(schedule),
+        *_work_violations(schedule, chain),
+        *_host_violations(schedule, chain),
+        *_carried_violations(schedule, chain),
+    ]
+
+
+def require_conforming(schedule: Schedule, chain: Chain) -> None:
+    """Raise UnsafeSchedule unless `conforms` finds nothing."""
+    if found := conforms(schedule, chain):
+        raise UnsafeSchedule(found)
+
+
+def _tensor_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+    declared = {t.tensor_id: t for t in schedule.tensors}
+    found: list[Violation] = []
+    for tensor in chain.tensors:
+        if declared.get(tensor.tensor_id) != tensor:
+            found.append(
+                TensorDiffers(
+                    f"tensor '{tensor.tensor_id}' is not declared as in the chain",
+                    tensor=tensor.tensor_id,
+                )
+            )
+    known = {t.tensor_id for t in chain.tensors}
+    found += [
+        TensorDiffers(f"tensor '{name}' is not in the chain", tensor=name)
+        for name in declared
+        if name not in known
+    ]
+    for name, call in schedule.calls.items():
+        expected = chain.calls.get(name)
+        if call != expected and (expected is None or call != _as_before(expected)):
+            found.append(CallDiffers(f"call '{name}' is not the chain's"))
+    return found
+
+
+def _as_before(call: KernelCall) -> KernelCall:
+    """The call as schedules have it that were written before work named its implementation."""
+    cost = tuple(work.model_copy(update={"implementation": None}) for work in call.cost)
+    return call.model_copy(update={"cost": cost})
+
+
+def _task_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+    found: list[Violation] = []
+    number = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    recomputes = {r.task.task_id: r for r in chain.recomputes}
+    groups: set[str] = set()
+    upcoming = 0
+    for op in (op for op in schedule.ops if op.kind == "compute"):
+        at, recompute = number.get(op.task), recomputes.get(op.task)
+        if at is not None and at >= upcoming:
+            found += [_missing(task, op) for task in chain.tasks[upcoming:at]]
+            upcoming = at + 1
+            found += _operand_violations(op, chain.tasks[at])
+        elif at is not None:
+            found.append(_unexpected(op, f"task '{op.task}' again or after a later one"))
+        elif recompute is not None:
+            next_task = chain.tasks[upcoming].task_id if upcoming < len(chain.tasks) else None
+            if recompute.before != next_task:
+                why = f"recompute '{op.task}', but not right before task '{recompute.before}'"
+                found.append(_unexpected(op, why))
+            elif recompute.group in groups:
+                why = f"recompute '{op.task}', though one of group '{recompute.group}' has run"
+                found.append(_unexpected(op, why))
+            groups.add(recompute.group)
+            found += _operand_violations(op, recompute.task)
+        else:
+            found.append(_unexpected(op, f"'{op.task}', which is no task of the chain"))
+    return found + [_missing(task, None) for task in chain.tasks[upcoming:]]
+
+
+def _stream_violations(schedule: Schedule) -> list[Violation]:
+    """The order of issue is the order of tasks only on one stream."""
+    first: dict[str, dict[Stream, str]] = {}
+    for op in schedule.ops:
+        if op.kind == "compute" and (call := schedule.calls.get(op.call)) is not None:
+            first.setdefault(call.processor, {}).setdefault(op.stream, op.op_id)
+    return [
+        StreamsDiffer(
+            f"the {processor} computes on {len(ops)} streams: "
+            + ", ".join(f"op '{op_id}' on {stream}" for stream, op_id in ops.items()),
+            tuple(ops.values()),
+        )
+        for processor, ops in first.items()
+        if len(ops) > 1
+    ]
+
+
+def _work_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+    found: list[Violation] = []
+    if schedule.model_flops != chain.model_flops:
+        found.append(
+            WorkDiffers(
+                f"model_flops is {schedule.model_flops:,}, the chain's is {chain.model_flops:,}"
+            )
+        )
+    if schedule.caps.library_bytes < chain.library_bytes:
+        found.append(
+            WorkDiffers(
+                f"caps.library_bytes is {schedule.caps.library_bytes:,}, kernels take up to "
+                f"{chain.library_bytes:,} beside the arena"
+            )
+        )
+    return found
+
+
+def _unexpected(op: Compute, what: str) -> Violation:
+    return TaskUnexpected(f"op '{op.op_id}' carries out {what}", (op.op_id,))
+
+
+def _missing(task: Task, op: Compute | None) -> Violation:
+    where = f"before op '{op.op_id}'" if op else "at the end"
+    return TaskMissing(
+        f"task '{task.task_id}' is not carried out {where}", (op.op_id,) if op else ()
+    )
+
+
+def _operand_violations(op: Compute, task: Task) -> list[Violation]:
+    found: list[Violation] = []
+    if op.call != task.call:
+        found.append(
+            CallDiffers(
+                f"op '{op.op_id}' calls '{op.call}', task '{task.task_id}' calls '{task.call}'",
+                (op.op_id,),
+            )
+        )
+    for given, wanted in zip(op.operands, task.operands, strict=False):
+        if _what(given) != _what(wanted):
+            found.append(
+                OperandsDiffer(
+                    f"op '{op.op_id}' has operand {_text(given)} in slot '{given.slot}', where "
+                    f"task '{task.task_id}' has {_text(wanted)}",
+                    (op.op_id,),
+                    given.tensor,
+                    given.slot,
+                )
+            )
+    if len(op.operands) != len(task.operands):
+        found.append(
+            OperandsDiffer(
+                f"op '{op.op_id}' has {len(op.operands)} operands, task '{task.task_id}' has "
+                f"{len(task.operands)}",
+                (op.op_id,),
+            )
+        )
+    return found
+
+
+def _what(operand: TaskOperand) -> tuple[str, str, int, str, int | None]:
+    return operand.name, operand.tensor, operand.version, operand.mode, operand.num_parts
+
+
+def _text(operand: TaskOperand) -> str:
+    parts = "" if operand.num_parts is None else f"the first {operand.num_parts} parts of "
+    return (
+        f"'{operand.name}' ({operand.mode} version {operand.version} of {parts}'{operand.tensor}')"
+    )
+
+
+def _host_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+    left = Counter(
+        [(i.tensor, i.version, f"fed item {i.index} of '{i.source}'") for i in chain.inputs]
+        + [(o.tensor, o.version, f"fetched as '{o.sink}'") for o in chain.outputs]
+    )
+    found: list[Violation] = []
+    for op in schedule.ops:
+        if op.kind == "feed":
+            key = (op.tensor, op.version, f"fed item {op.index} of '{op.source}'")
+        elif op.kind == "fetch":
+            key = (op.tensor, op.version, f"fetched as '{op.sink}'")
+        else:
+            continue
+        if left[key]:
+            left[key] -= 1
+            continue
+        found.append(
+            InputsDiffer(
+                f"op '{op.op_id}': version {op.version} of '{op.tensor}' in slot '{op.slot}' is "
+                f"{key[2]}, which is not in the chain or done twice",
+                (op.op_id,),
+                op.tensor,
+                op.slot,
+            )
+        )
+    for (tensor, version, how), count in left.items():
+        if count:
+            missing = f"version {version} of '{tensor}' is never {how}"
+            found.append(InputsDiffer(missing, tensor=tensor))
+    return found
+
+
+def _carried_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+    parts: dict[str, list[str]] = {}
+    for tensor in chain.tensors:
+        if tensor.parent is not None:
+            parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
+    carried: set[str] = set()
+    for item in schedule.carried:
+        carried.update(parts.get(item.tensor, [item.tensor]))
+    persistent = {leaf: root for root in chain.persistent for leaf in parts.get(root, [root])}
+    return [
+        *(
+            PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
+            for leaf in persistent
+            if leaf not in carried
+        ),
+        *(
+            CarriedNotPersistent(
+                f"tensor '{leaf}' is carried, and no state holds it before the first pass: only "
+                "persistent tensors (parameters, optimizer state) are",
+                tensor=leaf,
+            )
+            for leaf in sorted(carried - persistent.keys())
+        ),
+    ]

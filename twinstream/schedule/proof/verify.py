@@ -1,0 +1,166 @@
+"""Prove a schedule safe: right content at every access, no race, within the caps.
+
+One walk over two consecutive passes in issue order. Content is interpreted in that order; it is
+what every execution finds, because the walk also proves by vector clocks that any two accesses
+to the same bytes, one of them a write, are ordered. Two passes suffice: an op of pass p precedes
+itself in pass p + 1 on its stream, so what is ordered against the next pass is ordered against
+all later ones. Of the second pass only those accesses are looked at that meet bytes as the first
+one left them: what happens to bytes that a pass has written itself is the same in every pass.
+Linear in the number of accesses (and their byte-range look-ups, logarithmic).
+"""
+
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
+from twinstream.schedule.ops import Op
+from twinstream.schedule.proof.accesses import Access, AccessMap
+from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
+from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.verify_layout import layout_violations
+from twinstream.schedule.proof.verify_report import WalkReport
+from twinstream.schedule.proof.verify_waits import ResolvedWaits
+from twinstream.schedule.proof.violations import UnsafeSchedule, Violation
+
+
+def verify(schedule: Schedule) -> list[Violation]:
+    """All violations found; an empty list is a proof of safety.
+
+    When slots, parts or waits are malformed, only those are reported: the walk needs them sound.
+    """
+    require("schedule", schedule, Schedule)
+    access_map = AccessMap(schedule.tensors, schedule.slots)
+    order = StreamOrder(schedule.ops)
+    waits = ResolvedWaits(schedule, order)
+    if malformed := layout_violations(schedule, access_map) + waits.violations:
+        return malformed
+    return _Walk(schedule, access_map, order, waits).run()
+
+
+def require_safe(schedule: Schedule) -> None:
+    """Raise UnsafeSchedule unless `verify` finds nothing."""
+    if found := verify(schedule):
+        raise UnsafeSchedule(found)
+
+
+class _Walk:
+    def __init__(
+        self, schedule: Schedule, access_map: AccessMap, order: StreamOrder, waits: ResolvedWaits
+    ) -> None:
+        self.schedule = schedule
+        self.map = access_map
+        self.order = order
+        self.waits = waits
+        self.clocks = Clocks(order)
+        self.memory = [MemoryCells() for _ in access_map.tiers]
+        self.latest = [0] * len(access_map.leaves)
+        self.first_pass = True
+        self.report = WalkReport(schedule.ops, access_map, order)
+        self._carried = [
+            (item, access_map.ranges(item.tensor, item.slot, None)) for item in schedule.carried
+        ]
+
+    def run(self) -> list[Violation]:
+        self._fill_carried()
+        exposed: dict[int, list[Access]] = {}
+        for position, op in enumerate(self.schedule.ops):
+            if found := self._visit(position, op, self.map.of(op)):
+                exposed[position] = found
+        self._cross_boundary()
+        for position, op in enumerate(self.schedule.ops):
+            self._visit(position, op, exposed.get(position, []))
+        return self.report.violations
+
+    def _visit(self, position: int, op: Op, accesses: list[Access]) -> list[Access]:
+        """Check an op's accesses; return those that meet bytes this pass has not yet written."""
+        clock = self._start(position)
+        stream, index = self.order.stream_of[position], self.clocks.index(position)
+        exposed: list[Access] = []
+        for access in accesses:
+            memory, mode = self.memory[access.tier], access.mode
+            cell = memory.exactly(access.start, access.end)
+            if cell is None or cell.writer_index < 0:
+                exposed.append(access)
+            if mode == "read" or mode == "update":
+                self._check_content(op, access, cell, clock)
+            if mode == "read":
+                if cell is not None:
+                    cell.readers[stream] = index
+                continue
+            for old in memory.overlapping(access.start, access.end) if cell is None else (cell,):
+                self._check_overwrite(op, access, old, clock)
+            if cell is None:
+                cell = memory.carve(access.start, access.end)
+            cell.leaf, cell.version = self._made(op, access)
+            cell.writer_stream, cell.writer_index = stream, index
+            if cell.readers:
+                cell.readers = {}
+        self.clocks.complete(position, clock)
+        return exposed
+
+    def _start(self, position: int) -> list[int]:
+        """The clock at which an op starts: its stream predecessor's and those it waits for."""
+        clocks = self.clocks
+        clock = clocks.predecessor(position)
+        for wait in self.waits.same_pass[position]:
+            merge(clock, clocks.completed[wait])
+        if not self.first_pass:
+            for wait in self.waits.previous_pass[position]:
+                merge(clock, clocks.completed_previous[wait])
+        return clock
+
+    def _check_content(self, op: Op, access: Access, cell: Cell | None, clock: list[int]) -> None:
+        if cell is None or cell.leaf != access.leaf or cell.version != access.version:
+            there = self.memory[access.tier].overlapping(access.start, access.end)
+            self.report.wrong_content(op, access, there)
+        elif clock[cell.writer_stream] <= cell.writer_index:
+            self.report.read_too_early(op, access, cell)
+
+    def _check_overwrite(self, op: Op, access: Access, cell: Cell, clock: list[int]) -> None:
+        if clock[cell.writer_stream] <= cell.writer_index:
+            self.report.overwrite(op, access, (cell.writer_stream, cell.writer_index), "writes")
+        for reader in cell.readers.items():
+            if clock[reader[0]] <= reader[1]:
+                self.report.overwrite(op, access, reader, "reads")
+
+    def _made(self, op: Op, access: Access) -> tuple[int, int]:
+        """The content an access leaves, after checking its version against the newest."""
+        leaf, version, mode = access.leaf, access.version, access.mode
+        if mode == "scratch":
+            return GARBAGE, 0
+        if op.kind == "copy":
+            return leaf, version
+        newest = self.latest[leaf]
+        if mode == "update":
+            made, ordered = version + 1, version == newest
+        else:
+            made, ordered = version, version >= max(1, newest)
+        if not ordered and self.first_pass:  # versions are the same in every pass
+            self.report.version_out_of_order(op, access, made, newest)
+        if made > newest:
+            self.latest[leaf] = made
+        return leaf, made
+
+    def _fill_carried(self) -> None:
+        for _, (tier, ranges) in self._carried:
+            for start, end, leaf in ranges:
+                self.memory[tier].replace(Cell(start, end, leaf, 0, 0, -1))
+
+    def _cross_boundary(self) -> None:
+        """Final versions in carried slots become version 0; all other content is dead."""
+        kept: set[int] = set()
+        for item, (tier, ranges) in self._carried:
+            for start, end, leaf in ranges:
+                if leaf == GARBAGE:
+                    continue
+                cell = self.memory[tier].exactly(start, end)
+                if cell is None or (cell.leaf, cell.version) != (leaf, self.latest[leaf]):
+                    self.report.carried_not_valid(item, leaf, self.latest[leaf])
+                else:
+                    cell.version = 0
+                    kept.add(id(cell))
+        for memory in self.memory:
+            for cell in memory.cells():
+                if id(cell) not in kept:
+                    cell.leaf = GARBAGE
+        self.first_pass = False
+        self.clocks.next_pass()
+        self.report.next_pass()

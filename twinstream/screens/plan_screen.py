@@ -1,0 +1,235 @@
+"""What `plan` prints: one plan on one screen of 80 columns and 40 lines, or all policies."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.explanation import Explanation, Recomputed
+from twinstream.measures.metrics import Summary, rate_text
+from twinstream.measures.policies_compared import PolicyOutcome
+from twinstream.measures.residence import STATE, Residence, RoleResidence
+from twinstream.measures.uncertainty import Uncertainty, prediction_notes
+from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.sizes import brief, gib
+from twinstream.schedule.tensors import HOST
+from twinstream.schedule.timeline import Timeline
+from twinstream.screens.tables import (
+    QUEUE_NAMES,
+    nondeterminism_notes,
+    seconds,
+    sequences_text,
+    speed_text,
+    workload_line,
+)
+
+_GIB = 2**30
+_MIB = 2**20
+WIDTH = 78
+_MOST_OF_HOST = 0.9
+
+
+def plan_screen(
+    schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
+) -> Group:
+    """One plan: speed and gaps, what limits it, what it moves and keeps where, what to buy."""
+    work = schedule.workload
+    parts: list[RenderableType] = [
+        f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}",
+        f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}",
+        _headlines(schedule, summary, explanation, uncertainty),
+        _residence_table(explanation.residence, schedule.caps),
+    ]
+    if any(price.saves_s_per_step for price in explanation.prices):
+        parts.append(_prices_table(explanation, summary.step_time_s))
+    return Group(*parts)
+
+
+def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
+    """What to know before a plan is relied on."""
+    found = prediction_notes(schedule, machine, timeline)
+    host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
+    if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
+        found.append(
+            f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
+            "for anything else: give a lower --host-mem."
+        )
+    found += nondeterminism_notes(schedule)
+    return found
+
+
+def _headlines(
+    schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
+) -> Table:
+    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    cold = seconds(summary.cold_step_time_s)
+    table.add_row("step time", f"{seconds(summary.step_time_s)} ({cold} from a cold start)")
+    table.add_row("throughput", speed_text(summary, uncertainty))
+    peak = f"of the {schedule.model.spec['dtype']} peak of {schedule.machine.name}"
+    table.add_row("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%} {peak}")
+    bound = schedule.bound
+    if bound is not None and summary.gap is not None:
+        shown = f"{seconds(bound.step_s)} for this chunking; the step is {summary.gap:.1%} above it"
+        if bound.family_step_s is not None and summary.gap_family is not None:
+            family = f"{seconds(bound.family_step_s)} for any; {summary.gap_family:.1%}"
+            shown += f"\n{family} above it"
+        if bound.fixed:
+            shown += f"\nof plans with {', '.join(bound.fixed)}"
+        table.add_row("lower bound", shown)
+        limits = (QUEUE_NAMES.get(limit, limit) for limit in explanation.limits)
+        table.add_row("limited by", ", ".join(limits) or "-")
+    table.add_row("compute waits", _waits(explanation))
+    queues = QUEUE_NAMES | {"compute": "inside the device"}
+    moved = ", ".join(
+        f"{gib(size)} {queues.get(queue, queue)}"
+        for queue, size in explanation.copied_bytes.items()
+    )
+    table.add_row("copied per step", moved or "nothing")
+    table.add_row("recomputed", _recomputed(explanation.recomputed))
+    kernels = schedule.recipe.get("kernels")
+    if isinstance(kernels, dict):  # schedules of before name none
+        bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
+        table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}{bits}")
+    if summary.plan_seconds is not None:
+        table.add_row("planned in", seconds(summary.plan_seconds))
+    return table
+
+
+def _waits(explanation: Explanation) -> str:
+    idle = explanation.compute_idle_fraction
+    if not idle:
+        return "never"
+    causes = ", ".join(
+        f"{QUEUE_NAMES.get(cause, cause)} {share:.1%}"
+        for cause, share in sorted(idle.items(), key=lambda item: -item[1])
+    )
+    return f"{sum(idle.values()):.1%} of the step, for {causes}"
+
+
+def _recomputed(recomputed: Recomputed) -> str:
+    if not recomputed.num_blocks_by_level:
+        return "nothing"
+    levels = ", ".join(
+        f"{count:,} from {level}" for level, count in recomputed.num_blocks_by_level.items()
+    )
+    return (
+        f"{recomputed.fraction_of_flops:.1%} of the FLOPs; of {recomputed.num_blocks:,} blocks "
+        f"{levels}"
+    )
+
+
+def _residence_table(residence: Residence, caps: Caps) -> Group:
+    """A row per role, in GiB, or in MiB where all is small; peaks add up to what is taken.
+
+    What would be 0.00 has a unit of its own.
+    """
+    device = sum(role.device_peak_bytes for role in residence.roles)
+    host = sum(role.host_peak_bytes for role in residence.roles)
+    taken = device + residence.device_unused_bytes + residence.device_reserve_bytes
+    taken_host = host + residence.host_unused_bytes
+    unit, name = _unit(max(taken, taken_host))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(name)
+    columns = "device\npeak", "host\npeak", "device\nonly", "host\nhome", "both", "H2D", "D2H"
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+
+    def shown(size_bytes: int) -> str:
+        text = f"{size_bytes / unit:,.2f}" if size_bytes else "-"
+        return text if text != "0.00" else brief(size_bytes)
+
+    for role in residence.roles:
+        if any(value for value in role.model_dump(exclude={"role"}).values()):
+            table.add_row(role.role, *map(shown, _columns(role)))
+    unused = residence.device_unused_bytes, residence.host_unused_bytes
+    table.add_row("unused (packing)", *map(shown, unused))
+    table.add_row("context, libraries", shown(residence.device_reserve_bytes), "-")
+    table.add_row("taken", shown(taken), shown(taken_host))
+    limits = caps.device_bytes, caps.host_bytes
+    table.add_row("cap", *("none" if cap is None else f"{cap / unit:,.2f}" for cap in limits))
+    title = "Memory at its fullest, homes of the state, copies per step; by role"
+    return Group("", title, table)
+
+
+def _columns(role: RoleResidence) -> tuple[int, ...]:
+    homes = role.device_only_bytes, role.host_home_bytes, role.both_bytes
+    return (
+        role.device_peak_bytes,
+        role.host_peak_bytes,
+        *(homes if role.role in STATE else (0, 0, 0)),
+        role.h2d_bytes,
+        role.d2h_bytes,
+    )
+
+
+def _prices_table(explanation: Explanation, step_s: float) -> Group:
+    """What one more unit is worth: a MiB of a memory, if a GiB came to more than the step."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for price in explanation.prices:
+        if price.saves_s_per_step:
+            unit, _, thing = price.what.partition(" of ")
+            share = 1.0
+            if unit == "GiB" and price.saves_s_per_step > step_s:
+                unit, share = "MiB", _MIB / _GIB
+            table.add_row(
+                f"one more {unit} of {QUEUE_NAMES.get(thing, thing)}",
+                f"+{share * price.adds_tokens_per_s:,.1f} tokens/s",
+                f"saves {seconds(share * price.saves_s_per_step)} a step",
+            )
+    return Group("", "Worth buying, by the lower bound, to first order", table)
+
+
+def policies_screen(
+    outcomes: Sequence[PolicyOutcome], best: Schedule, uncertainty: Uncertainty
+) -> Group:
+    """A row per policy, the best marked; below, why the others do not fit and what would do."""
+    peaks = [o.summary.device_peak_bytes for o in outcomes if o.summary is not None]
+    unit, name = _unit(max(peaks, default=0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    for column in (
+        "rounds x chunks\nx tokens", "step", "tokens/s", "MFU", "gap to\nbound", f"device\n{name}",
+        f"host\n{name}", "re-\ndone", "planned\nin",
+    ):  # fmt: skip
+        table.add_column(column, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        table.add_row(*_outcome_row(outcome, best.policy, unit))
+    work = best.workload
+    title = (
+        f"{best.model.name} on {best.machine.name}: {work.tokens_per_step:,} tokens a step of "
+        f"sequences of {sequences_text(work)}; predicted, {uncertainty.short}"
+    )
+    below = (
+        "* the fastest; gaps are to the bound of the policy's own chain; redone is a share of all "
+        "FLOPs"
+    )
+    reasons = [outcome.told for outcome in outcomes if outcome.reason]
+    return Group(title, "", table, below, *reasons)
+
+
+def _outcome_row(outcome: PolicyOutcome, best: str, unit: int) -> list[str]:
+    summary, work = outcome.summary, outcome.workload
+    if summary is None or work is None:
+        return [outcome.policy, *["-"] * 9]
+    return [
+        f"{outcome.policy} *" if outcome.policy == best else outcome.policy,
+        f"{work.rounds_per_step} x {work.chunks_per_round} x {work.chunk_tokens}",
+        seconds(summary.step_time_s),
+        rate_text(summary.tokens_per_s),
+        f"{summary.mfu:.1%}",
+        "-" if summary.gap is None else f"{summary.gap:.1%}",
+        f"{summary.device_peak_bytes / unit:,.2f}",
+        f"{summary.host_peak_bytes / unit:,.2f}",
+        f"{summary.recompute_fraction:.1%}",
+        f"{summary.plan_seconds or 0.0:.1f} s",
+    ]
+
+
+def _unit(largest_bytes: int) -> tuple[int, str]:
+    return (_GIB, "GiB") if largest_bytes >= _GIB else (_MIB, "MiB")

@@ -1,0 +1,317 @@
+"""Tables and lines of the command line; none is wider than 100 columns.
+
+A title is a line of its own: rich would wrap it at the width of its table.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
+from twinstream.measures.explanation import limits_of
+from twinstream.measures.metrics import Summary, rate_text
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
+from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import Workload
+
+QUEUE_NAMES = {
+    "h2d": "H2D",
+    "d2h": "D2H",
+    "h2d_inputs": "inputs",
+    "h2d_context": "context",
+    "d2h_loss": "the loss",
+    "host_compute": "the host CPU",
+}
+
+_MAX_LOSSES = 20
+
+
+def models_table(models: Sequence[ModelSpec]) -> Group:
+    columns = "layers,d_model,heads,KV heads,d_ff,vocabulary,parameters"
+    table = _table(["name"], [*columns.split(","), "dtype"])
+    for spec in models:
+        sizes = (spec.num_layers, spec.d_model, spec.num_heads, spec.num_kv_heads, spec.d_ff)
+        shown = [f"{size:,}" for size in (*sizes, spec.vocab_size)]
+        table.add_row(spec.name, *shown, _count(spec.num_parameters), spec.dtype)
+    return Group("Models", table)
+
+
+def machines_table(machines: Sequence[Machine]) -> Group:
+    columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB,error"
+    table = _table(["name", "device"], columns.split(","))
+    table.columns[0].no_wrap = True  # a name is there to be copied
+    for machine in machines:
+        table.add_row(
+            machine.name,
+            machine.device,
+            _shown(machine.peak_bf16_flop_per_s, 1e12),
+            _shown(machine.hbm_bytes_per_s, 1e9),
+            _shown(machine.pcie_h2d_bytes_per_s, 1e9),
+            _shown(machine.pcie_d2h_bytes_per_s, 1e9),
+            _shown(machine.pcie_duplex_bytes_per_s, 1e9),
+            _shown(machine.device_memory_bytes, 2**30),
+            _shown(machine.host_memory_bytes, 2**30),
+            uncertainty_of(machine).short.removeprefix("+/- "),
+        )
+    return Group("Machines", table, *_errors_told(machines))
+
+
+def _errors_told(machines: Sequence[Machine]) -> list[str]:
+    """Of which machines it was measured how far predictions are off, and how."""
+    by_kind: dict[str, list[str]] = {}
+    for machine in machines:
+        by_kind.setdefault(uncertainty_of(machine).why, []).append(machine.name)
+    told = [f"  {why}: {', '.join(names)}" for why, names in by_kind.items()]
+    return ["The error of predicted speeds is, of", *told]
+
+
+def speed_text(summary: Summary, uncertainty: Uncertainty) -> str:
+    """Predicted tokens/s with the expected error."""
+    return f"{rate_text(summary.tokens_per_s)} tokens/s ({uncertainty.short})"
+
+
+def probed_table(machine: Machine) -> Group:
+    """Numbers and efficiency curves of one machine; what their sources share is said once."""
+    numbers: dict[str, Number] = {
+        field: number for field in NUMBER_FIELDS if (number := getattr(machine, field)) is not None
+    }
+    shared = next(iter(numbers.values())).source
+    table = _table(["number"], ["value"])
+    table.add_column("", overflow="fold")
+    for field, number in numbers.items():
+        table.add_row(field, _shown(number, 1), number.source.removeprefix(shared).lstrip(", "))
+    for key, curve in machine.efficiency.items():
+        reached = f"{curve.max:.1%}, half at {curve.half:.3g} {curve.of}"
+        note = curve.source.removeprefix(shared).lstrip(", ")
+        table.add_row(f"efficiency.{key}", reached, note)
+    return Group(f"{machine.name}: {machine.description}", f"Source: {shared}", table)
+
+
+def summary_table(
+    summary: Summary, schedule: Schedule, peak_of: str, uncertainty: Uncertainty
+) -> Group:
+    """Headline figures of a prediction, with its uncertainty."""
+    rows = {
+        "step time": f"{seconds(summary.step_time_s)} "
+        f"({seconds(summary.cold_step_time_s)} from a cold start)",
+        "throughput": speed_text(summary, uncertainty),
+        "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
+        f"{schedule.model.spec['dtype']} peak of {peak_of}",
+        **planned_rows(summary, schedule),
+    }
+    if names := nondeterministic_kernels(schedule):
+        rows["not deterministic"] = ", ".join(names)
+    if schedule.bound is not None and summary.gap is not None:
+        rows |= _bound_rows(schedule.bound, summary.gap)
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
+    return Group(f"{what}: {workload_line(schedule.workload)}", table)
+
+
+def planned_rows(summary: Summary, schedule: Schedule) -> dict[str, str]:
+    """What follows from a schedule alone, run or not."""
+    caps = schedule.caps
+    return {
+        "device memory": _of_cap(summary.device_peak_bytes, caps.device_bytes),
+        "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
+        "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
+        "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
+    }
+
+
+def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
+    """How good the plan is, and what would help: seconds saved by one more unit of a thing."""
+    prices = {
+        "GiB of device memory": bound.device_s_per_gib,
+        "GiB of host memory": bound.host_s_per_gib,
+        **{f"GB/s of {link}": price for link, price in bound.link_s_per_gb_per_s.items()},
+    }
+    saved = [f"one more {what} saves {seconds(price)}" for what, price in prices.items() if price]
+    return {
+        "lower bound": f"{seconds(bound.step_s)}; this step is {gap:.1%} above it",
+        "limited by": ", ".join(QUEUE_NAMES.get(name, name) for name in limits_of(bound)) or "-",
+        "worth buying": "\n".join(saved) or "-",
+    }
+
+
+def workload_line(workload: Workload) -> str:
+    """
+    >>> workload_line(Workload(
+    ...     seq_len=512, chunk_tokens=256, chunks_per_round=4, rounds_per_step=1))
+    '1 round of 4 chunks of 256 tokens, sequences of 512'
+    >>> workload_line(Workload(
+    ...     seq_len=300, chunk_tokens=512, chunks_per_round=1, rounds_per_step=2,
+    ...     sequence_lengths=(300, 106, 106)))
+    '2 rounds of 1 chunk of 512 tokens, sequences of 300, 2 x 106'
+    """
+    return (
+        f"{_counted(workload.rounds_per_step, 'round')} of "
+        f"{_counted(workload.chunks_per_round, 'chunk')} of {workload.chunk_tokens:,} tokens, "
+        f"sequences of {sequences_text(workload)}"
+    )
+
+
+def sequences_text(workload: Workload) -> str:
+    """Tokens of a sequence, or of those that a chunk packs."""
+    return lengths_text(workload.sequence_lengths) or f"{workload.seq_len:,}"
+
+
+def utilization_table(timeline: Timeline) -> Group:
+    table = _table(["resource"], ["used"])
+    for resource, share in sorted(timeline.utilization.items(), key=lambda item: -item[1]):
+        table.add_row(resource, f"{share:.1%}")
+    return Group("Utilization of the machine's resources", table)
+
+
+def losses_line(losses: Sequence[float]) -> str:
+    """Losses of the steps, the middle ones left out where there are many."""
+    shown = [f"{loss:.4f}" for loss in losses]
+    if len(shown) > _MAX_LOSSES:
+        half = _MAX_LOSSES // 2
+        shown = [*shown[:half], "...", *shown[-half:]]
+    return f"loss of {_counted(len(losses), 'step')}: {' '.join(shown)}"
+
+
+def comparison_tables(
+    comparison: Comparison, predicted: Summary, measured: Summary, peak_of: str
+) -> tuple[Group, ...]:
+    """Predicted against measured: headline figures, task kinds, streams, the ten worst ops."""
+    headlines = _headline_table(comparison, predicted, measured)
+    worst = _comparison_table(["op", "stream"])
+    for op in comparison.worst_ops:
+        worst.add_row(op.op_id, op.stream, *_pair_ns(op.duration_ns))
+    return (
+        Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
+        kinds_table("Busy time by kind of op", comparison),
+        _groups_table("Busy time by stream", comparison.streams),
+        Group("Ops that differ most (mean of the passes)", worst),
+    )
+
+
+def nondeterminism_notes(schedule: Schedule) -> list[str]:
+    """What to know of a schedule whose runs do not repeat to the bit; mostly nothing."""
+    return [
+        f"{name.capitalize()} does not give the same bits from run to run."
+        for name in nondeterministic_kernels(schedule)
+    ]
+
+
+def kinds_table(title: str, comparison: Comparison) -> Group:
+    """Predicted against measured busy time by kind of op."""
+    return _groups_table(title, comparison.kinds)
+
+
+def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:
+    """Memory, traffic, recompute and step times of several (schedule, predicted, measured)."""
+    table = _table([""], list(trials))
+    rows: dict[str, list[str]] = {}
+    for schedule, predicted, measured in trials.values():
+        pair = Pair(predicted=predicted.step_time_s, measured=measured.step_time_s)
+        for name, value in (
+            ("device memory", gib(predicted.device_peak_bytes)),
+            ("device cap", _cap(schedule.caps.device_bytes)),
+            ("host memory", gib(predicted.host_peak_bytes)),
+            ("host cap", _cap(schedule.caps.host_bytes)),
+            ("H2D per step", gib(predicted.h2d_bytes)),
+            ("D2H per step", gib(predicted.d2h_bytes)),
+            ("recomputed", f"{predicted.recompute_fraction:.1%} of the FLOPs"),
+            ("lower bound", seconds(schedule.bound.step_s) if schedule.bound else "-"),
+            ("step, predicted", seconds(pair.predicted)),
+            ("step, measured", seconds(pair.measured)),
+            ("error", _error(pair)),
+        ):
+            rows.setdefault(name, []).append(value)
+    for name, values in rows.items():
+        table.add_row(name, *values)
+    return table
+
+
+def _headline_table(comparison: Comparison, predicted: Summary, measured: Summary) -> Table:
+    table = _comparison_table(["figure"])
+    table.add_row("step time", *_pair_ns(comparison.step_ns))
+    table.add_row("cold step", *_pair_ns(comparison.cold_ns))
+    for name, field, shown in (
+        ("tokens/s", "tokens_per_s", rate_text),
+        ("MFU", "mfu", "{:.1%}".format),
+        ("HFU", "hfu", "{:.1%}".format),
+    ):
+        pair = Pair(predicted=getattr(predicted, field), measured=getattr(measured, field))
+        table.add_row(name, shown(pair.predicted), shown(pair.measured), _error(pair))
+    for name, bytes_before, bytes_after in (
+        ("device memory", predicted.device_peak_bytes, measured.device_peak_bytes),
+        ("host memory", predicted.host_peak_bytes, measured.host_peak_bytes),
+    ):
+        pair = Pair(predicted=bytes_before, measured=bytes_after)
+        table.add_row(name, gib(bytes_before), gib(bytes_after), _error(pair))
+    return table
+
+
+def _groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
+    table = _comparison_table(["", "ops"])
+    for group in groups:
+        table.add_row(group.name, f"{group.num_ops:,}", *_pair_ns(group.busy_ns))
+    return Group(title, table)
+
+
+def _comparison_table(left: list[str]) -> Table:
+    return _table(left, ["predicted", "measured", "error"])
+
+
+def _table(left: list[str], right: list[str]) -> Table:
+    """Columns of text on the left, of numbers on the right."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _pair_ns(pair: Pair) -> tuple[str, str, str]:
+    return seconds(pair.predicted / 1e9), seconds(pair.measured / 1e9), _error(pair)
+
+
+def _error(pair: Pair) -> str:
+    return f"{pair.error:+.1%}" if pair.measured else "-"
+
+
+def seconds(duration_s: float) -> str:
+    """
+    >>> seconds(12.3), seconds(0.0456), seconds(7.8e-6)
+    ('12.300 s', '45.60 ms', '7.80 us')
+    """
+    if duration_s >= 1.0:
+        return f"{duration_s:,.3f} s"
+    return f"{duration_s * 1e3:.2f} ms" if duration_s >= 1e-3 else f"{duration_s * 1e6:.2f} us"
+
+
+def _of_cap(used_bytes: int, cap_bytes: int | None) -> str:
+    return f"{gib(used_bytes)}, cap {_cap(cap_bytes)}"
+
+
+def _cap(cap_bytes: int | None) -> str:
+    return "none" if cap_bytes is None else gib(cap_bytes)
+
+
+def _shown(number: Number | None, unit: float) -> str:
+    if number is None:
+        return "-"
+    return "no limit" if number.value is None else f"{number.value / unit:,.4g}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f}e9" if number >= 1e9 else f"{number / 1e6:.2f}e6"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
