@@ -46,6 +46,8 @@ class Recipe(Node):
     as its last gradient is there; on the device after the whole backward pass, embedding and head
     first, then the layers from the first on; or on the host CPU after the whole backward pass, the
     gradients of all rounds added up there.
+
+    `kernels` that are left open (None) are chosen with the machine, when a plan is asked for.
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -57,7 +59,12 @@ class Recipe(Node):
     optimizer: OptimizerPlace = "device"
     gradients: Literal["model", "float32"] = "model"
     float32_master: bool = False
-    kernels: KernelChoice = KernelChoice()
+    kernels: KernelChoice | None = None
+
+    @property
+    def implementations(self) -> KernelChoice:
+        """The kernels; where they are left open, torch's own."""
+        return self.kernels or KernelChoice()
 
     def gradient_dtype(self, dtype: str) -> str:
         """Of a model of `dtype`."""

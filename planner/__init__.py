@@ -1,0 +1,1 @@
+"""Chain, machine and caps in, a proven schedule out."""

@@ -9,8 +9,8 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Role
 
 Home = Literal["device", "host"]
-Effort = Literal["quick", "normal", "thorough"]
-EFFORTS: tuple[Effort, ...] = ("quick", "normal", "thorough")
+Effort = Literal["quick", "normal"]
+EFFORTS: tuple[Effort, ...] = ("quick", "normal")
 NO_RECOMPUTE = "none"
 
 _KINDS: Mapping[Role, str] = {
@@ -36,10 +36,7 @@ class Choices:
         recompute: the level that every block is recomputed from, or "none"; None is left open.
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
-        effort: `quick` plans one way to cut the step and judges it once or twice, and refuses with
-            caps that would do rather than the smallest; `thorough` also looks at every smaller cap
-            of a lattice, so that more memory is never slower, and where nothing fits finds the
-            smallest caps that would do by searches within others.
+        effort: `quick` plans one cut of the step and judges it once.
         strict_homes: what is at home on the host leaves over every gap. False is the planner's own
             preference: what is there all the time anyway, because its copies meet, stays.
 
@@ -66,6 +63,10 @@ class Choices:
             )
         if self.effort not in EFFORTS:
             raise ChoiceError(f"effort '{self.effort}' is unknown; known: {', '.join(EFFORTS)}")
+
+    def __hash__(self) -> int:
+        homes = tuple(sorted(self.homes.items()))
+        return hash((homes, self.recompute, self.prefetch_blocks, self.effort, self.strict_homes))
 
     @property
     def open(self) -> bool:
@@ -97,16 +98,6 @@ class Choices:
         if self.recompute not in (None, NO_RECOMPUTE, *levels):
             known = ", ".join((NO_RECOMPUTE, *levels))
             raise ChoiceError(f"no block can be recomputed from '{self.recompute}'; known: {known}")
-
-    @staticmethod
-    def of_effort(policy: str, effort: str | None) -> "Choices":
-        """Nothing fixed but the effort, which only `optimal` takes; other policies have one.
-
-        Raises:
-            ChoiceError: there is no such effort.
-        """
-        found = Choices(effort=effort or "normal")  # type: ignore[arg-type]
-        return found if policy == "optimal" else OPEN
 
 
 OPEN = Choices()

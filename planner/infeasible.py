@@ -12,12 +12,15 @@ _MUCH = 0.1  # of what is needed
 
 @dataclass(frozen=True)
 class Shortage:
-    """Which cap is short, by how much, and where; and the smallest caps that would do.
+    """Which cap is short, by how much, and where; and caps that would do.
 
-    Where they are not known to be the `smallest`, they would do, and less may, too.
-    `library_bytes` of the device are what a kernel's library takes by itself, whatever is planned;
-    `device_has_bytes` and `host_has_bytes` are what the machine has, where that is known;
-    `fixed_cut` are the options by which the user cut the step, so that other ways were not tried.
+    Of a rule, `needed_bytes` are what its plan takes, and the caps named are the smallest that
+    would do. Of `optimal` no plan was found: any takes the `proven` (device, host) bytes at the
+    least, each with the other cap as it is (None where no size would do), and the caps named were
+    tried and fit; less may do. `library_bytes` of the device are what a kernel's library takes by
+    itself, whatever is planned; `device_has_bytes` and `host_has_bytes` are what the machine has,
+    where that is known; `fixed_cut` are the options by which the user cut the step, so that other
+    ways were not tried.
     """
 
     policy: str
@@ -25,35 +28,30 @@ class Shortage:
     cap_bytes: int
     needed_bytes: int
     task: str
-    smallest_device_bytes: int | None
-    smallest_host_bytes: int | None
+    enough_device_bytes: int | None
+    enough_host_bytes: int | None
     library_bytes: int = 0
     device_has_bytes: float | None = None
     host_has_bytes: float | None = None
     fixed_cut: tuple[str, ...] = ()
-    smallest: bool = True
+    proven: tuple[int | None, int | None] | None = None
+
+    @property
+    def less_may_do(self) -> bool:
+        """Whether less than the caps named may do, too."""
+        return self.proven is not None
 
 
 class InfeasiblePlan(TwinstreamError):
     """No schedule of the policy fits the caps.
 
-    `shortage.smallest_device_bytes` is the smallest device cap that would do at the given host
-    cap, `smallest_host_bytes` the reverse; None where no such cap exists. Of `optimal` they are
-    known to be the smallest with effort `thorough` only (`shortage.smallest`).
+    `shortage.enough_device_bytes` is a device cap that would do at the given host cap,
+    `enough_host_bytes` the reverse; None where none is known.
     """
 
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
-        flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
-        missing, cap = shortage.needed_bytes - shortage.cap_bytes, _gib(shortage.cap_bytes)
-        if missing > 0:
-            told = (
-                f"needs {_gib(shortage.needed_bytes)} of {shortage.cap} memory at task "
-                f"'{shortage.task}', {missing:,} bytes ({_gib(missing)}) more than {flag} {cap} "
-                "allows"
-            )
-        else:  # no one cap is short: both are
-            told = f"finds no plan within {flag} {cap} and the other cap"
+        told = _needed(shortage) if shortage.proven is None else _proven(shortage)
         super().__init__(
             f"policy '{shortage.policy}' {told}. {_advice(shortage)}{_aside(shortage)}"
         )
@@ -80,20 +78,48 @@ def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
     The task is where that takes its most.
     """
     shortages = [error.shortage for error in errors]
-    device = min(filter(None, (s.smallest_device_bytes for s in shortages)), default=None)
-    host = min(filter(None, (s.smallest_host_bytes for s in shortages)), default=None)
+    device = min(filter(None, (s.enough_device_bytes for s in shortages)), default=None)
+    host = min(filter(None, (s.enough_host_bytes for s in shortages)), default=None)
     last = shortages[-1]
     with_that = (s for s in shortages if s.cap == last.cap)
     least = min(with_that, key=lambda shortage: shortage.needed_bytes)
-    return InfeasiblePlan(replace(least, smallest_device_bytes=device, smallest_host_bytes=host))
+    return InfeasiblePlan(replace(least, enough_device_bytes=device, enough_host_bytes=host))
+
+
+def _needed(shortage: Shortage) -> str:
+    """What a rule's plan takes."""
+    flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
+    cap, missing = gib_text(shortage.cap_bytes), shortage.needed_bytes - shortage.cap_bytes
+    if missing <= 0:  # no one cap is short: both are
+        return f"finds no plan within {flag} {cap} and the other cap"
+    return (
+        f"needs {gib_text(shortage.needed_bytes)} of {shortage.cap} memory at task "
+        f"'{shortage.task}', {missing:,} bytes ({gib_text(missing)}) more than {flag} {cap} allows"
+    )
+
+
+def _proven(shortage: Shortage) -> str:
+    """What any plan takes at the least."""
+    assert shortage.proven is not None
+    flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
+    least = [
+        f"{gib_text(size)} of {memory} memory"
+        for memory, size in zip(("device", "host"), shortage.proven, strict=True)
+        if size is not None
+    ]
+    proof = f": any needs at least {' and '.join(least)}, by the bound" if least else ""
+    return (
+        f"finds no plan within {flag} {gib_text(shortage.cap_bytes)} and the other cap{proof}; the "
+        f"largest task is '{shortage.task}'"
+    )
 
 
 def _advice(shortage: Shortage) -> str:
     """Caps to type, or machines to have, that would do; ways to cut only where some are untried."""
     options, machines = [], []
     for side, least, has in (
-        ("device", shortage.smallest_device_bytes, shortage.device_has_bytes),
-        ("host", shortage.smallest_host_bytes, shortage.host_has_bytes),
+        ("device", shortage.enough_device_bytes, shortage.device_has_bytes),
+        ("host", shortage.enough_host_bytes, shortage.host_has_bytes),
     ):
         if least is None:
             continue
@@ -101,17 +127,17 @@ def _advice(shortage: Shortage) -> str:
             options.append(f"--{side}-mem {as_cap(least)}")
         else:
             machines.append(
-                f"a machine with {_gib(least)} of {side} memory (this one has {_gib(round(has))})"
+                f"a machine with {gib_text(least)} of {side} memory "
+                f"(this one has {gib_text(round(has))})"
             )
     cut = ""
     if shortage.fixed_cut:
         cut = f" Without {' and '.join(shortage.fixed_cut)} other ways to cut the step are tried."
     if options or machines:
-        less = "" if shortage.smallest else " Less may do, too: effort thorough tells."
-        return f"What would do: {' or '.join([*options, *machines])}.{less}{cut}"
-    none = "would do" if shortage.smallest else "is known to do"
-    more = "" if shortage.smallest else " More effort may find one (--effort)."
-    return f"No larger cap on one side alone {none}: raise both.{more}{cut}"
+        what = "Tried, and fits" if shortage.less_may_do else "What would do"
+        return f"{what}: {' or '.join([*options, *machines])}.{cut}"
+    none = "is known to do" if shortage.less_may_do else "would do"
+    return f"No larger cap on one side alone {none}: raise both.{cut}"
 
 
 def _aside(shortage: Shortage) -> str:
@@ -119,10 +145,10 @@ def _aside(shortage: Shortage) -> str:
     if shortage.cap != "device" or shortage.library_bytes < _MUCH * shortage.needed_bytes:
         return ""
     return (
-        f" Of the device, {_gib(shortage.library_bytes)} are for what attention's library "
+        f" Of the device, {gib_text(shortage.library_bytes)} are for what attention's library "
         "allocates by itself while it runs; another (--attention) may take less."
     )
 
 
-def _gib(size_bytes: int) -> str:
+def gib_text(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.3f} GiB" if size_bytes >= 2**30 else gib(size_bytes)

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.demand.attention_limits import attention_limits, attention_refusal
 from twinstream.models.demand.attention_scratch import attention_names
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipe import KernelChoice
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 
@@ -80,9 +80,9 @@ def require_allowed(kernels: KernelChoice) -> None:
         )
 
 
-def usual_recipe(machine: Machine, spec: ModelSpec) -> Recipe:
-    """The recipe that `plan` takes where nothing of it is given."""
-    return Recipe(kernels=kernels_for(machine, attention=attention_for(machine, spec)))
+def usual_kernels(machine: Machine, spec: ModelSpec) -> KernelChoice:
+    """What a plan takes where nothing of it is given."""
+    return kernels_for(machine, attention=attention_for(machine, spec))
 
 
 def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager") -> KernelChoice:

@@ -27,7 +27,7 @@ from twinstream.hardware_profiles.calibration.parameters import applied, prepare
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.seed_system.sizing import SizingRefused
+from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.schedule.ops import Copy, Op
 from twinstream.simulator.costs import MachineCosts, OpCost
 from twinstream.simulator.flows import Flow

@@ -25,7 +25,7 @@ from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.seed_system.sizing import SizingRefused
+from twinstream.fidelity.seed_system.sizing import SizingRefused
 
 NOISE = 0.01
 MOST_ROWS = 44

@@ -31,7 +31,8 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.decide import decider as deciding
-from twinstream.planner.emit.emission import Emitted, Placement
+from twinstream.planner.emit.emission import Emitted
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.emit.unrolling import of_all_rounds
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.stays import stay_intervals

@@ -150,7 +150,7 @@ class ChunkWork:
     @property
     def _one_call(self) -> bool:
         """Whether attention takes sequences of unequal lengths in one call."""
-        return attention_limits(self.recipe.kernels.attention).variable_length
+        return attention_limits(self.recipe.implementations.attention).variable_length
 
     def _attention(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
         if self.workload.sequence_lengths:
@@ -185,7 +185,7 @@ class ChunkWork:
         self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1
     ) -> Work:
         work = self._work(unit, shape, flops, hbm_bytes, launches)
-        return work.model_copy(update={"implementation": self.recipe.kernels.attention})
+        return work.model_copy(update={"implementation": self.recipe.implementations.attention})
 
     def _work(
         self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1

@@ -30,7 +30,9 @@ from twinstream.schedule.workload import ModelRef, Workload
 
 def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> Chain:
     """The chain of one training step of `spec` on `workload`."""
-    lowering = _Lowering(spec, workload, recipe or Recipe())
+    recipe = recipe or Recipe()
+    recipe = recipe.model_copy(update={"kernels": recipe.implementations})
+    lowering = _Lowering(spec, workload, recipe)
     lowering.run()
     builder = lowering.builder
     return Chain(
@@ -235,7 +237,7 @@ class _Lowering:
         self.optimizer.after_group("embedding", round_)
 
     def _work(self, start: int) -> ChunkWork:
-        kind = TritonChunkWork if self.recipe.kernels.vector == "triton" else ChunkWork
+        kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
         return kind(self.spec, self.workload, start, self.recipe)
 
     def _start(self, chunk: int) -> int:
@@ -267,7 +269,7 @@ class _Lowering:
             "num_tokens": self.workload.chunk_tokens,
             "seq_len": self.workload.seq_len,
             "chunk_start": start,
-            "attention": self.recipe.kernels.attention,
+            "attention": self.recipe.implementations.attention,
         }
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
@@ -288,7 +290,7 @@ class _Lowering:
         return self.builder.call(kernel, self._key(kernel), attributes, cost)
 
     def _key(self, kernel: str) -> str:
-        return f"{kernel}/{self.recipe.kernels.vector}"
+        return f"{kernel}/{self.recipe.implementations.vector}"
 
     def _add(
         self, kind: str, call: str, operands: list[TaskOperand], *, round_: int, chunk: int,

@@ -113,7 +113,7 @@ class OptimizerTasks:
             adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, master=master),
         )
         if recipe.optimizer in ("device", "device_after_backward"):
-            key = f"adamw_step/{recipe.kernels.vector}"
+            key = f"adamw_step/{recipe.implementations.vector}"
             return self.builder.call(name, key, attributes, cost)
         return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
 

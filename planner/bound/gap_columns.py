@@ -1,6 +1,5 @@
 """Columns and rows of the lower bound's program for what happens in gaps."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,7 +8,7 @@ from twinstream.planner.bound.program import Program
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices
-from twinstream.planner.kept import kept_units
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
 GIB = 2.0**30
@@ -43,13 +42,13 @@ class GapColumns:
         return (self.written,) if self.valid is None else (self.valid, self.written)
 
 
-class GapProgram:
+class GapColumnsOf:
     """All gaps of a chain. A key is (element, gap, whether it is the one between two middles)."""
 
     def __init__(
         self,
         program: Program,
-        chain: Chain,
+        view: ChainView,
         segments: Segments,
         rounds: RoundClasses,
         choices: Choices,
@@ -59,16 +58,16 @@ class GapProgram:
         """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
-        self.elements = elements(chain, segments, choices)
-        self.recompute = _recompute_columns(program, chain, choices)
-        self._sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
+        self.elements = elements(view, segments, choices)
+        self.recompute = _recompute_columns(program, view.chain, choices)
+        self._sizes = {tensor.tensor_id: tensor.size_bytes for tensor in view.chain.tensors}
         self.columns: dict[Key, GapColumns] = {}
         self.kept_at: list[tuple[int, int, Terms]] = []
         self.kept_into: list[tuple[int, int, Terms]] = []
         self.loaded_at: list[tuple[int, int, Terms]] = []
         self.host_at: list[tuple[int, int, Terms]] = []
-        self._remakes = _remaking_columns(chain, segments, self.recompute)
-        self._chain = chain
+        self._remakes = _remaking_columns(view, segments, self.recompute)
+        self._chain = view.chain
         for number, element in enumerate(self.elements):
             self._add_columns(number, element)
         for number, element in enumerate(self.elements):
@@ -361,25 +360,6 @@ class GapProgram:
             self.program.at_most(terms, 1.0)
 
 
-def occupancy(
-    program: Program, segments: Sequence[tuple[int, int, Terms]], num_tasks: int, upper: float
-) -> list[int]:
-    """A column per task for what is there at it: a recurrence, so that rows stay short."""
-    change: list[dict[int, float]] = [{} for _ in range(num_tasks + 1)]
-    for low, high, terms in segments:
-        for column, coefficient in terms:
-            change[low][column] = change[low].get(column, 0.0) + coefficient
-            change[high][column] = change[high].get(column, 0.0) - coefficient
-    columns: list[int] = []
-    for task in range(num_tasks):
-        columns.append(program.column(upper=upper))
-        terms = [(columns[-1], 1.0), *((c, -value) for c, value in change[task].items())]
-        if task:
-            terms.append((columns[-2], -1.0))
-        program.equal(terms, 0.0)
-    return columns
-
-
 def _recompute_columns(program: Program, chain: Chain, choices: Choices) -> dict[str, int]:
     """A column per recompute; where the level is fixed, all or nothing."""
     fixed = choices.recompute
@@ -393,17 +373,16 @@ def _recompute_columns(program: Program, chain: Chain, choices: Choices) -> dict
 
 
 def _remaking_columns(
-    chain: Chain, segments: Segments, recompute_columns: dict[str, int]
+    view: ChainView, segments: Segments, recompute_columns: dict[str, int]
 ) -> dict[str, list[tuple[int, int]]]:
     """By leaf: (segment before or in which it is made again, recompute column)."""
-    units = kept_units(chain)
-    position = {task.task_id: segments.of_task[i] for i, task in enumerate(chain.tasks)}
     found: dict[str, list[tuple[int, int]]] = {}
-    for recompute in chain.recomputes:
-        place = position[recompute.before], recompute_columns[recompute.task.task_id]
+    for recompute in view.chain.recomputes:
+        segment = segments.of_task[view.position[recompute.before]]
+        place = segment, recompute_columns[recompute.task.task_id]
         for operand in recompute.task.operands:
             if operand.mode == "write":
-                for leaf in units.leaves(operand.tensor, operand.num_parts):
+                for leaf in view.units.leaves(operand.tensor, operand.num_parts):
                     found.setdefault(leaf, []).append(place)
     return found
 

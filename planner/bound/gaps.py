@@ -7,8 +7,8 @@ from math import ceil
 
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices, Home
-from twinstream.planner.kept import kept_units
 from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
 _FREE_ROLES = ("input", "loss", "scratch")
@@ -59,21 +59,21 @@ class Element:
     home: Home | None
 
 
-def elements(chain: Chain, segments: Segments, choices: Choices) -> list[Element]:
+def elements(view: ChainView, segments: Segments, choices: Choices) -> list[Element]:
     """All content of a chain that can be kept, moved or made again; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
     with no task inside are left out, too: staying costs nothing there; and so are those of no more
     than `passed_over` tasks: content may stay over them at no cost, which relaxes the program.
     """
+    chain, units = view.chain, view.units
     shortest = ceil(passed_over(chain) * segments.count / len(segments.of_task))
-    units = kept_units(chain)
     touches = _touches(chain, units, segments)
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     roles = {t.tensor_id: t.role for t in chain.tensors}
     persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
-    remade = _remade_how(chain, units, segments)
-    away = _away(chain, units, segments, choices)
+    remade = _remade_how(view, segments)
+    away = _away(view, segments, choices)
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
         if roles[leaf] not in _FREE_ROLES:
@@ -110,7 +110,7 @@ def passed_over(chain: Chain) -> int:
 
 
 def _away(
-    chain: Chain, units: UnitMap, segments: Segments, choices: Choices
+    view: ChainView, segments: Segments, choices: Choices
 ) -> dict[str, frozenset[tuple[int, int]]]:
     """By leaf at home on the host: segments of consecutive uses between which its unit leaves.
 
@@ -118,7 +118,8 @@ def _away(
     by a recompute before it, unless a gap between two of all these uses is long enough. Homes that
     are not strict are decided on as if each leaf could leave.
     """
-    cycle, position = len(chain.tasks), {task.task_id: i for i, task in enumerate(chain.tasks)}
+    chain, units, position = view.chain, view.units, view.position
+    cycle = len(chain.tasks)
     used: dict[str, set[int]] = {}
     of_leaf: dict[str, list[int]] = {}
     again = ((position[recompute.before], recompute.task) for recompute in chain.recomputes)
@@ -153,19 +154,16 @@ def _has_inside(begin: int, end: int, gaps: Iterable[tuple[int, int]], cycle: in
     return any(begin <= a + shift and b + shift <= end for a, b in gaps for shift in (0, cycle))
 
 
-def _remade_how(
-    chain: Chain, units: UnitMap, segments: Segments
-) -> dict[str, tuple[tuple[int, int], ...]]:
+def _remade_how(view: ChainView, segments: Segments) -> dict[str, tuple[tuple[int, int], ...]]:
     """By leaf: the recomputes that make it again, as (segment, number in its group)."""
-    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
     numbers: dict[str, int] = {}
     found: dict[str, list[tuple[int, int]]] = {}
-    for recompute in chain.recomputes:
+    for recompute in view.chain.recomputes:
         number = numbers[recompute.group] = numbers.get(recompute.group, -1) + 1
-        place = segments.of_task[position[recompute.before]], number
+        place = segments.of_task[view.position[recompute.before]], number
         for operand in recompute.task.operands:
             if operand.mode == "write":
-                for leaf in units.leaves(operand.tensor, operand.num_parts):
+                for leaf in view.units.leaves(operand.tensor, operand.num_parts):
                     found.setdefault(leaf, []).append(place)
     return {leaf: tuple(places) for leaf, places in found.items()}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound.slot_columns import alone_ms_and_gib
+from twinstream.planner.bound.interval_columns import alone_ms_and_gib
 from twinstream.planner.lifetimes.host_tasks import HostContent, host_tasks
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.schedule.chain import Chain

@@ -1,19 +1,33 @@
 """Rows of the lower bound's program for host memory, left out where they cannot matter."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.bound.gap_columns import GIB, GapProgram, Terms, occupancy
+from twinstream.planner.bound.gap_columns import GapColumnsOf, Terms
+from twinstream.planner.bound.interval_columns import Interval
 from twinstream.planner.bound.program import Program
-from twinstream.planner.bound.slot_columns import Slot
 
 _PLENTY = 1.2
 _NOTHING_GIB = 1e-6
 
 Stretch = tuple[int, int, Terms]  # from one segment to another; what is there by column
+
+
+@dataclass(frozen=True)
+class Cap:
+    """The cap of a memory in GiB: a number, or a column of the program that says how many more."""
+
+    column: int | None = None
+    gib: float = 0.0
+
+    def above(self, program: Program, terms: Terms, used_gib: float = 0.0) -> int:
+        """A row: the terms and what is used come to no more than the cap."""
+        left = [] if self.column is None else [(self.column, -1.0)]
+        return program.at_most([*terms, *left], self.gib - used_gib)
 
 
 class HostRows:
@@ -25,7 +39,7 @@ class HostRows:
     Args:
         program: to which they are added.
         gaps: of the chain.
-        slots: of its segments.
+        intervals: of its segments.
         used_gib: what each segment itself must have on the device.
         all_gib: of all tensors, and more.
     """
@@ -33,69 +47,72 @@ class HostRows:
     def __init__(
         self,
         program: Program,
-        gaps: GapProgram,
-        slots: Sequence[Slot],
+        gaps: GapColumnsOf,
+        intervals: Sequence[Interval],
         used_gib: Sequence[float],
         all_gib: float,
     ) -> None:
-        self._program, self._gaps, self._slots = program, gaps, slots
+        self._program, self._gaps, self._intervals = program, gaps, intervals
         self._used_gib, self._all_gib = used_gib, all_gib
 
-    def may_be_left_out(self, cap: int | None) -> bool:
+    def may_be_left_out(self, cap: Cap | None) -> bool:
         """Whether almost all that could be on the host at once has room there."""
-        return not self._gaps.tied and cap is not None and self._most_gib <= _PLENTY * cap / GIB
+        return not self._gaps.tied and cap is not None and self._most_gib <= _PLENTY * cap.gib
 
     def are_kept(
-        self, values: NDArray[np.float64], device_cap: int | None, host_cap: int | None
+        self, values: NDArray[np.float64], device_cap: Cap | None, host_cap: Cap | None
     ) -> bool:
         """Whether a solution found without these rows keeps to them."""
         if host_cap is None:
             return True
-        in_flight = np.asarray([values[s.ahead] + values[s.behind] for s in self._slots])
+        in_flight = np.asarray([values[s.ahead] + values[s.behind] for s in self._intervals])
         held = self._at(self._gaps.host_at, values) - in_flight
-        if held.max(initial=0.0) > host_cap / GIB + _NOTHING_GIB:
+        if held.max(initial=0.0) > host_cap.gib + _NOTHING_GIB:
             return False
         if device_cap is None:
             return True
         both = self._at(self._gaps.kept_at, values) + self._at(self._gaps.loaded_at, values)
-        both_gib = (device_cap + host_cap) / GIB
+        both_gib = device_cap.gib + host_cap.gib
         return bool((both + np.asarray(self._used_gib)).max(initial=0.0) <= both_gib + _NOTHING_GIB)
 
     def add(
-        self, kept: Sequence[int], device_cap: int | None, host_cap: int | None
+        self, kept: Sequence[int], device_cap: Cap | None, host_cap: Cap | None
     ) -> tuple[list[int], list[int]]:
         """Rows of the host, and of both memories; `kept` are columns, GiB kept at each segment."""
         if host_cap is None:
             return [], []
         if self._gaps.tied:
-            return [self._program.at_most(self._gaps.home_gib(), host_cap / GIB)], []
+            return [host_cap.above(self._program, self._gaps.home_gib())], []
         host = self._host_rows(host_cap)
-        return host, [] if device_cap is None else self._rows_of_both(kept, device_cap + host_cap)
+        if device_cap is None:
+            return host, []
+        column = host_cap.column if device_cap.column is None else device_cap.column
+        return host, self._rows_of_both(kept, Cap(column, device_cap.gib + host_cap.gib))
 
-    def _host_rows(self, cap: int) -> list[int]:
+    def _host_rows(self, cap: Cap) -> list[int]:
         """At every task: what the host holds, but for what is loaded early or not yet stored."""
         held = self._occupied(self._gaps.host_at)
         return [
-            self._program.at_most(
-                [(column, 1.0), (slot.ahead, -1.0), (slot.behind, -1.0)], cap / GIB
+            cap.above(
+                self._program, [(column, 1.0), (interval.ahead, -1.0), (interval.behind, -1.0)]
             )
-            for column, slot in zip(held, self._slots, strict=True)
+            for column, interval in zip(held, self._intervals, strict=True)
         ]
 
-    def _rows_of_both(self, kept: Sequence[int], cap: int) -> list[int]:
+    def _rows_of_both(self, kept: Sequence[int], cap: Cap) -> list[int]:
         """At every task: what is not made again is somewhere, on the device or on the host."""
         loaded = self._occupied(self._gaps.loaded_at)
         return [
-            self._program.at_most([(one, 1.0), (other, 1.0)], cap / GIB - used)
+            cap.above(self._program, [(one, 1.0), (other, 1.0)], used)
             for one, other, used in zip(kept, loaded, self._used_gib, strict=True)
         ]
 
     def _occupied(self, stretches: Sequence[Stretch]) -> list[int]:
-        return occupancy(self._program, stretches, len(self._slots), self._all_gib)
+        return self._program.occupancy(stretches, len(self._intervals), self._all_gib)
 
     def _at(self, stretches: Sequence[Stretch], values: NDArray[np.float64]) -> NDArray[np.float64]:
         """GiB at every segment."""
-        change = np.zeros(len(self._slots) + 1)
+        change = np.zeros(len(self._intervals) + 1)
         for low, high, terms in stretches:
             gib = sum(float(values[column]) * share for column, share in terms)
             change[low] += gib

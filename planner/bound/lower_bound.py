@@ -2,68 +2,33 @@
 
 The program decides, for every tensor and every gap between two of its uses (cyclically, across the
 boundary too), which fractions stay on the device, stay valid on the host, are loaded, and are
-recomputed; and for every task how long its slot is and what is copied meanwhile.
+recomputed; and for every task how long its interval is and what is copied meanwhile.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from threading import Lock
+from typing import Literal
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound.gap_columns import GIB, GapProgram, Terms, occupancy
-from twinstream.planner.bound.gaps import Element, Gap
-from twinstream.planner.bound.host_rows import HostRows
+from twinstream.planner.bound.gap_columns import GIB, GapColumnsOf, Terms
+from twinstream.planner.bound.host_rows import Cap, HostRows
+from twinstream.planner.bound.interval_columns import IntervalColumns, LinkShares, Resource
 from twinstream.planner.bound.program import Basis, Program, Solution
+from twinstream.planner.bound.relaxation import GapShares, Relaxation
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
-from twinstream.planner.bound.slot_columns import LinkShares, Resource, SlotProgram
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
 COPY_COST_MS_PER_GIB = 0.4  # step time that a plan may lose to save copying a GiB
 _SOLVER_TOLERANCE = 1e-9
 
-
-@dataclass(frozen=True)
-class Choice:
-    """What the program does with one gap: fractions kept on the device, loaded, on the host.
-
-    `between_middles`: the gap stands for those between two middle rounds, of more than three.
-    """
-
-    element: Element
-    gap: Gap
-    between_middles: bool
-    kept: float
-    loaded: float
-    on_host: float
-
-
-@dataclass(frozen=True)
-class LowerBound:
-    """Seconds per step that no schedule of the chain can beat, and what it hangs on.
-
-    Prices are the seconds that one more unit saves: a GiB of device or host memory, a GB/s of a
-    link direction. `limits` are the resources without which the bound would be lower.
-    `choices`, `recomputed` (by recompute task) and `slot_ms` (by task, from the start of the
-    recompute before it) are the optimum found; positions in them are segments of tasks. `basis` is
-    what the solver needs to go on from there.
-    """
-
-    step_s: float
-    device_s_per_gib: float
-    host_s_per_gib: float
-    link_s_per_gb_per_s: dict[str, float]
-    limits: tuple[str, ...]
-    choices: tuple[Choice, ...]
-    recomputed: dict[str, float]
-    slot_ms: tuple[float, ...]
-    segment_of_task: tuple[int, ...]
-    basis: Basis | None = field(default=None, compare=False, repr=False)
+Side = Literal["device", "host"]
 
 
 def lower_bound(
@@ -74,7 +39,7 @@ def lower_bound(
     num_rounds: int | None = None,
     most_segments: int | None = None,
     choices: Choices = OPEN,
-) -> LowerBound | None:
+) -> Relaxation | None:
     """Solve the program for a chain; None when no schedule can satisfy the caps.
 
     Args:
@@ -90,74 +55,54 @@ def lower_bound(
     Raises:
         MissingNumberError: the profile lacks a rate.
     """
-    program = BoundProgram(
-        chain, machine, num_rounds=num_rounds, most_segments=most_segments, choices=choices
-    )
-    return program.bound(caps)
+    kind = ProgramKind(choices, most_segments)
+    return BoundProgram(ChainView(chain), machine, num_rounds, kind).bound(caps)
 
 
-def _persistent_bytes(chain: Chain) -> int:
-    """What is somewhere all the time: of a tensor with parts these, without its padding."""
-    persistent, with_parts = set(chain.persistent), {t.parent for t in chain.tensors}
-    return sum(
-        t.size_bytes
-        for t in chain.tensors
-        if (t.parent or t.tensor_id) in persistent and t.tensor_id not in with_parts
-    )
+@dataclass(frozen=True)
+class ProgramKind:
+    """What a program is of, beside the chain and the machine.
 
+    With `tied`, all crossings from round to round are decided alike, as a plan needs it.
+    """
 
-def _bytes_of_both(caps: Caps) -> float:
-    arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
-    return inf if None in arenas else float(sum(arena or 0 for arena in arenas))
+    choices: Choices = OPEN
+    most_segments: int | None = None
+    tied: bool = False
 
 
 class BoundProgram:
-    """The program of a chain, for any caps; it may be asked from several threads."""
+    """The program of a chain, to be solved for any caps."""
 
     def __init__(
         self,
-        chain: Chain,
+        view: ChainView,
         machine: Machine,
-        *,
         num_rounds: int | None = None,
-        most_segments: int | None = None,
-        choices: Choices = OPEN,
-        tied: bool = False,
+        kind: ProgramKind = ProgramKind(),
     ) -> None:
-        """The arguments are those of `lower_bound`.
+        self.chain, self.segments = view.chain, Segments.of(view.chain, kind.most_segments)
+        rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
+        self.program = Program()
+        self.gaps = GapColumnsOf(
+            self.program, view, self.segments, rounds, kind.choices, tied=kind.tied
+        )
+        self.intervals = IntervalColumns(self.program, self.chain, self.segments, machine, rounds)
+        self._all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
+        self._host = HostRows(
+            self.program, self.gaps, self.intervals.intervals, self._used_gib, self._all_gib
+        )
 
-        With `tied`, all crossings from round to round are decided alike, as a plan needs it.
-        """
-        self.chain, self._machine, self._num_rounds = chain, machine, num_rounds
-        self._most_segments, self._choices, self._tied = most_segments, choices, tied
-        self._lock = Lock()
-        self._starts: dict[Caps, Basis | None] = {}
-
-    def bound(self, caps: Caps, *, of_many: bool = False) -> LowerBound | None:
-        """As `lower_bound`; within one of many caps from the optimum at the next powers of two.
-
-        From there it is a quarter as much to solve, and does not hang on what was asked before.
-        """
-        if _persistent_bytes(self.chain) > _bytes_of_both(with_library_memory(caps, self.chain)):
+    def bound(self, caps: Caps) -> Relaxation | None:
+        """As `lower_bound`."""
+        caps = with_library_memory(caps, self.chain)
+        if _persistent_bytes(self.chain) > _bytes_of_both(caps):
             return None
-        with self._lock:
-            return self._program.solve(caps, 0.0, start=self._start(caps) if of_many else None)
-
-    def _start(self, caps: Caps) -> Basis | None:
-        sizes = {"device_bytes": caps.device_bytes, "host_bytes": caps.host_bytes}
-        powers = {name: size and 1 << (size - 1).bit_length() for name, size in sizes.items()}
-        larger = caps.model_copy(update=powers)
-        if larger not in self._starts:
-            found = self._program.solve(larger, 0.0)
-            self._starts[larger] = None if found is None else found.basis
-        return self._starts[larger]
+        return self._solved(caps, 0.0)
 
     def fewest_copies(
-        self,
-        caps: Caps,
-        shares: LinkShares | None = None,
-        start: LowerBound | None = None,
-    ) -> LowerBound | None:
+        self, caps: Caps, shares: LinkShares | None = None, start: Relaxation | None = None
+    ) -> Relaxation | None:
         """Decisions near the optimum that move little: copies cost a little, too.
 
         What comes back is a guide for a plan; its `step_s` is what the decisions come to, no bound.
@@ -168,93 +113,56 @@ class BoundProgram:
             start: what was decided with other caps or shares: from there it is less to solve.
         """
         basis = None if start is None else start.basis
-        with self._lock:
-            return self._program.solve(caps, COPY_COST_MS_PER_GIB, shares, basis)
+        caps = with_library_memory(caps, self.chain)
+        return self._solved(caps, COPY_COST_MS_PER_GIB, shares, basis)
 
-    def least_home_bytes(self, caps: Caps) -> float | None:
-        """What homes on the host take at least, however long it takes, of a tied program.
+    def least_cap_bytes(self, caps: Caps, side: Side) -> float | None:
+        """The smallest cap of one memory that the program allows, however long a step takes.
 
-        None where nothing fits the device cap; the host's is not looked at.
+        No schedule of the chain does with less, the other cap as it is; None where none does.
         """
-        with self._lock:
-            return self._program.least_home_bytes(caps)
+        caps = with_library_memory(caps, self.chain)
+        device, host = (_gib(caps.arena_bytes(tier)) for tier in ("device", "host"))
+        with self.program.extended():
+            self.intervals.add_loads(self.gaps)
+            self.intervals.add_stores(self.gaps)
+            least = self.program.column(upper=2.0 * self._all_gib)
+            device, host = (Cap(least), host) if side == "device" else (device, Cap(least))
+            kept = [] if device is None else self._occupied(self.gaps.kept_at)
+            self._device_rows(kept, self._used_gib, device)
+            self._host.add(kept, device, host)
+            solution = self.program.minimise({least: 1.0})
+        if solution is None:
+            return None
+        outside = caps.outside_arena_bytes if side == "device" else 0
+        return max(0.0, solution.dual_objective) * GIB + outside
 
-    @cached_property
-    def _program(self) -> "_Bound":
-        segments = Segments.of(self.chain, self._most_segments)
-        return _Bound(
-            self.chain, self._machine, self._num_rounds, segments, self._choices, tied=self._tied
-        )
-
-
-class _Bound:
-    def __init__(
-        self,
-        chain: Chain,
-        machine: Machine,
-        num_rounds: int | None,
-        segments: Segments,
-        choices: Choices,
-        *,
-        tied: bool,
-    ) -> None:
-        self.chain, self.machine, self.segments = chain, machine, segments
-        rounds = RoundClasses.of(chain, self.segments, num_rounds)
-        self.program = Program()
-        self.gaps = GapProgram(self.program, chain, self.segments, rounds, choices, tied=tied)
-        self.slots = SlotProgram(self.program, chain, self.segments, machine, rounds)
-        self._all_gib = 1.0 + sum(t.size_bytes for t in chain.tensors) / GIB
-        self._host = HostRows(
-            self.program, self.gaps, self.slots.slots, self._used_gib, self._all_gib
-        )
-
-    def solve(
+    def _solved(
         self,
         caps: Caps,
         copy_cost: float,
         shares: LinkShares | None = None,
         start: Basis | None = None,
-    ) -> LowerBound | None:
-        """May be called again with other arguments: it leaves the program as it was."""
+    ) -> Relaxation | None:
+        """Leaves the program as it was: it may be solved again with other arguments."""
+        device_cap, host_cap = (_gib(caps.arena_bytes(tier)) for tier in ("device", "host"))
         with self.program.extended():
-            caps = with_library_memory(caps, self.chain)
-            arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
-            return self._solved(*arenas, copy_cost, shares, start)
-
-    def least_home_bytes(self, caps: Caps) -> float | None:
-        with self.program.extended():
-            device_cap = with_library_memory(caps, self.chain).arena_bytes("device")
-            self.slots.add_loads(self.gaps)
-            self.slots.add_stores(self.gaps)
-            if device_cap is not None:
-                self._device_rows(self._occupied(self.gaps.kept_at), self._used_gib, device_cap)
-            solution = self.program.minimise(dict(self.gaps.home_gib()))
-            return None if solution is None else max(0.0, solution.dual_objective) * GIB
-
-    def _solved(
-        self,
-        device_cap: int | None,
-        host_cap: int | None,
-        copy_cost: float,
-        shares: LinkShares | None,
-        start: Basis | None,
-    ) -> LowerBound | None:
-        compute = self.slots.add_compute(self.gaps.recompute)
-        resources = self.slots.add_resources(shares)
-        self.slots.add_loads(self.gaps)
-        self.slots.add_stores(self.gaps)
-        kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
-        device = self._device_rows(kept, self._used_gib, device_cap)
-        step_ms = dict(self.slots.step_ms())
-        costs = dict(step_ms)
-        for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
-            if copy_cost:
-                costs[column] = costs.get(column, 0.0) + copy_cost * gib
-        solution, host, both = self._minimised(costs, kept, device_cap, host_cap, start)
+            compute = self.intervals.add_compute(self.gaps.recompute)
+            resources = self.intervals.add_resources(shares)
+            self.intervals.add_loads(self.gaps)
+            self.intervals.add_stores(self.gaps)
+            kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
+            device = self._device_rows(kept, self._used_gib, device_cap)
+            step_ms = dict(self.intervals.step_ms())
+            costs = dict(step_ms)
+            for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
+                if copy_cost:
+                    costs[column] = costs.get(column, 0.0) + copy_cost * gib
+            solution, host, both = self._minimised(costs, kept, device_cap, host_cap, start)
         if solution is None:
             return None
         resources.append(Resource("compute", compute, 0))
-        found = self._result(solution, device + both, host + both, resources)
+        found = self._relaxation(solution, device + both, host + both, resources)
         if not copy_cost:
             return found
         reached_ms = sum(cost * float(solution.values[c]) for c, cost in step_ms.items())
@@ -264,8 +172,8 @@ class _Bound:
         self,
         costs: dict[int, float],
         kept: Sequence[int],
-        device_cap: int | None,
-        host_cap: int | None,
+        device_cap: Cap | None,
+        host_cap: Cap | None,
         start: Basis | None,
     ) -> tuple[Solution | None, list[int], list[int]]:
         """The optimum, with rows of the host and of both memories if these are needed."""
@@ -277,40 +185,43 @@ class _Bound:
         return self.program.minimise(costs, start), host, both
 
     def _occupied(self, segments: Sequence[tuple[int, int, Terms]]) -> list[int]:
-        return occupancy(self.program, segments, self.segments.count, self._all_gib)
+        return self.program.occupancy(segments, self.segments.count, self._all_gib)
 
     def _device_rows(
-        self, kept: Sequence[int], used_gib: Sequence[float], cap: int | None
+        self, kept: Sequence[int], used_gib: Sequence[float], cap: Cap | None
     ) -> list[int]:
         """At every task: its operands, what is kept, early loads, and unfinished offloads."""
         if cap is None:
             return []
         if not self.segments.single:  # copies in flight within a segment are left out
             inside = [
-                self.program.at_most([(column, 1.0)], cap / GIB - used)
+                cap.above(self.program, [(column, 1.0)], used)
                 for column, used in zip(kept, used_gib, strict=True)
             ]
             return inside + self._rows_between(cap)
         # An operand, or kept, and perhaps not yet stored.
         twice = self._less((*self.gaps.evicted_at_uses(), *self.gaps.kept_or_waiting()))
         return [
-            self.program.at_most(
-                [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB - used
+            cap.above(
+                self.program,
+                [(column, 1.0), (interval.ahead, 1.0), (interval.behind, 1.0), *again],
+                used,
             )
-            for column, slot, again, used in zip(
-                kept, self.slots.slots, twice, used_gib, strict=True
+            for column, interval, again, used in zip(
+                kept, self.intervals.intervals, twice, used_gib, strict=True
             )
         ]
 
-    def _rows_between(self, cap: int) -> list[int]:
+    def _rows_between(self, cap: Cap) -> list[int]:
         """Where a segment begins: what is kept into it or over it, and copies in flight."""
         kept = self._occupied(self.gaps.kept_into)
         twice = self._less(self.gaps.kept_or_waiting())
         return [
-            self.program.at_most(
-                [(column, 1.0), (slot.ahead, 1.0), (slot.behind, 1.0), *again], cap / GIB
+            cap.above(
+                self.program,
+                [(column, 1.0), (interval.ahead, 1.0), (interval.behind, 1.0), *again],
             )
-            for column, slot, again in zip(kept, self.slots.slots, twice, strict=True)
+            for column, interval, again in zip(kept, self.intervals.intervals, twice, strict=True)
         ]
 
     def _less(self, counted: Sequence[tuple[int, Terms]]) -> list[Terms]:
@@ -339,25 +250,25 @@ class _Bound:
             found[segment] = max(found[segment], sum(sizes[leaf] for leaf in leaves) / GIB)
         return found
 
-    def _result(
+    def _relaxation(
         self, solution: Solution, device: list[int], host: list[int], resources: list[Resource]
-    ) -> LowerBound:
+    ) -> Relaxation:
         values, prices = solution.values, solution.row_prices
-        spans_ms = values[[slot.span_ms for slot in self.slots.slots]]
+        lengths_ms = values[[interval.length_ms for interval in self.intervals.intervals]]
         step_ms = max(0.0, solution.dual_objective * (1.0 - _SOLVER_TOLERANCE))
         pressed = {r.name: float(-prices[r.rows].sum()) for r in resources}
-        return LowerBound(
+        return Relaxation(
             step_s=step_ms / 1e3,
             device_s_per_gib=float(-prices[device].sum()) / 1e3,
             host_s_per_gib=float(-prices[host].sum()) / 1e3,
             link_s_per_gb_per_s={
-                r.name: float(-prices[r.rows] @ spans_ms) * 1e9 / GIB / 1e6
+                r.name: float(-prices[r.rows] @ lengths_ms) * 1e9 / GIB / 1e6
                 for r in resources
                 if r.name != "compute"
             },
             limits=tuple(name for name, pressure in pressed.items() if pressure > 1e-6),
-            choices=tuple(
-                Choice(
+            shares=tuple(
+                GapShares(
                     self.gaps.elements[number],
                     self.gaps.elements[number].gaps[index],
                     extra,
@@ -368,7 +279,26 @@ class _Bound:
                 for (number, index, extra), columns in self.gaps.columns.items()
             ),
             recomputed={name: float(values[c]) for name, c in self.gaps.recompute.items()},
-            slot_ms=tuple(self.slots.task_ms(values, self.gaps.recompute)),
+            interval_ms=tuple(self.intervals.task_ms(values, self.gaps.recompute)),
             segment_of_task=self.segments.of_task,
             basis=solution.basis,
         )
+
+
+def _persistent_bytes(chain: Chain) -> int:
+    """What is somewhere all the time: of a tensor with parts these, without its padding."""
+    persistent, with_parts = set(chain.persistent), {t.parent for t in chain.tensors}
+    return sum(
+        t.size_bytes
+        for t in chain.tensors
+        if (t.parent or t.tensor_id) in persistent and t.tensor_id not in with_parts
+    )
+
+
+def _gib(size_bytes: int | None) -> Cap | None:
+    return None if size_bytes is None else Cap(gib=size_bytes / GIB)
+
+
+def _bytes_of_both(caps: Caps) -> float:
+    arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
+    return inf if None in arenas else float(sum(arena or 0 for arena in arenas))

@@ -97,6 +97,30 @@ class Program:
     def equal(self, terms: Terms, right: float) -> int:
         return self._equal.add(terms, right)
 
+    def occupancy(
+        self, stretches: Sequence[tuple[int, int, Terms]], count: int, upper: float
+    ) -> list[int]:
+        """A column per segment for what is there at it: a recurrence, so that rows stay short.
+
+        Args:
+            stretches: (first segment, the one after the last, what is there by column).
+            count: of segments.
+            upper: the most that may be there.
+        """
+        change: list[dict[int, float]] = [{} for _ in range(count + 1)]
+        for low, high, terms in stretches:
+            for column, coefficient in terms:
+                change[low][column] = change[low].get(column, 0.0) + coefficient
+                change[high][column] = change[high].get(column, 0.0) - coefficient
+        columns: list[int] = []
+        for segment in range(count):
+            columns.append(self.column(upper=upper))
+            row = [(columns[-1], 1.0), *((c, -value) for c, value in change[segment].items())]
+            if segment:
+                row.append((columns[-2], -1.0))
+            self.equal(row, 0.0)
+        return columns
+
     def minimise(self, costs: Mapping[int, float], start: Basis | None = None) -> Solution | None:
         """The optimum of the sum of cost x column, or None when no values satisfy the rows.
 

@@ -3,12 +3,12 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from twinstream.planner.bound.lower_bound import LowerBound
+from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.lifetimes.rounds import Folding, Place
+from twinstream.planner.lifetimes.rounds import Place
 from twinstream.planner.lifetimes.stays import content_gaps
-from twinstream.planner.lifetimes.uses import Unit, UnitMap, uses_by_unit
-from twinstream.schedule.chain import Chain
+from twinstream.planner.lifetimes.uses import Unit, uses_by_unit
+from twinstream.planner.lifetimes.view import ChainView
 
 GapKey = tuple[str, Place]
 _ALWAYS_KEPT = ("input", "loss", "scratch")
@@ -28,40 +28,35 @@ class Decisions:
 
     kept: Mapping[GapKey, bool]
     levels: Mapping[Place, str]
-    slot_ns: Mapping[Place, float]
+    interval_ns: Mapping[Place, float]
     choices: Choices = OPEN
     step_s: float = 0.0
 
     @staticmethod
-    def of(
-        solved: LowerBound, chain: Chain, units: UnitMap, choices: Choices = OPEN
-    ) -> "Decisions":
+    def of(solved: Relaxation, view: ChainView, choices: Choices = OPEN) -> "Decisions":
         """From a solution for the same chain, of at most three rounds.
 
         Shares hold for every stretch of the chain: what is half offloaded is offloaded every other
         time.
         """
-        folding = Folding.of(chain, chain.tasks)
-        dither = _Dither()
-        levels = _levels(solved, chain, folding, dither)
-        slot_ns = {folding.place(i): ms * 1e6 for i, ms in enumerate(solved.slot_ms)}
+        folding, dither = view.folding, _Dither()
+        levels = _levels(solved, view, dither)
+        interval_ns = {folding.place(i): ms * 1e6 for i, ms in enumerate(solved.interval_ms)}
         kept: dict[GapKey, bool] = {}
-        for key, (kept_bytes, moved_bytes) in _shares(solved, chain, units, folding).items():
-            unit = units.units[key[0]]
+        for key, (kept_bytes, moved_bytes) in _shares(solved, view).items():
+            unit = view.units.units[key[0]]
             threshold = dither.threshold((unit.tensor.role, unit.tensor.size_bytes), key[0])
             kept[key] = kept_bytes >= threshold * (kept_bytes + moved_bytes) - _NOTHING
-        return Decisions(kept, levels, slot_ns, choices, solved.step_s)
+        return Decisions(kept, levels, interval_ns, choices, solved.step_s)
 
     def with_kept(self, kept: Mapping[GapKey, bool]) -> "Decisions":
         return replace(self, kept=kept)
 
-    def recomputes(self, chain: Chain) -> dict[str, str]:
+    def recomputes(self, view: ChainView) -> dict[str, str]:
         """The level of every group of a chain of any number of rounds."""
-        folding = Folding.of(chain, chain.tasks)
-        position = {task.task_id: i for i, task in enumerate(chain.tasks)}
         found: dict[str, str] = {}
-        for recompute in chain.recomputes:
-            level = self.levels.get(folding.place(position[recompute.before]))
+        for recompute in view.chain.recomputes:
+            level = self.levels.get(view.folding.place(view.position[recompute.before]))
             if level is not None:
                 found[recompute.group] = level
         return found
@@ -101,21 +96,20 @@ class _Dither:
         return (0.5 + number * _GOLDEN) % 1.0
 
 
-def _shares(
-    solved: LowerBound, chain: Chain, units: UnitMap, folding: Folding
-) -> dict[GapKey, tuple[float, float]]:
+def _shares(solved: Relaxation, view: ChainView) -> dict[GapKey, tuple[float, float]]:
     """Bytes of every gap that are kept, and bytes that are moved."""
+    chain, units = view.chain, view.units
     segment = solved.segment_of_task
     share = {
-        (leaf, choice.gap.begin): (choice.kept, choice.loaded)
-        for choice in solved.choices
-        if not choice.between_middles
-        for leaf in choice.element.leaves
+        (leaf, of_gap.gap.begin): (of_gap.kept, of_gap.loaded)
+        for of_gap in solved.shares
+        if not of_gap.between_middles
+        for leaf in of_gap.element.leaves
     }
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     found: dict[GapKey, tuple[float, float]] = {}
     for name, before, after in content_gaps(uses_by_unit(chain.tasks, units), units):
-        key = (name, folding.gap_place(before, after))
+        key = (name, view.folding.gap_place(before, after))
         for leaf in units.units[name].leaves:
             shares = share.get((leaf, segment[before]))
             if shares is None or (segment[before] == segment[after] and after > before):
@@ -126,20 +120,17 @@ def _shares(
     return found
 
 
-def _levels(
-    solved: LowerBound, chain: Chain, folding: Folding, dither: _Dither
-) -> dict[Place, str]:
+def _levels(solved: Relaxation, view: ChainView, dither: _Dither) -> dict[Place, str]:
     """The level of each block that is recomputed."""
-    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
     shares: dict[int, dict[str, float]] = {}
-    for recompute in chain.recomputes:
+    for recompute in view.chain.recomputes:
         level = recompute.task.label.level or ""
-        mine = shares.setdefault(position[recompute.before], {})
+        mine = shares.setdefault(view.position[recompute.before], {})
         mine[level] = solved.recomputed[recompute.task.task_id]
     in_round: dict[int, int] = {}
     found: dict[Place, str] = {}
     for at, levels in sorted(shares.items()):
-        place = folding.place(at)
+        place = view.folding.place(at)
         number = in_round[place[0]] = in_round.get(place[0], -1) + 1
         left = dither.threshold("level", number)
         for level, share in levels.items():

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.bound.lower_bound import COPY_COST_MS_PER_GIB, LowerBound
+from twinstream.planner.bound.lower_bound import COPY_COST_MS_PER_GIB
+from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions, GapKey
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
@@ -35,7 +36,7 @@ class Pressure:
     home: float = 0.0
 
     @staticmethod
-    def of(solved: LowerBound, num_rounds: int) -> "Pressure":
+    def of(solved: Relaxation, num_rounds: int) -> "Pressure":
         """From the program's prices of the links and of host memory."""
         prices = solved.link_s_per_gb_per_s
         shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
@@ -68,8 +69,6 @@ def filled(
     gaps.give_up(kept, left)
     if int(left.min()) < 0:
         return None
-    if pressure.home > 0.0:
-        gaps.take_up_homes(kept, left)
     gaps.take_up(kept, left)
     return gaps.decided(decisions, kept)
 
@@ -138,21 +137,6 @@ class _Gaps:
                 kept[number] = False
                 for low, high in self.ranges[number]:
                     left[low:high] += self.sizes[number]
-
-    def take_up_homes(self, kept: NDArray[np.bool_], left: Bytes) -> None:
-        """Keep units for good wherever there is room, so that they need no home on the host."""
-        by_unit: dict[str, list[int]] = {}
-        for number in np.flatnonzero(~kept).tolist():
-            by_unit.setdefault(self.keys[number][0], []).append(number)
-        shortest_first = sorted(by_unit.values(), key=lambda mine: self.longest_ns[mine].sum())
-        for numbers in shortest_first:
-            without = left.copy()
-            for number in numbers:
-                for low, high in self.ranges[number]:
-                    without[low:high] -= self.sizes[number]
-            if int(without.min()) >= 0:
-                left[:] = without
-                kept[numbers] = True
 
     def take_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
         """Keep content wherever there is room, what is worth most first."""

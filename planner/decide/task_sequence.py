@@ -9,12 +9,13 @@ from twinstream.planner.lifetimes.recomputes import with_recomputes
 from twinstream.planner.lifetimes.rounds import Folding, Place
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, chosen_stays
 from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use, uses_by_unit
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain, Task
 
 
 @dataclass(frozen=True)
 class TaskSequence:
-    """What runs, and when if the program's slots hold.
+    """What runs, and when if the intervals of the program hold.
 
     `index` is the chain's task that each stands for (a recompute for the one it goes before);
     `folding` is of the sequence, `chain_folding` of the chain. `away` are the units that are at
@@ -32,16 +33,15 @@ class TaskSequence:
     away: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(
-        chain: Chain, units: UnitMap, decisions: Decisions, call_ns: Mapping[str, float]
-    ) -> "TaskSequence":
-        """`units`: of the chain; `call_ns`: how long each call takes alone."""
-        tasks = with_recomputes(chain, decisions.recomputes(chain))
-        position = {task.task_id: i for i, task in enumerate(chain.tasks)}
-        position |= {r.task.task_id: position[r.before] for r in chain.recomputes}
+    def of(view: ChainView, decisions: Decisions, call_ns: Mapping[str, float]) -> "TaskSequence":
+        """`call_ns`: how long each call takes alone."""
+        chain, units = view.chain, view.units
+        tasks = with_recomputes(chain, decisions.recomputes(view))
+        again = {r.task.task_id: view.position[r.before] for r in chain.recomputes}
+        position = view.position | again
         index = [position[task.task_id] for task in tasks]
-        chain_folding = Folding.of(chain, chain.tasks)
-        places_ns = [decisions.slot_ns[chain_folding.place(i)] for i in index]
+        chain_folding = view.folding
+        places_ns = [decisions.interval_ns[chain_folding.place(i)] for i in index]
         alone_ns = [call_ns[task.call] for task in tasks]
         return TaskSequence(
             chain, tasks, index, units, uses_by_unit(tasks, units), Folding.of(chain, tasks),
@@ -75,8 +75,10 @@ class TaskSequence:
         return self.chain_folding.gap_place(self.index[before], self.index[after])
 
 
-def _durations_ns(index: list[int], alone_ns: list[float], slots_ns: list[float]) -> list[float]:
-    """Each task's slot in the program; a recompute takes its own time out of its task's."""
+def _durations_ns(
+    index: list[int], alone_ns: list[float], intervals_ns: list[float]
+) -> list[float]:
+    """Each task's interval in the program; a recompute takes its own time out of its task's."""
     found: list[float] = []
     for i, task_ns in enumerate(alone_ns):
         if i + 1 < len(index) and index[i + 1] == index[i]:
@@ -84,5 +86,5 @@ def _durations_ns(index: list[int], alone_ns: list[float], slots_ns: list[float]
             continue
         recomputed = i > 0 and index[i - 1] == index[i]
         spent_ns = alone_ns[i - 1] if recomputed else 0.0
-        found.append(max(task_ns, slots_ns[i] - spent_ns))
+        found.append(max(task_ns, intervals_ns[i] - spent_ns))
     return found

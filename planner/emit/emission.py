@@ -8,16 +8,14 @@ it is needed on the device.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.waits import derive_waits
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.stays import Stay
-from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
-from twinstream.planner.lifetimes.uses import Unit, UnitMap
 from twinstream.planner.pack.live_bytes import align_up
-from twinstream.schedule.chain import Chain, Input, Output, Task
+from twinstream.planner.pack.placement import Placement
+from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
@@ -29,27 +27,6 @@ H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
 HOST_QUEUE = Stream(queue="host")
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Decisions ready to be emitted: what runs, what is where when, and at which offset."""
-
-    chain: Chain
-    tasks: Sequence[Task]
-    units: UnitMap
-    stays: Sequence[Stay]
-    offsets: Sequence[int]
-
-    def same_as(self, other: "Placement") -> bool:
-        """Whether a placement of the same chain comes to the same schedule."""
-        mine, others = (self.stays, self.offsets), (other.stays, other.offsets)
-        return self.tasks == other.tasks and mine == others
-
-    @cached_property
-    def traffic(self) -> Traffic:
-        """The copies that the stays imply."""
-        return traffic_of(self.chain, self.units, self.stays)
 
 
 @dataclass(frozen=True)
@@ -88,39 +65,6 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
         policy=policy,
     )
     return Emitted(schedule, placement, emission.stay_of_copy, emission.positions)
-
-
-def host_units(placement: Placement) -> list[Unit]:
-    """Units that need a home in host memory, in a fixed order."""
-    traffic, stays = placement.traffic, placement.stays
-    moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
-    moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
-    moved |= traffic.host_units
-    return [unit for name, unit in placement.units.units.items() if name in moved]
-
-
-def host_bytes(placement: Placement) -> int:
-    """Extent of the host arena."""
-    return sum(align_up(unit.tensor.size_bytes) for unit in host_units(placement))
-
-
-def host_overflow_task(placement: Placement, cap_bytes: int) -> str:
-    """The task whose offload is the first to find no room under the cap."""
-    units, tasks = placement.units.units, placement.tasks
-    homes = {unit.unit_id for unit in host_units(placement)}
-    taken = sum(align_up(units[u].tensor.size_bytes) for u in homes if units[u].persistent)
-    if taken > cap_bytes:
-        return tasks[0].task_id
-    seen: set[str] = set()
-    for position, stores in sorted(placement.traffic.stores.items()):
-        for index in stores:
-            unit = units[placement.stays[index].unit]
-            if not unit.persistent and unit.unit_id not in seen:
-                seen.add(unit.unit_id)
-                taken += align_up(unit.tensor.size_bytes)
-                if taken > cap_bytes:
-                    return tasks[position].task_id
-    return tasks[-1].task_id
 
 
 class _Emission:
@@ -196,7 +140,7 @@ class _Emission:
 
     def _place_homes(self) -> None:
         offset = 0
-        for unit in host_units(self.placement):
+        for unit in self.placement.host_units:
             slot_id = f"host.{unit.unit_id}"
             self.homes[unit.unit_id] = slot_id
             self.slots[slot_id] = Slot(

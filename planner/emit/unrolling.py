@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from twinstream.planner.emit.emission import Emitted, Placement
+from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.recomputes import with_recomputes
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, Folding, Place, with_rounds
 from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand
@@ -41,7 +42,9 @@ def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
         made = make(few)
     except InfeasiblePlan as error:
         raise error.at(_stands_for(error.shortage.task, few, chain)) from None
-    return of_all_rounds(made, make, chain)
+    whole = of_all_rounds(made, make, chain)
+    assert whole is not None, "rules make a plan of any number of rounds, or refuse"
+    return whole
 
 
 def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
@@ -55,8 +58,12 @@ def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
     return next(task.task_id for task in likes if task.label.level == level)
 
 
-def of_all_rounds(few: Emitted, make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
+def of_all_rounds(
+    few: Emitted, make: Callable[[Chain], Emitted | None], chain: Chain
+) -> Schedule | None:
     """A plan of few rounds with all of them; made one by one where the few do not repeat.
+
+    None where they do not fit.
 
     Args:
         few: the plan of the judged rounds.
@@ -65,12 +72,14 @@ def of_all_rounds(few: Emitted, make: Callable[[Chain], Emitted], chain: Chain) 
     """
     if few.schedule.workload == chain.workload:
         return few.schedule
-    schedule = unrolled(few, chain)
-    if schedule is None:
-        more = make(with_rounds(chain, JUDGED_ROUNDS + 1))
-        all_there = more.schedule.workload == chain.workload
-        schedule = more.schedule if all_there else unrolled(more, chain)
-    return make(chain).schedule if schedule is None else schedule
+    if (schedule := unrolled(few, chain)) is not None:
+        return schedule
+    more = make(with_rounds(chain, JUDGED_ROUNDS + 1))
+    if more is not None and more.schedule.workload != chain.workload:
+        if (schedule := unrolled(more, chain)) is not None:
+            return schedule
+        more = make(chain)
+    return None if more is None else more.schedule
 
 
 def unrolled(few: Emitted, chain: Chain) -> Schedule | None:

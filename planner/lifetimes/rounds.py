@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.kept import kept_chain
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3
@@ -28,7 +28,7 @@ def with_rounds(chain: Chain, most: int) -> Chain:
         return chain
     workload = chain.workload.model_copy(update={"rounds_per_step": most})
     spec = ModelSpec.model_validate(chain.model.spec)
-    return kept_chain(spec, workload, Recipe.model_validate(chain.recipe))
+    return lower(spec, workload, Recipe.model_validate(chain.recipe))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from twinstream.planner.pack.live_bytes import align_up, first_gap
 Bytes = NDArray[np.int64]
 Weights = NDArray[np.float64]
 Ranges = tuple[tuple[int, int], ...]
-Levels = Sequence[Sequence[int]]
+Lives = Sequence[Sequence[int]]
 
 _NOWHERE = -1
 _DEARER = 1.3
@@ -23,22 +23,22 @@ _DEAREST = 1e12
 class SoftItem:
     """Bytes that are alive in disjoint ranges of tasks: as long as wanted first, ever shorter."""
 
-    levels: tuple[Ranges, ...]
+    lives: tuple[Ranges, ...]
     size_bytes: int
 
 
 class Board:
-    """Items at offsets, each with one of its levels; some may be off the board.
+    """Items at offsets, each with one of its lives; some may be off the board.
 
-    `offsets` and `levels` are by item, and say nothing of one that is off the board; `sizes` are
+    `offsets` and `lives` are by item, and say nothing of one that is off the board; `sizes` are
     aligned.
     """
 
     def __init__(self, items: Sequence[SoftItem]) -> None:
         self._items = items
         self.sizes = np.asarray([align_up(item.size_bytes) for item in items], dtype=np.int64)
-        self.offsets, self.levels = np.zeros((2, len(items)), dtype=np.int64)
-        pieces = [max(map(len, item.levels)) for item in items]
+        self.offsets, self.lives = np.zeros((2, len(items)), dtype=np.int64)
+        pieces = [max(map(len, item.lives)) for item in items]
         self._first = np.concatenate([[0], np.cumsum(pieces)]).tolist()
         self._owner = np.repeat(np.arange(len(items)), pieces)
         self._begins, self._ends = np.full((2, len(self._owner)), _NOWHERE, dtype=np.int64)
@@ -54,15 +54,11 @@ class Board:
         """Items that stick out of so many bytes."""
         return np.flatnonzero(self.offsets + self.sizes > most_bytes).tolist()
 
-    def forget_prices(self) -> None:
-        """As if nothing had been in question yet."""
-        self._price[:] = 1.0
-
-    def put(self, item: int, offset: int, level: int) -> None:
+    def put(self, item: int, offset: int, life: int) -> None:
         self.take(item)
-        self.offsets[item], self.levels[item] = offset, level
+        self.offsets[item], self.lives[item] = offset, life
         high = offset + int(self.sizes[item])
-        for piece, (begin, end) in enumerate(self._items[item].levels[level], self._first[item]):
+        for piece, (begin, end) in enumerate(self._items[item].lives[life], self._first[item]):
             self._begins[piece], self._ends[piece] = begin, end
             self._lows[piece], self._highs[piece] = offset, high
 
@@ -71,26 +67,24 @@ class Board:
         mine = slice(self._first[item], self._first[item + 1])
         self._begins[mine] = self._ends[mine] = _NOWHERE
 
-    def lowest(self, item: int, level: int) -> int:
-        """The lowest offset where an item that is off the board has room at a level."""
-        met = self._met(self._items[item].levels[level])
+    def lowest(self, item: int, life: int) -> int:
+        """The lowest offset where an item that is off the board has room at a life."""
+        met = self._met(self._items[item].lives[life])
         return first_gap(self._lows[met], self._highs[met], int(self.sizes[item]))
 
-    def put_if_free(self, item: int, most_bytes: float, levels: Iterable[int]) -> bool:
-        """An item that is off the board, at the first level with room within so many bytes."""
+    def put_if_free(self, item: int, most_bytes: float, lives: Iterable[int]) -> bool:
+        """An item that is off the board, at the first life with room within so many bytes."""
         known: Ranges = ()
-        for level in levels:
-            if (ranges := self._items[item].levels[level]) == known:
+        for life in lives:
+            if (ranges := self._items[item].lives[life]) == known:
                 continue
-            known, offset = ranges, self.lowest(item, level)
+            known, offset = ranges, self.lowest(item, life)
             if offset + int(self.sizes[item]) <= most_bytes:
-                self.put(item, offset, level)
+                self.put(item, offset, life)
                 return True
         return False
 
-    def rearrange(
-        self, out: Iterable[int], most_bytes: int, levels: Levels, most_steps: int
-    ) -> bool:
+    def rearrange(self, out: Iterable[int], most_bytes: int, lives: Lives, most_steps: int) -> bool:
         """Put items within so many bytes, and elsewhere what is in their way.
 
         One without room goes where what it drives off is cheapest: by bytes, and dearer the more
@@ -99,7 +93,7 @@ class Board:
         Args:
             out: items, none of them larger than the bytes; they are taken off the board.
             most_bytes: for all items.
-            levels: by item, the levels that it may get.
+            lives: by item, the lives that it may get.
             most_steps: after so many it gives up, with some items off the board.
 
         Returns:
@@ -113,18 +107,18 @@ class Board:
             if not waiting:
                 break
             _, item = heappop(waiting)
-            if not self.put_if_free(item, most_bytes, levels[item]):
-                for other in self._driven_off_by(item, most_bytes, levels[item][-1]):
+            if not self.put_if_free(item, most_bytes, lives[item]):
+                for other in self._driven_off_by(item, most_bytes, lives[item][-1]):
                     heappush(waiting, (-int(self.sizes[other]), other))
         return not waiting
 
-    def _driven_off_by(self, item: int, most_bytes: int, level: int) -> list[int]:
+    def _driven_off_by(self, item: int, most_bytes: int, life: int) -> list[int]:
         """What had to go where an item was put, the cheapest place there is.
 
         That is at the bottom or on top of something: whatever else moves down to there unhindered.
         """
         size = int(self.sizes[item])
-        met = self._met(self._items[item].levels[level])
+        met = self._met(self._items[item].lives[life])
         lows, highs, owners = self._lows[met], self._highs[met], self._owner[met]
         places = np.unique(np.append(highs, 0))
         places = places[places + size <= most_bytes]
@@ -135,7 +129,7 @@ class Board:
         driven_off: list[int] = np.unique(owners[hit]).tolist()
         for other in driven_off:
             self.take(other)
-        self.put(item, place, level)
+        self.put(item, place, life)
         dearer = [item, *driven_off]
         self._price[dearer] = np.minimum(self._price[dearer] * _DEARER, _DEAREST)
         return driven_off

@@ -31,30 +31,29 @@ def pack_folded(
     units: UnitMap,
     folding: Folding,
     cap_bytes: int | None,
-    *,
-    tight: bool = False,
+    steps_per_item: int = 20,
 ) -> FoldedPacking:
     """Offsets of stays under a cap; stays of a unit that fold onto each other share bytes.
 
-    The cost does not grow with the number of rounds. `tight` takes longer and wastes less.
+    The cost does not grow with the number of rounds. `steps_per_item`: as `pack_soft`.
     """
     items = _items(stays, folding)
     packed = pack_soft(
-        [SoftItem(item.levels, units.units[item.unit].tensor.size_bytes) for item in items],
+        [SoftItem(item.lives, units.units[item.unit].tensor.size_bytes) for item in items],
         cap_bytes,
-        tight=tight,
+        steps_per_item,
     )
     found, offsets = list(stays), [0] * len(stays)
     over: dict[int, int] = {}
-    for item, offset, level in zip(
-        items, packed.offsets.tolist(), packed.levels.tolist(), strict=True
+    for item, offset, life in zip(
+        items, packed.offsets.tolist(), packed.lives.tolist(), strict=True
     ):
         for index in item.stays:
             offsets[index] = offset
-            found[index] = trimmed(stays[index], _SHARES[level])
+            found[index] = trimmed(stays[index], _SHARES[life])
         out = offset + units.units[item.unit].tensor.size_bytes
         if cap_bytes is not None and out > cap_bytes:
-            for low, high in item.levels[-1]:
+            for low, high in item.lives[-1]:
                 for task in range(low, high):
                     over[task] = max(out - cap_bytes, over.get(task, 0))
     return FoldedPacking(found, offsets, packed.extent_bytes, over)
@@ -77,8 +76,8 @@ class _Item:
     """Stays of a unit that share bytes, and when, folded, they are alive, by share of time."""
 
     unit: str
-    stays: list[int]
-    levels: tuple[Ranges, ...]
+    stays: tuple[int, ...]
+    lives: tuple[Ranges, ...]
 
 
 def _items(stays: Sequence[Stay], folding: Folding) -> list[_Item]:
@@ -86,13 +85,13 @@ def _items(stays: Sequence[Stay], folding: Folding) -> list[_Item]:
     for index, stay in enumerate(stays):
         by_unit.setdefault(stay.unit, []).append(index)
     return [
-        _Item(unit, together, _levels([stays[i] for i in together], folding))
+        _Item(unit, together, _lives([stays[i] for i in together], folding))
         for unit, mine in by_unit.items()
         for together in _sharing(mine, stays, folding)
     ]
 
 
-def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> list[list[int]]:
+def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> list[tuple[int, ...]]:
     """A unit's stays in groups that fold onto each other, or go over the boundary."""
     group: dict[int, list[int]] = {index: [index] for index in mine}
 
@@ -114,10 +113,10 @@ def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> li
             join(owner, index)
         if high > reach:
             reach, owner = high, index
-    return list({id(found): sorted(found) for found in group.values()}.values())
+    return sorted({tuple(sorted(found)) for found in group.values()})
 
 
-def _levels(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
+def _lives(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
     bare = [trimmed(stay, 0.0) for stay in together]
     shortest = _alive(bare, folding)
     if all(a is b for a, b in zip(bare, together, strict=True)):

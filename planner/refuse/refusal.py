@@ -1,174 +1,116 @@
-"""What caps would do where `optimal` finds no plan: tried, not guessed."""
+"""Why there is no plan within the caps: what any needs, and caps that were tried and do."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from math import inf
 
+from twinstream.planner.bound.lower_bound import ProgramKind, Side
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.library_memory import with_library_memory
-from twinstream.planner.refuse.last_resort import LastResort
-from twinstream.planner.refuse.roomy import RoomyPlans
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
+from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.search.chunking import of_few_blocks
+from twinstream.planner.search.cuts import Cuts
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
 
-_UNIT = 2**20
-_MOST_DOUBLINGS = 8
-_SMALL_UNIT = 2**8  # for caps under 64 MiB
+_MOST_BLOCKS = 5_000  # of a cut that is tried here
+_TRIED = (1.1, 1.25, 1.5, 2.0, 4.0, 8.0)  # x the cap, or x what is needed where that is more
 
 
-def refused(
-    chain: Chain, caps: Caps, streaming: InfeasiblePlan, resort: LastResort, *, search: bool
+def smallest_workload(cuts: Cuts) -> Workload:
+    """The cut that takes the least memory: small rounds, then small chunks."""
+    workloads = of_few_blocks(cuts.spec, cuts.workloads, PROGRAM_ROUNDS, _MOST_BLOCKS)
+    return min(workloads, key=_size)
+
+
+def refusal(
+    cuts: Cuts, fits: Callable[[Caps], bool], streaming: InfeasiblePlan | None
 ) -> InfeasiblePlan:
-    """The error for a chain that does not fit the caps.
-
-    The caps that `streaming` names would do, because its plan is among those tried; and so would
-    what a plan with little on the host takes of it. Smaller ones, and a device cap where
-    `streaming` has none, are searched only if wanted; that takes many plans.
+    """The error for a step of which no plan was found.
 
     Args:
-        chain: whose task with the most operands is named.
-        caps: that do not fit.
-        streaming: what it says of the same caps.
-        resort: what the program finds within caps.
-        search: for smaller caps; of very long chains they are searched anyway.
+        cuts: of the step, within the caps.
+        fits: whether a plan is found within other caps.
+        streaming: what the policy of that name says of the same caps, where it may stand in; the
+            caps that it names would do.
     """
-    named = streaming.shortage
-    if resort.roomy is not None and (search or not resort.packs_tight):
-        return _refused_roomily(chain, caps, resort, resort.roomy, named)
-    device, host = named.smallest_device_bytes, _less(caps, named.smallest_host_bytes, resort)
-    if search:
-        enough = resort.fits, resort.takes_no_more
-        device = _smallest(caps, "device_bytes", device or _doubled(caps, resort), *enough)
-        host = _smallest(caps, "host_bytes", host, *enough)
-    return _error(chain, caps, device, host, named)
-
-
-def refused_as_fixed(chain: Chain, caps: Caps, resort: LastResort) -> InfeasiblePlan:
-    """The error where homes or levels are fixed: only the program says what would do.
-
-    A device cap is doubled until it does; of the host, what a plan takes that has little there.
-    """
-    nothing = refused_unnamed(chain, caps).shortage
-    if resort.roomy is not None:
-        return _refused_roomily(chain, caps, resort, resort.roomy, nothing)
-    enough = resort.fits, resort.takes_no_more
-    device = _smallest(caps, "device_bytes", _doubled(caps, resort), *enough)
-    host = _smallest(caps, "host_bytes", _less(caps, None, resort), *enough)
-    return _error(chain, caps, device, host, nothing)
-
-
-def refused_unnamed(chain: Chain, caps: Caps) -> InfeasiblePlan:
-    """The error where nobody asks what would do."""
-    have = caps.device_bytes or 0
+    caps, least = cuts.caps, smallest_workload(cuts)
+    proven = {side: _proven_bytes(cuts, side) for side in ("device", "host")}
+    named = None if streaming is None else streaming.shortage
+    enough = {
+        "device": None if named is None else named.enough_device_bytes,
+        "host": None if named is None else named.enough_host_bytes,
+    }
+    if not any(enough.values()):
+        enough = {side: _tried(caps, side, proven[side], fits) for side in enough}
+    short = next((s for s in proven if proven[s] > (_cap(caps, s) or inf)), None)
+    short = short or next((s for s in enough if enough[s] is not None), "device")
+    chain = cuts.view(least, PROGRAM_ROUNDS).chain
+    library = with_library_memory(caps, chain).library_bytes
+    needed = {side: None if size == inf else round(size) for side, size in proven.items()}
     return InfeasiblePlan(
-        Shortage("optimal", "device", have, have, _largest_task(chain), None, None, smallest=False)
-    )
-
-
-def with_smallest(
-    error: InfeasiblePlan, caps: Caps, fits: Callable[[Caps], bool]
-) -> InfeasiblePlan:
-    """The refusal with the smallest caps that would do, where it names some that do.
-
-    One unit less does not; the unit is that of `_smallest`.
-
-    Args:
-        error: of the caps.
-        caps: that do not fit.
-        fits: whether there is a plan within caps; it is asked about ten to twenty times for each.
-    """
-    short = error.shortage
-    if short.smallest_device_bytes is short.smallest_host_bytes is None:
-        return error
-    device = _smallest(caps, "device_bytes", short.smallest_device_bytes, fits)
-    host = _smallest(caps, "host_bytes", short.smallest_host_bytes, fits)
-    needed = device if short.cap == "device" else host
-    return InfeasiblePlan(
-        replace(
-            short, needed_bytes=needed or short.needed_bytes, smallest_device_bytes=device,
-            smallest_host_bytes=host, smallest=True,
+        Shortage(
+            "optimal", "host" if short == "host" else "device", _cap(caps, short) or 0,
+            needed[short] or 0, _largest_task(chain), enough["device"], enough["host"], library,
+            proven=(needed["device"], needed["host"]),
         )
     )  # fmt: skip
 
 
-def _refused_roomily(
-    chain: Chain, caps: Caps, resort: LastResort, plans: RoomyPlans, known: Shortage
-) -> InfeasiblePlan:
-    """Of a long chain: caps that would do with some of them to spare."""
-    device = plans.smallest(caps, "device_bytes", known.smallest_device_bytes)
-    little = _less(caps, known.smallest_host_bytes, resort)
-    host = plans.smallest(caps, "host_bytes", little)
-    return _error(chain, caps, device, host, known)
-
-
-def _error(
-    chain: Chain, caps: Caps, device: int | None, host: int | None, otherwise: Shortage
-) -> InfeasiblePlan:
-    """The device is short where more of it would do, else the host; `otherwise` if neither.
-
-    A whole search may fit less.
-    """
-    task, names = _largest_task(chain), (device, host)
-    if device is not None:
-        library, have = with_library_memory(caps, chain).library_bytes, caps.device_bytes or 0
-        return InfeasiblePlan(
-            Shortage("optimal", "device", have, device, task, *names, library, smallest=False)
+def unnamed_refusal(cuts: Cuts) -> InfeasiblePlan:
+    """The error where nobody asks what would do."""
+    have = cuts.caps.device_bytes or 0
+    chain = cuts.view(smallest_workload(cuts), PROGRAM_ROUNDS).chain
+    return InfeasiblePlan(
+        Shortage(
+            "optimal", "device", have, have, _largest_task(chain), None, None, proven=(None, None)
         )
-    if host is not None:
-        have = caps.host_bytes or 0
-        return InfeasiblePlan(Shortage("optimal", "host", have, host, task, *names, smallest=False))
-    return InfeasiblePlan(replace(otherwise, policy="optimal", task=task, smallest=False))
+    )
 
 
-def _less(caps: Caps, host: int | None, resort: LastResort) -> int | None:
-    """A host cap that would do, or less if a plan with little on the host takes less."""
-    taken = None if caps.host_bytes is None else resort.host_bytes(caps)
-    enough = [size for size in (host, taken) if size is not None]
-    return min(enough, default=None)
+def _proven_bytes(cuts: Cuts, side: Side) -> float:
+    """What any plan of any cut takes of a memory at least, with the other cap as it is.
+
+    Infinite where no size of that memory would do.
+    """
+    least = inf
+    for workload in sorted(cuts.workloads, key=_size):
+        view = cuts.view(workload, PROGRAM_ROUNDS)
+        if side == "device" and _operand_bytes(view) + cuts.caps.device_reserve_bytes >= least:
+            continue
+        kind = ProgramKind(cuts.choices, cuts.limits.rough_segments)
+        found = cuts.program(workload, kind).least_cap_bytes(cuts.caps, side)
+        least = min(least, inf if found is None else found)
+    return least
 
 
-def _doubled(caps: Caps, resort: LastResort) -> int | None:
-    """A device cap that would do, the host's as given: as often doubled as it takes."""
-    given = caps.device_bytes
-    if given is None:
+def _tried(caps: Caps, side: str, needed: float, fits: Callable[[Caps], bool]) -> int | None:
+    """A cap within which a plan is found, the other as given; None if none is."""
+    given = _cap(caps, side)
+    if given is None or needed == inf:
         return None
-    for doubled in range(1, _MOST_DOUBLINGS + 1):
-        larger = caps.model_copy(update={"device_bytes": given << doubled})
-        if resort.takes_no_more(larger) or resort.fits(larger):
-            return given << doubled
+    for times in _TRIED:
+        size = round(times * max(given, needed))
+        if fits(caps.model_copy(update={f"{side}_bytes": size})):
+            return size
     return None
 
 
-def _smallest(
-    caps: Caps, field: str, would_do: int | None, *enough: Callable[[Caps], bool]
-) -> int | None:
-    """The smallest cap that would do, the other as given; None if none is known.
-
-    Of what says whether caps are enough, each only looks below what those before it found.
-    """
-    given = getattr(caps, field)
-    if given is None or would_do is None:
-        return None
-    unit = _UNIT if would_do >= 64 * _UNIT else _SMALL_UNIT
-
-    def enough_of(size: int, fits: Callable[[Caps], bool]) -> bool:
-        return fits(caps.model_copy(update={field: size * unit}))
-
-    low, top = given // unit, -(-would_do // unit)
-    for fits in enough:
-        top = _first(low, top, partial(enough_of, fits=fits))
-    return min(would_do, top * unit)
+def _cap(caps: Caps, side: str) -> int | None:
+    return caps.device_bytes if side == "device" else caps.host_bytes
 
 
-def _first(low: int, top: int, enough: Callable[[int], bool]) -> int:
-    """A size above `low` that is enough, as `top` is, while one below is not."""
-    while top - low > 1:
-        middle = (low + top) // 2
-        if enough(middle):
-            top = middle
-        else:
-            low = middle
-    return top
+def _size(workload: Workload) -> tuple[int, int]:
+    """Of a round and a chunk: the smaller, the less memory a step takes."""
+    return workload.chunk_tokens * workload.chunks_per_round, workload.chunk_tokens
+
+
+def _operand_bytes(view: ChainView) -> int:
+    """What the largest task must have on the device, its libraries included."""
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in view.chain.tensors}
+    largest = max(sum(sizes[o.tensor] for o in task.operands) for task in view.chain.tasks)
+    return largest + view.chain.library_bytes
 
 
 def _largest_task(chain: Chain) -> str:

@@ -1,0 +1,1 @@
+"""Policies by fixed rules: our own, and models of what others do."""

@@ -1,66 +1,82 @@
-"""The first of a policy's placements that fits the caps, or the smallest caps that would do."""
+"""The first of a rule's placements that fits the caps, or the smallest caps that would do."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from twinstream.planner.emit.emission import Placement, host_bytes, host_overflow_task
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.stays import Stay, stay_intervals
 from twinstream.planner.lifetimes.uses import UnitMap
-from twinstream.planner.pack.folded_packing import pack_folded
+from twinstream.planner.pack.folded_packing import FoldedPacking, pack_folded
 from twinstream.planner.pack.live_bytes import live_peak
+from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Caps
 
+_WASTE = (1.0, 1.01, 1.03)  # x the most bytes alive at once: extents that are tried
+
 
 @dataclass(frozen=True)
-class Packed:
-    """A placement with its offsets, and what it takes of both memories."""
+class RulePlacement:
+    """A placement with its offsets, and what it takes of the device."""
 
     placement: Placement
     device_bytes: int
 
     @staticmethod
-    def of(chain: Chain, tasks: Sequence[Task], units: UnitMap, stays: Sequence[Stay]) -> "Packed":
-        """With no cap; steady rounds use equal slots."""
-        folding = Folding.of(chain, tasks)
-        packed = pack_folded(stays, units, folding, cap_bytes=None, tight=True)
-        return Packed(Placement(chain, tasks, units, stays, packed.offsets), packed.extent_bytes)
+    def of(
+        chain: Chain, tasks: Sequence[Task], units: UnitMap, stays: Sequence[Stay]
+    ) -> "RulePlacement":
+        """In as few bytes as packing finds; steady rounds use equal slots."""
+        packing = _smallest(stays, units, Folding.of(chain, tasks))
+        placement = Placement(chain, tasks, units, packing.stays, packing.offsets)
+        return RulePlacement(placement, packing.extent_bytes)
 
-    @property
-    def host_bytes(self) -> int:
-        return host_bytes(self.placement)
+    def fits_device(self, caps: Caps) -> bool:
+        cap = caps.arena_bytes("device")
+        return cap is None or self.device_bytes <= cap
+
+    def fits_host(self, caps: Caps) -> bool:
+        return caps.host_bytes is None or self.placement.host_bytes <= caps.host_bytes
 
 
-def first_fitting(policy: str, caps: Caps, placements: Iterable[Packed]) -> Placement:
+def first_fitting(policy: str, caps: Caps, placements: Iterable[RulePlacement]) -> Placement:
     """The first placement that both caps hold; no later one is made.
 
     Raises:
         InfeasiblePlan: none fits; the caps it names are exact for these placements.
     """
     failed = []
-    for packed in placements:
-        caps = with_library_memory(caps, packed.placement.chain)
-        if _fits_device(packed, caps) and _fits_host(packed, caps):
-            return packed.placement
-        failed.append(packed)
+    for placed in placements:
+        caps = with_library_memory(caps, placed.placement.chain)
+        if placed.fits_device(caps) and placed.fits_host(caps):
+            return placed.placement
+        failed.append(placed)
     raise InfeasiblePlan(_shortage(policy, caps, failed))
 
 
-def _shortage(policy: str, caps: Caps, failed: list[Packed]) -> Shortage:
+def _smallest(stays: Sequence[Stay], units: UnitMap, folding: Folding) -> FoldedPacking:
+    peak, _ = live_peak(stay_intervals(units, stays))
+    for waste in _WASTE:
+        packing = pack_folded(stays, units, folding, round(waste * peak))
+        if not packing.over_bytes:
+            return packing
+    return pack_folded(stays, units, folding, None)
+
+
+def _shortage(policy: str, caps: Caps, failed: list[RulePlacement]) -> Shortage:
     reserve = caps.outside_arena_bytes
-    within_host = [p.device_bytes + reserve for p in failed if _fits_host(p, caps)]
-    within_device = [p for p in failed if _fits_device(p, caps)]
+    within_host = [p.device_bytes + reserve for p in failed if p.fits_host(caps)]
+    within_device = [p for p in failed if p.fits_device(caps)]
     least_device = min(within_host, default=None)
     if within_device:
-        least = min(within_device, key=lambda packed: packed.host_bytes)
+        least = min(within_device, key=lambda placed: placed.placement.host_bytes)
         assert caps.host_bytes is not None
-        task = host_overflow_task(least.placement, caps.host_bytes)
-        needed = least.host_bytes
+        task = least.placement.host_overflow_task(caps.host_bytes)
+        needed = least.placement.host_bytes
         return Shortage(policy, "host", caps.host_bytes, needed, task, least_device, needed)
-    least = min(failed, key=lambda packed: packed.device_bytes)
+    least = min(failed, key=lambda placed: placed.device_bytes)
     at = live_peak(stay_intervals(least.placement.units, least.placement.stays))[1]
     task = least.placement.tasks[at].task_id
     assert caps.device_bytes is not None
@@ -68,12 +84,3 @@ def _shortage(policy: str, caps: Caps, failed: list[Packed]) -> Shortage:
     return Shortage(
         policy, "device", caps.device_bytes, needed, task, least_device, None, caps.library_bytes
     )
-
-
-def _fits_device(packed: Packed, caps: Caps) -> bool:
-    cap = caps.arena_bytes("device")
-    return cap is None or packed.device_bytes <= cap
-
-
-def _fits_host(packed: Packed, caps: Caps) -> bool:
-    return caps.host_bytes is None or packed.host_bytes <= caps.host_bytes

@@ -5,7 +5,6 @@ from functools import partial
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
-from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.recomputes import declared_levels
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.rules.fitting import first_fitting
@@ -14,9 +13,7 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
 
-def plan_full_recompute(
-    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None = None
-) -> Schedule:
+def plan_full_recompute(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
     """Parameters, gradients and optimizer state stay on the device; every block is checkpointed.
 
     Models a PyTorch loop that wraps each block in `torch.utils.checkpoint`: backward runs after a

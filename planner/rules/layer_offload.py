@@ -8,20 +8,17 @@ from functools import partial
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
-from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.host_tasks import HostContent, device_uses
 from twinstream.planner.lifetimes.recomputes import at_level, declared_levels
 from twinstream.planner.lifetimes.stays import Stay, chosen_stays
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
-from twinstream.planner.rules.fitting import Packed, first_fitting
+from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
 
 
-def plan_layer_offload(
-    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None = None
-) -> Schedule:
+def plan_layer_offload(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
     """Parameters, gradients and optimizer state live on the host, which runs AdamW.
 
     Models PyTorch's FSDP with CPU offload of parameters, on one device. A layer's parameters are
@@ -53,13 +50,13 @@ def _plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
     return emitted(placement, machine, caps, "layer_offload")
 
 
-def _placements(chain: Chain) -> Iterator[Packed]:
+def _placements(chain: Chain) -> Iterator[RulePlacement]:
     units = UnitMap(chain)
     for level in (None, *declared_levels(chain)[-1:]):
         yield _placed(chain, units, level)
 
 
-def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
+def _placed(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:
     tasks = at_level(chain, level)
     at_home = HostContent.of(chain, units).units
     made_at = {
@@ -87,7 +84,7 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> Packed:
         return replace(stay, end=loads[following] if following < len(loads) else len(tasks))
 
     stays = [with_copies(stay) for stay in stays]
-    return Packed.of(chain, tasks, units, stays)
+    return RulePlacement.of(chain, tasks, units, stays)
 
 
 def _synchronous(schedule: Schedule) -> Schedule:

@@ -8,19 +8,16 @@ from twinstream.hardware_profiles.cost import call_alone_ns, copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
-from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.host_tasks import HostContent, device_uses
 from twinstream.planner.lifetimes.recomputes import at_level, declared_levels
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, resident_stays
 from twinstream.planner.lifetimes.uses import UnitMap
-from twinstream.planner.rules.fitting import Packed, first_fitting
+from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
 
-def plan_optimizer_offload(
-    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None = None
-) -> Schedule:
+def plan_optimizer_offload(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
     """Parameters, gradients and activations on the device; optimizer state and AdamW on the host.
 
     Models ZeRO-Offload on one device. Gradients accumulate on the device and go to the host as
@@ -50,7 +47,7 @@ def _plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
     return emitted(placement, machine, caps, "optimizer_offload")
 
 
-def _placements(chain: Chain, machine: Machine) -> Iterator[Packed]:
+def _placements(chain: Chain, machine: Machine) -> Iterator[RulePlacement]:
     """Without recompute first; bytes of gradients on their way to the host are kept if they may."""
     units = UnitMap(chain)
     for level in (None, *declared_levels(chain)[-1:]):
@@ -60,7 +57,7 @@ def _placements(chain: Chain, machine: Machine) -> Iterator[Packed]:
 
 def _placed(
     chain: Chain, machine: Machine, units: UnitMap, level: str | None, copies_ahead: int
-) -> Packed:
+) -> RulePlacement:
     tasks = at_level(chain, level)
     clock = TaskClock([call_alone_ns(chain.calls[task.call], machine) for task in tasks])
     sent = {leaf for leaf, _ in HostContent.of(chain, units).reads}
@@ -76,4 +73,4 @@ def _placed(
     stays = resident_stays(device_uses(chain, tasks, units), units, len(tasks))
     if copies_ahead:
         stays = [drained(stay) for stay in stays]
-    return Packed.of(chain, tasks, units, stays)
+    return RulePlacement.of(chain, tasks, units, stays)

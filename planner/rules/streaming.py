@@ -1,29 +1,21 @@
 """`streaming`: all state at home on the host, windows of it on the device."""
 
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emit.emission import (
-    Emitted,
-    Placement,
-    emitted,
-    host_bytes,
-    host_overflow_task,
-)
+from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.judge import Judge
-from twinstream.planner.kept import kept_units
 from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.recomputes import with_recomputes
 from twinstream.planner.lifetimes.stays import Margins, TaskClock, stay_intervals, streaming_stays
-from twinstream.planner.lifetimes.uses import Unit, uses_by_unit
+from twinstream.planner.lifetimes.uses import Unit, UnitMap, uses_by_unit
 from twinstream.planner.pack.live_bytes import live_peak
-from twinstream.planner.rules.fitting import Packed
+from twinstream.planner.pack.placement import Placement
+from twinstream.planner.rules.fitting import RulePlacement
 from twinstream.planner.rules.levels import LevelChoice, saved_blocks
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -54,9 +46,7 @@ class _Candidate:
     host_bytes: int
 
 
-def plan_streaming(
-    chain: Chain, machine: Machine, caps: Caps, judge: Judge | None = None
-) -> Schedule:
+def plan_streaming(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
     """Stream parameters, gradients, optimizer state and saved activations through the device.
 
     Every unit of state has its home in host memory. It is fetched ahead of its use in order of
@@ -71,41 +61,19 @@ def plan_streaming(
     return repeated(partial(streaming_plan, machine=machine, caps=caps), chain)
 
 
-def streaming_plan(
-    chain: Chain,
-    machine: Machine,
-    caps: Caps,
-    fast: Callable[[Placement], bool] = lambda placement: True,
-) -> Emitted:
-    """What `plan_streaming` makes of few rounds; arguments and errors as `streaming_placement`."""
-    return emitted(streaming_placement(chain, machine, caps, fast), machine, caps, "streaming")
+def streaming_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
+    """What `plan_streaming` makes of few rounds; it raises the same."""
+    return emitted(_streaming_placement(chain, machine, caps), machine, caps, "streaming")
 
 
-def streaming_placement(
-    chain: Chain,
-    machine: Machine,
-    caps: Caps,
-    fast: Callable[[Placement], bool] = lambda placement: True,
-) -> Placement:
-    """What `plan_streaming` makes a schedule of.
-
-    Args:
-        chain: the training step.
-        machine: for which it is planned.
-        caps: of both memories.
-        fast: whether a placement may be fast enough to be of interest, by its tasks alone. Windows
-            stop growing where those that are too wide are not: narrower ones recompute more.
-
-    Raises:
-        InfeasiblePlan: as there.
-    """
+def _streaming_placement(chain: Chain, machine: Machine, caps: Caps) -> Placement:
     planner = _StreamingPlanner(chain, machine, caps)
     gap_ns = planner.smallest_activation_gap_ns()
     for blocks in _MARGINS_IN_BLOCKS:
         windows = _Windows(activation_gap_ns=gap_ns, margin_ns=blocks * planner.block_ns)
         candidate = planner.candidate(windows)
         if planner.fits(candidate):
-            return planner.grown(candidate, windows, fast).placement
+            return planner.grown(candidate, windows).placement
     return planner.packed_bare(gap_ns).placement
 
 
@@ -113,7 +81,7 @@ class _StreamingPlanner:
     def __init__(self, chain: Chain, machine: Machine, caps: Caps) -> None:
         self.chain, self.machine = chain, machine
         self.caps = with_library_memory(caps, chain)
-        self.units = kept_units(chain)
+        self.units = UnitMap(chain)
         # In whole ns the same span of every round is equally long, to the last bit.
         self.call_ns = {
             name: round(cost_alone_ns(call.cost, machine)) for name, call in chain.calls.items()
@@ -153,10 +121,8 @@ class _StreamingPlanner:
     def fits(self, candidate: _Candidate) -> bool:
         return self._fits_device(candidate) and self._fits_host(candidate)
 
-    def grown(
-        self, best: _Candidate, windows: _Windows, fast: Callable[[Placement], bool]
-    ) -> _Candidate:
-        """Keep content over ever longer gaps while both caps hold, unless that is to no avail."""
+    def grown(self, best: _Candidate, windows: _Windows) -> _Candidate:
+        """Keep content over ever longer gaps while both caps hold."""
         longest_ns = self.gaps_ns[-1]
         steps = [gap for gap in self.gaps_ns if gap > 0.0] + [1.5 * longest_ns, 3.0 * longest_ns]
         low, high = 0, len(steps)
@@ -166,10 +132,8 @@ class _StreamingPlanner:
             wider = self.candidate(_Windows(kept_ns, steps[middle], windows.margin_ns))
             if self.fits(wider):
                 best, low = wider, middle + 1
-            elif fast(wider.placement):
-                high = middle
             else:
-                break
+                high = middle
         return best
 
     def smallest_activation_gap_ns(self) -> float:
@@ -231,7 +195,7 @@ class _StreamingPlanner:
             )  # fmt: skip
             return InfeasiblePlan(shortage)
         assert caps.host_bytes is not None
-        task = host_overflow_task(fullest.placement, caps.host_bytes)
+        task = fullest.placement.host_overflow_task(caps.host_bytes)
         shortage = Shortage(
             "streaming", "host", caps.host_bytes, fullest.host_bytes, task, smallest_device,
             fullest.host_bytes,
@@ -250,11 +214,11 @@ class _StreamingPlanner:
         stays = streaming_stays(uses_by_unit(tasks, self.units), self.units, clock, keep, margins)
         placement = Placement(self.chain, tasks, self.units, stays, offsets=())
         live_bytes, _ = live_peak(stay_intervals(self.units, stays))
-        return _Candidate(placement, live_bytes, host_bytes(placement))
+        return _Candidate(placement, live_bytes, placement.host_bytes)
 
     def _packed(self, candidate: _Candidate) -> _Candidate:
         bare = candidate.placement
-        packed = Packed.of(self.chain, bare.tasks, self.units, bare.stays)
+        packed = RulePlacement.of(self.chain, bare.tasks, self.units, bare.stays)
         return _Candidate(packed.placement, packed.device_bytes, candidate.host_bytes)
 
     def _peak(self, candidate: _Candidate) -> int:

@@ -1,69 +1,22 @@
 """Ways to cut a training step into rounds and chunks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.lowering.declarations import Shapes
-from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError, require, require_whole
+from twinstream.planner.limits import LIMITS, SearchLimits
+from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload
 
-TARGET_CHUNK_TOKENS = 8192
-_SMALLEST_SLICE_TOKENS = 1024
-_MOST_CHUNKS = 8
-_MOST_TOKENS = 2**31
 _MOST_TRIED = 10_000  # to name those that fit
 _MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
 
 
-class ChunkingError(TwinstreamError):
-    """No chunking of the step satisfies what was asked for."""
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """What the user fixed of a step; None is left to the planner. The recipe is never changed.
-
-    `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
-    are left open. Sequences of unequal lengths are packed in this order, as often as they fit a
-    chunk; `seq_len` is then the longest.
-    """
-
-    seq_len: int
-    tokens_per_step: int | None = None
-    chunk_tokens: int | None = None
-    chunks_per_round: int | None = None
-    recipe: Recipe = field(default_factory=Recipe)
-    optimizer_overhead: float = 0.01
-    sequence_lengths: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
-        for name, most in (
-            ("tokens_per_step", 2**60),
-            ("chunk_tokens", _MOST_TOKENS),
-            ("chunks_per_round", _MOST_TOKENS),
-        ):
-            if (value := getattr(self, name)) is not None:
-                require_whole(name, value, 1, most)
-        require("recipe", self.recipe, Recipe)
-        require("optimizer_overhead", self.optimizer_overhead, float, int)
-        require("sequence_lengths", self.sequence_lengths, tuple)
-        for length in self.sequence_lengths:
-            require_whole("a length of sequence_lengths", length, 0, _MOST_TOKENS)
-        require_whole("the sum of sequence_lengths", sum(self.sequence_lengths), 0, _MOST_TOKENS)
-
-    @property
-    def pack_tokens(self) -> int:
-        """Tokens that only whole numbers of are packed: a sequence, or one of each length."""
-        return sum(self.sequence_lengths) or self.seq_len
-
-
-def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+def chunkings(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
     """Admissible workloads, the preferred first, then ever smaller chunks (less memory).
 
     Preferred are chunks of about 8,192 tokens, and as many chunks a round as make the saved
@@ -76,7 +29,7 @@ def chunkings(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     _check(step)
     found: list[Workload] = []
     misfits: list[ChunkingError] = []
-    for size in [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step):
+    for size in [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step, limits):
         try:
             found.append(_workload(spec, step, size))
         except ChunkingError as error:
@@ -98,7 +51,9 @@ def _too_large(step_tokens: int, chunk_tokens: int, num_blocks: int) -> Chunking
     )
 
 
-def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+def admissible(
+    spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS
+) -> list[Workload]:
     """All workloads among which `optimal` chooses, the preferred one first.
 
     Chunks of half, once and twice the preferred size (of long sequences once, twice and four
@@ -108,13 +63,13 @@ def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     Raises:
         ChunkingError: the fixed numbers contradict each other; says which.
     """
-    preferred = chunkings(spec, step)
-    found = [] if step.pack_tokens > _MOST_CHUNKS * preferred[0].chunk_tokens else [preferred[0]]
-    for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens)):
+    preferred, most = chunkings(spec, step, limits), limits.chunks_per_round
+    found = [] if step.pack_tokens > most * preferred[0].chunk_tokens else [preferred[0]]
+    for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens, limits)):
         per_sequence = max(1, step.pack_tokens // size)
         for times in (1, 2, 4, 8):
             chunks = step.chunks_per_round or times * per_sequence
-            if times > 1 and chunks > _MOST_CHUNKS:
+            if times > 1 and chunks > most:
                 continue
             try:
                 found.append(_workload(spec, replace(step, chunks_per_round=chunks), size))
@@ -123,15 +78,16 @@ def admissible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
     return list(dict.fromkeys(found))
 
 
-def possible(spec: ModelSpec, step: TrainingStep) -> list[Workload]:
+def possible(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
     """Where none of those fits, also smaller chunks, with as many ways to cut rounds of each.
 
     Raises:
         ChunkingError: as `admissible`.
     """
-    found = [*admissible(spec, step), *(preferred := chunkings(spec, step))]
+    preferred = chunkings(spec, step, limits)
+    found = [*admissible(spec, step, limits), *preferred]
     for workload in preferred:
-        found += admissible(spec, replace(step, chunk_tokens=workload.chunk_tokens))
+        found += admissible(spec, replace(step, chunk_tokens=workload.chunk_tokens), limits)
     return list(dict.fromkeys(found))
 
 
@@ -156,16 +112,16 @@ def _blocks(spec: ModelSpec, workload: Workload, most_rounds: float = inf) -> in
     return 2 * spec.num_layers * workload.chunks_per_round * rounds
 
 
-def _sizes_around(step: TrainingStep, preferred: int) -> list[int]:
+def _sizes_around(step: TrainingStep, preferred: int, limits: SearchLimits) -> list[int]:
     if step.chunk_tokens:
         return [step.chunk_tokens]
     wanted = [preferred, preferred * 2, preferred // 2]
-    if step.pack_tokens > _MOST_CHUNKS * preferred:
+    if step.pack_tokens > limits.chunks_per_round * preferred:
         wanted = [preferred * 4, preferred * 2, preferred]
     return [
         size
         for size in wanted
-        if size >= _SMALLEST_SLICE_TOKENS
+        if size >= limits.slice_tokens
         and (size % step.pack_tokens == 0 or (step.pack_tokens % size == 0 and _may_slice(step)))
         and (step.tokens_per_step is None or step.tokens_per_step % size == 0)
     ]
@@ -223,10 +179,11 @@ def _nearest(tokens: int, unit: int) -> str:
     return f"{below + unit}" if not below else f"{below} and {below + unit}"
 
 
-def _chunk_sizes(step: TrainingStep) -> list[int]:
+def _chunk_sizes(step: TrainingStep, limits: SearchLimits) -> list[int]:
     """Packed sizes that divide the step, then slices of a sequence, largest first."""
     sequences = step.tokens_per_step // step.pack_tokens if step.tokens_per_step else None
-    most_packed = max(1, TARGET_CHUNK_TOKENS // step.pack_tokens)
+    target = limits.chunk_tokens
+    most_packed = max(1, target // step.pack_tokens)
     packed = [
         n * step.pack_tokens
         for n in range(most_packed, 0, -1)
@@ -234,15 +191,15 @@ def _chunk_sizes(step: TrainingStep) -> list[int]:
     ]
     slices = [
         step.pack_tokens // n
-        for n in range(2, step.pack_tokens // _SMALLEST_SLICE_TOKENS + 1)
+        for n in range(2, step.pack_tokens // limits.slice_tokens + 1)
         if step.pack_tokens % n == 0 and _may_slice(step)
     ]
     sizes = packed + slices
-    above = [size for size in sizes if size > TARGET_CHUNK_TOKENS]
-    preferred = min(above) if above and sizes.count(TARGET_CHUNK_TOKENS) == 0 else None
+    above = [size for size in sizes if size > target]
+    preferred = min(above) if above and sizes.count(target) == 0 else None
     if preferred is None:
-        return [size for size in sizes if size <= TARGET_CHUNK_TOKENS]
-    return [preferred, *(size for size in sizes if size <= TARGET_CHUNK_TOKENS)]
+        return [size for size in sizes if size <= target]
+    return [preferred, *(size for size in sizes if size <= target)]
 
 
 def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workload:

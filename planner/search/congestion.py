@@ -1,22 +1,21 @@
 """Where compute waited for copies, in a simulated schedule: what the program is to allow for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.lifetimes.rounds import Folding
-from twinstream.schedule.chain import Chain
+from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import SearchLimits
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.timeline import PassSpans
 
 _LEAST_STALL_NS = 5_000
 _LEAST_PAUSE_NS = 50_000
-_LEAST_SHARE = 0.3
-_ZEAL = 1.3
 
-Shares = dict[str, list[float]]
+Shares = Mapping[str, tuple[float, ...]]  # of each link, by task
 
 
 @dataclass(frozen=True)
@@ -29,33 +28,37 @@ class Stall:
     since_ns: int
 
 
-def lowered(
-    shares: Shares, schedule: Schedule, spans: PassSpans, chain: Chain, small: Chain
+def less_where_waited(
+    shares: Shares,
+    schedule: Schedule,
+    spans: PassSpans,
+    views: tuple[ChainView, ChainView],
+    limits: SearchLimits,
 ) -> Shares | None:
     """Shares of the links, by task of the small chain, less where queues were late; None if none.
 
     Args:
         shares: those that the schedule was made with.
-        schedule: of `chain`.
+        schedule: what was judged.
         spans: of its ops.
-        chain: of at least as many rounds as `small`.
-        small: the same step with at most three rounds.
+        views: of the judged rounds, and of the rounds of the program.
+        limits: how much less.
     """
     found = [stall for stall in stalls(schedule, spans) if stall.queue in shares]
     if not found:
         return None
-    folding, small_folding = Folding.of(chain, chain.tasks), Folding.of(small, small.tasks)
-    number = {small_folding.place(i): i for i in range(len(small.tasks))}
-    position = {task.task_id: i for i, task in enumerate(chain.tasks)}
+    (few, small), num_tasks = views, len(views[1].chain.tasks)
+    number = {small.folding.place(i): i for i in range(num_tasks)}
+    folding, position = few.folding, few.position
     starts = [
         (spans.start_ns[i], position[op.task])
         for i, op in enumerate(schedule.ops)
         if isinstance(op, Compute) and op.task in position
     ]
     start_ns = np.asarray([start for start, _ in starts])
-    lessened = {way: np.zeros(len(small.tasks)) for way in shares}
-    rounds = np.zeros(len(small.tasks))
-    for i in range(len(chain.tasks)):
+    lessened = {way: np.zeros(num_tasks) for way in shares}
+    rounds = np.zeros(num_tasks)
+    for i in range(len(few.chain.tasks)):
         rounds[number[folding.place(i)]] += 1
     for stall in found:
         end_ns = spans.start_ns[stall.op]
@@ -65,10 +68,10 @@ def lowered(
             place = number[folding.place(task)]
             lessened[stall.queue][place] += part / rounds[place]
     less_of_each = {
-        way: [
-            max(_LEAST_SHARE, share * (1.0 - _ZEAL * min(0.5, less)))
+        way: tuple(
+            max(limits.least_share, share * (1.0 - limits.zeal * min(0.5, less)))
             for share, less in zip(shares[way], lessened[way].tolist(), strict=True)
-        ]
+        )
         for way in shares
     }
     return less_of_each if less_of_each != shares else None
@@ -109,11 +112,6 @@ def _busy_since(schedule: Schedule, spans: PassSpans) -> NDArray[np.int64]:
     return since
 
 
-def full_shares(num_tasks: int) -> Shares:
-    """All of both links beside every task."""
-    return {way: [1.0] * num_tasks for way in ("h2d", "d2h")}
-
-
 def scaled(shares: Shares, factor: float) -> Shares:
     """So much of the shares, beside every task."""
-    return {way: [factor * share for share in of] for way, of in shares.items()}
+    return {way: tuple(factor * share for share in of) for way, of in shares.items()}

@@ -1,85 +1,74 @@
 """The admissible ways to cut a step, each with its lower bound."""
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from twinstream.hardware_profiles.cost import cost_alone_ns
-from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.bound.kept_programs import FEW_SEGMENTS, kept_program, rough_guide
-from twinstream.planner.bound.lower_bound import LowerBound
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
+from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices
-from twinstream.planner.kept import kept_chain
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
-from twinstream.planner.plan import recipe_of
-from twinstream.planner.search.chunking import (
-    TrainingStep,
-    admissible,
-    chunkings,
-    of_few_blocks,
-    possible,
-)
-from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps
+from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import SearchLimits
+from twinstream.planner.request import PlanRequest
+from twinstream.planner.reuse import Reuse
+from twinstream.planner.search.chunking import admissible, chunkings, of_few_blocks, possible
+from twinstream.schedule.document import StepBound
 from twinstream.schedule.workload import Workload
 
-_NEAR = 1.01
-_SLOW = 1.2
-_HELPS = 0.995
-_MOST_BLOCKS = 20_000
-_SOLVERS = 2
+_SOLVERS = 2  # threads
+_NEAR = 1.01  # bounds that differ by less are taken as equal, and the shorter chain comes first
+_HELPS = 0.995  # what smaller chunks must bring, for still smaller ones to be looked at
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A way to cut the step, its first few rounds, and what a step takes at least.
+    """A way to cut the step into chunks and rounds, and what a step takes at least.
 
     `rough`: the bound is of few segments; one of more may be higher.
     """
 
     workload: Workload
-    small: Chain
-    bound: LowerBound
+    bound: Relaxation
     rough: bool
 
 
 class Cuts:
     """All ways to cut a step that are possible within the caps, as far as they are asked for."""
 
-    def __init__(
-        self, spec: ModelSpec, step: TrainingStep, machine: Machine, choices: Choices, caps: Caps
-    ) -> None:
-        self.spec, self.step, self.machine, self.caps = spec, step, machine, caps
-        self.choices = choices
-        self.recipe = recipe_of("optimal", step.recipe)
+    def __init__(self, request: PlanRequest, reuse: Reuse, limits: SearchLimits) -> None:
+        self.request, self.reuse, self.limits = request, reuse, limits
+        self.machine, self.caps = request.machine, request.caps
         self._impossible: set[Workload] = set()
-        self._beside = ThreadPoolExecutor(_SOLVERS)
-        self._refining: dict[Workload, Future[Cut | None]] = {}
+        self._known: dict[Workload, Cut | None] = {}  # refined
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.request.spec
+
+    @property
+    def choices(self) -> Choices:
+        return self.request.choices
 
     @cached_property
     def usual(self) -> list[Cut]:
-        """The preferred ways to cut; and where copies make even the best of them slow, others.
+        """The preferred cuts, least bound first; where copies make even the best slow, others.
 
         Smaller chunks are slower to compute, and take less memory: they are bounded as long as
         each size has a bound clearly below that of all larger ones.
         """
-        usual = self.bounded(admissible(self.spec, self.step))
-        if self.choices.effort == "thorough" or not usual:
-            return self._with_all_others(usual)
-        best = usual[0]
-        if best.bound.step_s <= _SLOW * self._alone_s(best.small, best.workload):
+        preferred = admissible(self.spec, self.request.step, self.limits)
+        usual = self._bounded(preferred, every=False)
+        if not usual or usual[0].bound.step_s <= self.limits.slow * self._alone_s(usual[0]):
             return usual
-        preferred = [*admissible(self.spec, self.step), *chunkings(self.spec, self.step)]
-        others = of_few_blocks(
-            self.spec, list(dict.fromkeys(preferred)), PROGRAM_ROUNDS, _MOST_BLOCKS
-        )
-        for workloads in self._others_by_size(usual, others):
-            cuts = least_first([*usual, *self.bounded(workloads, every=True)])
-            helped = self.least_refined_s(cuts) < _HELPS * self.least_refined_s(usual)
+        preferred += chunkings(self.spec, self.request.step, self.limits)
+        for workloads in self._others_by_size(usual, self._of_few_blocks(preferred)):
+            cuts = least_first([*usual, *self._bounded(workloads, every=True)])
+            helped = least_bound_s(cuts) < _HELPS * least_bound_s(usual)
             usual = cuts
             if not helped:
                 break
@@ -88,12 +77,91 @@ class Cuts:
     @cached_property
     def all(self) -> list[Cut]:
         """The usual ones, smaller chunks, too, and whatever else is possible at all."""
-        return self._with_all_others(self.usual)
+        others = self._others_by_size(self.usual, self.workloads)
+        workloads = [workload for of_size in others for workload in of_size]
+        return least_first([*self.usual, *self._bounded(workloads, every=True)])
 
-    def _with_all_others(self, cuts: list[Cut]) -> list[Cut]:
-        workloads = self.all_workloads(PROGRAM_ROUNDS, _MOST_BLOCKS)
-        others = [w for of_size in self._others_by_size(cuts, workloads) for w in of_size]
-        return least_first([*cuts, *self.bounded(others, every=True)])
+    @cached_property
+    def workloads(self) -> list[Workload]:
+        """All that may be possible, each once, of not too many blocks."""
+        return self._of_few_blocks(possible(self.spec, self.request.step, self.limits))
+
+    def in_turn(self, cuts: Sequence[Cut]) -> Iterator[Cut]:
+        """The least bound first; rough ones are refined where their turn comes."""
+        left = list(cuts)
+        while left:
+            cut, *left = least_first(left)
+            if not cut.rough:
+                yield cut
+            elif (refined := self._refined(cut)) is not None:
+                left.append(refined)
+
+    def step_bound_of(self, cut: Cut) -> StepBound:
+        """The bound of a cut of which there is a plan, and the least of all."""
+        family_s = min(cut.bound.step_s, self._least_s(self.usual or self.all))
+        bound = cut.bound.as_step_bound(family_s)
+        return bound.model_copy(update={"fixed": self.choices.told})
+
+    def _least_s(self, cuts: Sequence[Cut]) -> float:
+        """The least bound of all, none of them rough; infinite if there is none."""
+        left = list(cuts)
+        while left:
+            least = min(left, key=lambda cut: cut.bound.step_s)
+            if not least.rough:
+                return least.bound.step_s
+            left.remove(least)
+            if (refined := self._refined(least)) is not None:
+                left.append(refined)
+        return inf
+
+    def cut_of(self, workload: Workload) -> Cut:
+        """A cut of which there is a plan, with its bound."""
+        cut = self._known.get(workload) or self._cut(workload)
+        assert cut is not None, "what has a plan has a bound"
+        return cut
+
+    def view(self, workload: Workload, most_rounds: int) -> ChainView:
+        """The chain of a cut, of no more than so many rounds."""
+        return self.reuse.view(self.spec, workload, self.request.recipe, most_rounds)
+
+    def program(self, workload: Workload, kind: ProgramKind) -> BoundProgram:
+        recipe = self.request.recipe
+        return self.reuse.program(self.spec, workload, recipe, self.machine, kind)
+
+    def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[Cut]:
+        """Those of the workloads that have a bound, the least first, with few segments.
+
+        Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
+        of the first.
+        """
+        if not workloads:
+            return []
+        self.choices.check(self.view(workloads[0], 1).chain)
+        first = self._cut(workloads[0], self.limits.rough_segments)
+        least_s = inf if first is None or every else first.bound.step_s
+        left = [w for w in workloads[1:] if self._alone_s_of(w) < least_s]
+        with ThreadPoolExecutor(_SOLVERS) as pool:
+            others = pool.map(lambda w: self._cut(w, self.limits.rough_segments), left)
+            return least_first([first, *others])
+
+    def _cut(self, workload: Workload, most_segments: int | None = None) -> Cut | None:
+        """A cut with its bound, of so many segments at most; None where nothing fits."""
+        most = self.limits.bound_segments if most_segments is None else most_segments
+        bound = self.program(workload, ProgramKind(self.choices, most)).bound(self.caps)
+        if bound is None:
+            self._impossible.add(workload)
+            return None
+        chain = self.view(workload, PROGRAM_ROUNDS).chain
+        more = self.choices.effort != "quick" and (
+            Segments.of(chain, self.limits.bound_segments).of_task != bound.segment_of_task
+        )
+        return Cut(workload, bound, rough=more)
+
+    def _refined(self, cut: Cut) -> Cut | None:
+        """With the bound of as many segments as it takes."""
+        if cut.workload not in self._known:
+            self._known[cut.workload] = self._cut(cut.workload)
+        return self._known[cut.workload]
 
     def _others_by_size(
         self, cuts: Sequence[Cut], workloads: Sequence[Workload]
@@ -106,127 +174,37 @@ class Cuts:
                 by_size.setdefault(workload.chunk_tokens, []).append(workload)
         return [by_size[size] for size in sorted(by_size, reverse=True)]
 
-    def all_workloads(self, most_rounds: int, most_blocks: int) -> list[Workload]:
-        """All that may be possible, each once, of no more blocks in so many rounds."""
-        return of_few_blocks(self.spec, possible(self.spec, self.step), most_rounds, most_blocks)
+    def _of_few_blocks(self, workloads: Iterable[Workload]) -> list[Workload]:
+        once = list(dict.fromkeys(workloads))
+        return of_few_blocks(self.spec, once, PROGRAM_ROUNDS, self.limits.blocks)
 
-    def bounded(self, workloads: Sequence[Workload], *, every: bool = False) -> list[Cut]:
-        """Those of the workloads that have a bound, the least first.
+    def _alone_s(self, cut: Cut) -> float:
+        return self._alone_s_of(cut.workload)
 
-        Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
-        of another. All others are bounded with few segments; with many, those that may turn out
-        to have the least.
-        """
-        if not workloads:
-            return []
-        self.choices.check(self.lowered(workloads[0], 1))
-
-        def roughly(workload: Workload) -> Cut | None:
-            return self.cut(self.lowered(workload, PROGRAM_ROUNDS), workload, FEW_SEGMENTS)
-
-        def unless_slow(workload: Workload) -> Cut | None:
-            alone_s = self._alone_s(self.lowered(workload, PROGRAM_ROUNDS), workload)
-            if first.done() and alone_s >= _least_bound_s([first.result()]):
-                return None
-            cut = roughly(workload)
-            if alone_s >= _least_bound_s([first.result()]):
-                self._impossible.discard(workload)  # as if it had not been tried
-                return None
-            return cut
-
-        with ThreadPoolExecutor(_SOLVERS) as pool:
-            first = pool.submit(roughly, workloads[0])
-            others = pool.map(roughly if every else unless_slow, workloads[1:])
-            rough = least_first([first.result(), *others])
-            if not rough:
-                return []
-            if self.choices.effort == "quick":
-                return [replace(cut, rough=False) for cut in rough]
-            if not rough[0].rough and not every:
-                self._refine_beside(rough)
-                return rough
-            best = self.refined(rough[0])
-            least_s = inf if best is None else best.bound.step_s
-            left = [cut for cut in rough[1:] if cut.bound.step_s >= least_s]
-            again = [cut for cut in rough[1:] if cut.bound.step_s < least_s]
-            return least_first([best, *pool.map(self.refined, again), *left])
-
-    def _refine_beside(self, cuts: Sequence[Cut]) -> None:
-        """Begin to refine what may have the least bound while other work goes on."""
-        least_s = min(cut.bound.step_s for cut in cuts if not cut.rough)
-        for cut in cuts:
-            if cut.rough and cut.bound.step_s < least_s:
-                refining = self._beside.submit(self.cut, cut.small, cut.workload)
-                self._refining[cut.workload] = refining
-
-    def close(self) -> None:
-        """Begin no more of what was to go on beside."""
-        self._beside.shutdown(wait=False, cancel_futures=True)
-        self._refining = {w: one for w, one in self._refining.items() if not one.cancelled()}
-
-    def refined(self, cut: Cut) -> Cut | None:
-        """With the bound of as many segments as it takes; None where nothing fits."""
-        if not cut.rough:
-            return cut
-        if (refining := self._refining.get(cut.workload)) is not None:
-            return refining.result()
-        return self.cut(cut.small, cut.workload)
-
-    def cut(self, small: Chain, workload: Workload, most_segments: int | None = None) -> Cut | None:
-        """A way to cut with its bound, of so many segments at most; None where nothing fits."""
-        program = kept_program(
-            small, self.machine, num_rounds=workload.rounds_per_step, choices=self.choices,
-            most_segments=most_segments,
-        )  # fmt: skip
-        bound = program.bound(self.caps, of_many=self.choices.effort == "thorough")
-        if bound is None:
-            self._impossible.add(workload)
-            return None
-        more = most_segments is not None and Segments.of(small).of_task != bound.segment_of_task
-        return Cut(workload, small, bound, rough=more)
-
-    def least_host_bytes(self, workload: Workload) -> float:
-        """What its homes take of the host at least; infinite where nothing fits the device."""
-        program = rough_guide(
-            self.lowered(workload, PROGRAM_ROUNDS), self.machine,
-            num_rounds=workload.rounds_per_step, choices=self.choices,
-        )  # fmt: skip
-        found = program.least_home_bytes(self.caps)
-        return inf if found is None else found
-
-    def least_refined_s(self, cuts: Sequence[Cut]) -> float:
-        """The least bound of all, refined where that was begun."""
-        known = [self.refined(cut) if cut.workload in self._refining else cut for cut in cuts]
-        return _least_bound_s(known)
-
-    def lowered(self, workload: Workload, most_rounds: int) -> Chain:
-        """The chain of a step, of no more than so many rounds."""
-        rounds = min(workload.rounds_per_step, most_rounds)
-        fewer = workload.model_copy(update={"rounds_per_step": rounds})
-        return kept_chain(self.spec, fewer, self.recipe)
-
-    def _alone_s(self, small: Chain, workload: Workload) -> float:
+    def _alone_s_of(self, workload: Workload) -> float:
         """What the tasks of all rounds take alone."""
-        alone = {name: cost_alone_ns(c.cost, self.machine) for name, c in small.calls.items()}
-        total_ns = sum(alone[task.call] for task in small.tasks)
-        more = workload.rounds_per_step - len(small.round_starts)
+        view = self.view(workload, PROGRAM_ROUNDS)
+        chain, alone = view.chain, view.call_ns(self.machine)
+        total_ns = sum(alone[task.call] for task in chain.tasks)
+        more = workload.rounds_per_step - len(chain.round_starts)
         if more > 0:
-            middle = small.tasks[small.round_starts[1] : small.round_starts[2]]
+            middle = chain.tasks[chain.round_starts[1] : chain.round_starts[2]]
             total_ns += more * sum(alone[task.call] for task in middle)
         return total_ns / 1e9
 
 
-def _least_bound_s(cuts: Iterable[Cut | None]) -> float:
+def least_bound_s(cuts: Iterable[Cut | None]) -> float:
     return min((cut.bound.step_s for cut in cuts if cut is not None), default=inf)
 
 
 def least_first(cuts: Iterable[Cut | None]) -> list[Cut]:
-    """By their bounds; of nearly equal ones the shorter chain first."""
+    """By their bounds; of nearly equal ones the shortest chain first."""
     found = [cut for cut in cuts if cut is not None]
-    near_s = _NEAR * _least_bound_s(found)
+    near_s = _NEAR * least_bound_s(found)
 
     def order(cut: Cut) -> tuple[float, int]:
-        length = len(cut.small.tasks) if cut.bound.step_s <= near_s else 0
-        return max(cut.bound.step_s, near_s), length
+        rounds = min(cut.workload.rounds_per_step, PROGRAM_ROUNDS)
+        chunks = rounds * cut.workload.chunks_per_round
+        return max(cut.bound.step_s, near_s), chunks if cut.bound.step_s <= near_s else 0
 
     return sorted(found, key=order)

@@ -10,8 +10,8 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.overrides import override
 from twinstream.models.presets import load_preset
-from twinstream.planner.seed_system.kernels import with_its_kernels
-from twinstream.planner.seed_system.policy import emit_seed, seed_chain, timed_ns
+from twinstream.fidelity.seed_system.kernels import with_its_kernels
+from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain, timed_ns
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 from twinstream.simulator.costs import MachineCosts

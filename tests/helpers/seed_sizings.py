@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from twinstream.models.flops import SavedLevel
-from twinstream.planner.seed_system.sizing import Sizing
+from twinstream.fidelity.seed_system.sizing import Sizing
 
 LAYERS = 4
 _LEVELS = {"I": SavedLevel.INPUT, "A": SavedLevel.ATTENTION, "F": SavedLevel.FULL}

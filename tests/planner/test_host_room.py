@@ -15,7 +15,7 @@ from twinstream.planner.decide import decider as deciding
 from twinstream.planner.decide import host_room
 from twinstream.planner.decide.decider import Decider
 from twinstream.planner.decide.host_room import HostIsFull, HostRoom, require_room
-from twinstream.planner.emit.emission import Placement, host_bytes
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.search.congestion import Shares, full_shares
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -89,7 +89,7 @@ def decided(chunks: int, device_kib: int, host_kib: int) -> tuple[int, float] | 
     found = mine.fitting(OPEN, 0, full_shares(len(mine.small.tasks)))
     if found is None:
         return None
-    return host_bytes(found[1]), found[0].decisions.step_s
+    return found[1].host_bytes, found[0].decisions.step_s
 
 
 @pytest.mark.parametrize("chunks", CHAINS)

@@ -8,9 +8,9 @@ import pytest
 
 from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
-from twinstream.planner.seed_system.classes import UnknownMachineClass, machine_class
-from twinstream.planner.seed_system.levels import Levels, choose_levels
-from twinstream.planner.seed_system.sizing import (
+from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
+from twinstream.fidelity.seed_system.levels import Levels, choose_levels
+from twinstream.fidelity.seed_system.sizing import (
     Sizing,
     SizingRefused,
     UnknownTarget,

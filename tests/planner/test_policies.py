@@ -14,7 +14,7 @@ from tests.helpers.plans import (
 )
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.emit.emission import Placement
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.plan import UnknownPolicyError, plan_chain
 from twinstream.planner.rules.streaming import (
     _Candidate,

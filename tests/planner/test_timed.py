@@ -14,7 +14,8 @@ from twinstream.planner.choices import OPEN
 from twinstream.planner.decide.decider import Candidate, Decider
 from twinstream.planner.decide.margins import alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
-from twinstream.planner.emit.emission import Emitted, emitted, host_bytes
+from twinstream.planner.emit.emission import Emitted, emitted
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.search.congestion import full_shares
 from twinstream.planner.search.timed import judged_clock, timed_allowances, timed_stays
@@ -197,8 +198,8 @@ def test_what_then_needs_more_homes_than_the_host_has_is_no_plan():
     )
     assert joined is not None
     assert apart is not None
-    host = host_bytes(joined[1])
-    assert host < host_bytes(apart[1])
+    host = joined[1].host_bytes
+    assert host < apart[1].host_bytes
     tight = Decider(CHAIN, SLOW, Caps(device_bytes=800 * KIB, host_bytes=host), num_rounds=4)
     assert tight.reclocked(candidate, made, *even(made, 1000)) is not None
     assert tight.reclocked(candidate, made, *even(made, 10_000_000)) is None

@@ -16,7 +16,7 @@ from twinstream.models.presets import load_model, preset_names
 from twinstream.planner.choices import Choices
 from twinstream.planner.kernel_choice import usual_recipe
 from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import gc_paused, policy_names
+from twinstream.planner.planner import gc_paused, policy_names
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline

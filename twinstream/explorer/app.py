@@ -20,7 +20,7 @@ from twinstream.explorer.show import (
 )
 from twinstream.explorer.state import State as Question
 from twinstream.planner.choices import EFFORTS
-from twinstream.planner.step_plan import gc_paused, policy_names
+from twinstream.planner.planner import gc_paused, policy_names
 from twinstream.report.page import asset
 from twinstream.report.report import report_html
 from twinstream.schedule.errors import TwinstreamError

@@ -7,15 +7,15 @@ rounds takes as much longer as the middle one takes (`step_s` tells how).
 from dataclasses import dataclass, fields
 from itertools import groupby
 
+from twinstream.fidelity.seed_system.classes import MachineClass, machine_class
+from twinstream.fidelity.seed_system.kernels import with_its_kernels
+from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain
+from twinstream.fidelity.seed_system.sizing import RoundsRule, Sizing, cut_round, size_step
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.seed_system.classes import MachineClass, machine_class
-from twinstream.planner.seed_system.kernels import with_its_kernels
-from twinstream.planner.seed_system.policy import emit_seed, seed_chain
-from twinstream.planner.seed_system.sizing import RoundsRule, Sizing, cut_round, size_step
-from twinstream.planner.step_plan import gc_paused
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 

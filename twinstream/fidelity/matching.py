@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.fidelity.cells import CellKey, key_of
+from twinstream.fidelity.seed_system.classes import (
+    UnknownMachineClass,
+    machine_class,
+)
+from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.hardware_profiles.shipped import machine_names
 from twinstream.models.presets import UnknownModelError
-from twinstream.planner.seed_system.classes import (
-    UnknownMachineClass,
-    machine_class,
-)
-from twinstream.planner.seed_system.sizing import SizingRefused, UnsuitableModel
 
 _DATASHEET = (
     "peak_bf16_flop_per_s",

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from twinstream.fidelity.cells import Cell, cell_of
+from twinstream.fidelity.seed_system.policy import timed_ns
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.seed_system.policy import timed_ns
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.costs import MachineCosts

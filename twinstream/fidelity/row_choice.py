@@ -5,11 +5,11 @@ from pathlib import Path
 
 from twinstream.fidelity.cells import CellKey
 from twinstream.fidelity.matching import class_named, class_of, nothing_left, planned
+from twinstream.fidelity.seed_system.classes import UnknownMachineClass
 from twinstream.hardware_profiles.calibration.cells import candidate_cells
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.seed_system.classes import UnknownMachineClass
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
     "machine": lambda row: row.machine.lower(),

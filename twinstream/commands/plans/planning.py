@@ -12,6 +12,7 @@ from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.fidelity.seed_system.policy import NAME as SEED_POLICY
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import explain
@@ -28,7 +29,6 @@ from twinstream.planner.kernel_choice import attention_for, kernels_for
 from twinstream.planner.known import KnownPlanError
 from twinstream.planner.plan import optimizer_place, policies
 from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.seed_system.policy import POLICY as SEED_POLICY
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline

@@ -17,7 +17,6 @@ from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.planner.plan import UnknownPolicyError
-from twinstream.planner.seed_system.policy import POLICY
 
 
 def validate(  # noqa: PLR0913
@@ -34,8 +33,8 @@ def validate(  # noqa: PLR0913
     ],
     only: options.OnlyRows = None,
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"What planned the measured runs: {POLICY}.")
-    ] = POLICY,
+        str, typer.Option(metavar="NAME", help=f"What planned the measured runs: {NAME}.")
+    ] = NAME,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None,
@@ -51,9 +50,9 @@ def validate(  # noqa: PLR0913
     as_json: options.Json = False,
 ) -> None:
     """Predict every row of a table of measured speeds, and say how far off that is."""
-    if policy != POLICY:
+    if policy != NAME:
         raise UnknownPolicyError(
-            f"policy '{policy}' has not planned any measured table known here; give {POLICY}"
+            f"policy '{policy}' has not planned any measured table known here; give {NAME}"
         )
     rows = rows_that(read_measured(measured), only or [])
     profiles = [load_machine(name) for name in machine]

@@ -1,14 +1,13 @@
 """Plan a training step as the seed system would: its own cut of the step, for its own GPUs."""
 
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.fidelity.seed_system.classes import machine_class
+from twinstream.fidelity.seed_system.policy import NAME, emit_seed, seed_chain
+from twinstream.fidelity.seed_system.sizing import Cut, RoundsRule, cut_round, size_step
 from twinstream.models.demand.attention_shape import lengths_text
-from twinstream.models.spec import ModelSpec
-from twinstream.planner.plan import finished, step_bound
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.seed_system.classes import machine_class
-from twinstream.planner.seed_system.policy import POLICY, emit_seed, seed_chain
-from twinstream.planner.seed_system.sizing import Cut, RoundsRule, cut_round, size_step
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.planner.policies import Policy
+from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import MachineRef
 
@@ -19,8 +18,8 @@ class OtherCutError(TwinstreamError):
     """The step is fixed to be cut in another way than the seed system cuts it."""
 
 
-def plan_seed_step(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: Caps) -> Schedule:
-    """The seed system's schedule of a step, verified and conforming, with our lower bound.
+def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
+    """The seed system's schedule of a step, and its chain.
 
     The device cap is the arena's: the machine's reserve is taken off. Tokens per step that are
     left open follow its rule for the optimizer's share. Its recipe replaces the step's.
@@ -31,9 +30,10 @@ def plan_seed_step(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: 
         SizingRefused: it would not run within the caps.
         UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
+    spec, step, machine, caps = request.spec, request.step, request.machine, request.caps
     if step.sequence_lengths:
         raise OtherCutError(
-            f"policy '{POLICY}' packs sequences of one length, not of "
+            f"policy '{NAME}' packs sequences of one length, not of "
             f"{lengths_text(step.sequence_lengths)} tokens: plan with another policy"
         )
     constants = machine_class(machine.name)
@@ -48,8 +48,7 @@ def plan_seed_step(spec: ModelSpec, step: TrainingStep, machine: Machine, caps: 
     )
     chain = seed_chain(spec, sizing.workload)
     ref = MachineRef(name=machine.name, content_hash=machine.content_hash)
-    schedule = emit_seed(spec, chain, sizing, ref).model_copy(update={"caps": caps})
-    return finished(schedule, chain, step_bound(chain, machine, caps))
+    return emit_seed(spec, chain, sizing, ref).model_copy(update={"caps": caps}), chain
 
 
 def _rounds(step: TrainingStep, cut: Cut) -> RoundsRule | int:
@@ -59,16 +58,17 @@ def _rounds(step: TrainingStep, cut: Cut) -> RoundsRule | int:
     }
     for flag, (given, own) in fixed.items():
         if given not in (None, own):
-            raise OtherCutError(
-                f"policy '{POLICY}' has {flag} {own} here, not {given}: leave it out"
-            )
+            raise OtherCutError(f"policy '{NAME}' has {flag} {own} here, not {given}: leave it out")
     if step.tokens_per_step is None:
         return "v2"
     round_tokens = cut.chunk_tokens * cut.chunks_per_round
     rounds, left = divmod(step.tokens_per_step, round_tokens)
     if left or not rounds:
         raise OtherCutError(
-            f"policy '{POLICY}' has rounds of {round_tokens:,} tokens here, and --tokens-per-step "
+            f"policy '{NAME}' has rounds of {round_tokens:,} tokens here, and --tokens-per-step "
             f"{step.tokens_per_step:,} is not a multiple of it"
         )
     return rounds
+
+
+POLICY = Policy(NAME, plan_seed_step, own_step=True)

@@ -1,4 +1,4 @@
-"""Time in the lower bound's program: a slot per task, in which copies go on."""
+"""Time in the lower bound's program: an interval per task, in which copies go on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound.gap_columns import GIB, GapProgram, Terms
+from twinstream.planner.bound.gap_columns import GIB, GapColumnsOf, Terms
 from twinstream.planner.bound.program import Program
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
@@ -17,22 +17,22 @@ from twinstream.schedule.cost import Work
 
 _MS_PER_S = 1e3
 
-# By link direction, `h2d` or `d2h`: the share of its rate that may be used in each task's slot.
+# By link direction, `h2d` or `d2h`: the share of its rate that may be used in each task's interval.
 LinkShares = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Slot:
+class Interval:
     """From the start of a task to the start of the next, with the recompute before that.
 
     A load that the next task waits for may go on beside its recompute. Where tasks are taken
     together: from the start of the first one's own recompute to that of the next segment's first.
-    The slot is `span_ms` long; meanwhile `loaded` and `stored` GiB are copied. At its start
+    It is `length_ms` long; meanwhile `loaded` and `stored` GiB are copied. At its start
     `ahead` GiB lie on the device for later tasks, and `behind` GiB wait there for their copy to
     the host.
     """
 
-    span_ms: int
+    length_ms: int
     loaded: int
     stored: int
     ahead: int
@@ -41,15 +41,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource's rows, one a slot, and its rate in GiB/ms."""
+    """A resource's rows, one a interval, and its rate in GiB/ms."""
 
     name: str
     rows: list[int]
     gib_per_ms: float
 
 
-class SlotProgram:
-    """Slots of all tasks, and the rows that tie them to the machine and to each other."""
+class IntervalColumns:
+    """Intervals of all tasks, and the rows that tie them to the machine and to each other."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class SlotProgram:
         total_gib = 1.0 + 4.0 * sum(t.size_bytes for t in chain.tensors) / GIB
         self._total_gib = total_gib
         longest_ms = self._longest_ms(total_gib)
-        self.slots = [
-            Slot(
+        self.intervals = [
+            Interval(
                 program.column(upper=longest_ms),
                 *(program.column(upper=total_gib) for _ in range(4)),
             )
@@ -84,44 +84,46 @@ class SlotProgram:
         ]
 
     def step_ms(self) -> Terms:
-        """The step: the sum of all slots, middle rounds counted as often as there are."""
-        return [(slot.span_ms, self._weight(i)) for i, slot in enumerate(self.slots)]
+        """The step: the sum of all intervals, middle rounds counted as often as there are."""
+        return [(interval.length_ms, self._weight(i)) for i, interval in enumerate(self.intervals)]
 
     def add_compute(self, recompute_columns: dict[str, int]) -> list[int]:
-        """A slot lasts as long as its task alone, and the recompute before the next."""
-        again: list[Terms] = [[] for _ in self.slots]
+        """An interval lasts as long as its task alone, and the recompute before the next."""
+        again: list[Terms] = [[] for _ in self.intervals]
         for position, column, alone_ms in self._recomputes(recompute_columns):
             again[position - 1 if self.segments.single else position].append((column, alone_ms))
         return [
-            self.program.at_most([(slot.span_ms, -1.0), *terms], -alone_ms)
-            for (alone_ms, _), slot, terms in zip(self.alone, self.slots, again, strict=True)
+            self.program.at_most([(interval.length_ms, -1.0), *terms], -alone_ms)
+            for (alone_ms, _), interval, terms in zip(
+                self.alone, self.intervals, again, strict=True
+            )
         ]
 
     def task_ms(
         self, values: NDArray[np.float64], recompute_columns: dict[str, int]
     ) -> list[float]:
-        """Length of every task's slot, were it from the start of its own recompute.
+        """Length of every task's interval, were it from the start of its own recompute.
 
         What a segment takes beyond its tasks is shared out evenly.
         """
-        spans_ms = [float(values[slot.span_ms]) for slot in self.slots]
+        lengths_ms = [float(values[interval.length_ms]) for interval in self.intervals]
         if self.segments.single:
             for position, column, alone_ms in self._recomputes(recompute_columns):
                 again_ms = float(values[column]) * alone_ms
-                spans_ms[position - 1] -= again_ms
-                spans_ms[position] += again_ms
-            return spans_ms
+                lengths_ms[position - 1] -= again_ms
+                lengths_ms[position] += again_ms
+            return lengths_ms
         found: list[float] = []
-        for number, span_ms in enumerate(spans_ms):
+        for number, length_ms in enumerate(lengths_ms):
             tasks = self.segments.tasks(number)
-            more_ms = max(0.0, span_ms - self.alone[number][0]) / len(tasks)
+            more_ms = max(0.0, length_ms - self.alone[number][0]) / len(tasks)
             found += [self.calls[self.chain.tasks[i].call][0] + more_ms for i in tasks]
         return found
 
     def _recomputes(self, recompute_columns: dict[str, int]) -> list[tuple[int, int, float]]:
         """(segment that each is before or in, column, ms alone).
 
-        Before the first task of a class the slot is of another one, which may be recomputed
+        Before the first task of a class the interval is of another one, which may be recomputed
         another number of times: such recomputes are left out, as if they took no time.
         """
         position = {
@@ -136,9 +138,9 @@ class SlotProgram:
         return found
 
     def add_resources(self, shares: LinkShares | None = None) -> list[Resource]:
-        """In every slot, what is copied (and computed on HBM) takes its time.
+        """In every interval, what is copied (and computed on HBM) takes its time.
 
-        Of a link direction a slot gets only the share named, if any is.
+        Of a link direction an interval gets only the share named, if any is.
         """
         found = []
         for name, field, load, store in (
@@ -153,26 +155,32 @@ class SlotProgram:
                 continue
             rows = []
             share = (shares or {}).get(name)
-            for i, slot in enumerate(self.slots):
+            for i, interval in enumerate(self.intervals):
                 computed = self.alone[i][1] if name == "hbm" else 0.0
                 usable = gib_per_ms
                 if share is not None:
                     tasks = self.segments.tasks(i)
                     usable *= sum(share[task] for task in tasks) / len(tasks)
-                terms = [(slot.span_ms, -usable), (slot.loaded, load), (slot.stored, store)]
+                terms = [
+                    (interval.length_ms, -usable),
+                    (interval.loaded, load),
+                    (interval.stored, store),
+                ]
                 rows.append(self.program.at_most(terms, -computed))
             found.append(Resource(name, rows, gib_per_ms))
         return found
 
-    def add_loads(self, gaps: GapProgram) -> None:
+    def add_loads(self, gaps: GapColumnsOf) -> None:
         """What a task needs has been copied before it starts; what is early lies there."""
-        due: list[Terms] = [[] for _ in self.slots]
+        due: list[Terms] = [[] for _ in self.intervals]
         for at, terms in gaps.loads():
             if (by := self._due_by(at)) is not None:
                 due[by] += terms
-        arriving = self._boundaries([(s.ahead, s.loaded) for s in self.slots], [[] for _ in due])
-        for i, slot in enumerate(self.slots):
-            self.program.equal([(slot.ahead, 1.0), *due[i], *_negative(arriving[i])], 0.0)
+        arriving = self._boundaries(
+            [(s.ahead, s.loaded) for s in self.intervals], [[] for _ in due]
+        )
+        for i, interval in enumerate(self.intervals):
+            self.program.equal([(interval.ahead, 1.0), *due[i], *_negative(arriving[i])], 0.0)
 
     def _due_by(self, segment: int) -> int | None:
         """The segment before which a load must be through: the next one, of tasks taken together.
@@ -181,22 +189,22 @@ class SlotProgram:
         """
         if self.segments.single:
             return segment
-        after = (segment + 1) % len(self.slots)
+        after = (segment + 1) % len(self.intervals)
         return None if self.rounds.begins_class(after) else after
 
-    def add_stores(self, gaps: GapProgram) -> None:
+    def add_stores(self, gaps: GapColumnsOf) -> None:
         """What leaves the device stays until it is copied; in a step everything is."""
-        made: list[Terms] = [[] for _ in self.slots]
+        made: list[Terms] = [[] for _ in self.intervals]
         for task, terms in gaps.evictions():
             made[task] += terms
-        waiting = self._boundaries([(s.behind, -s.stored - 1) for s in self.slots], made)
-        for i, slot in enumerate(self.slots):
-            self.program.at_most([(slot.behind, -1.0), *waiting[i]], 0.0)
-        stored = [(s.stored, -self._weight(i)) for i, s in enumerate(self.slots)]
+        waiting = self._boundaries([(s.behind, -s.stored - 1) for s in self.intervals], made)
+        for i, interval in enumerate(self.intervals):
+            self.program.at_most([(interval.behind, -1.0), *waiting[i]], 0.0)
+        stored = [(s.stored, -self._weight(i)) for i, s in enumerate(self.intervals)]
         self.program.at_most([*gaps.written_gib(), *stored], 0.0)
 
     def _boundaries(self, flows: Sequence[tuple[int, int]], made: Sequence[Terms]) -> list[Terms]:
-        """What reaches each slot from the one before: its state, what it adds and what it takes.
+        """What reaches each interval from the one before: its state, what it adds and takes.
 
         A flow is (state column, added column; -c - 1 for a column taken off). Into the middle
         class lead the first round and the middle rounds themselves, out of it they and the last.
@@ -207,7 +215,7 @@ class SlotProgram:
             moved = (flow, 1.0) if flow >= 0 else (-flow - 1, -1.0)
             return [(state, 1.0), moved, *made[i]]
 
-        found = [after(i - 1) for i in range(len(self.slots))]
+        found = [after(i - 1) for i in range(len(self.intervals))]
         if not self.rounds.folded:
             return found
         first, last = self.rounds.starts[1], self.rounds.starts[2]
@@ -227,7 +235,7 @@ class SlotProgram:
         return self.rounds.weight(self.rounds.of_position(task))
 
     def _longest_ms(self, total_gib: float) -> float:
-        """No slot of an optimum is longer: everything recomputed and moved in it."""
+        """No interval of an optimum is longer: everything recomputed and moved in it."""
         busy = sum(self.calls[task.call][0] for task in self.chain.tasks)
         busy += sum(self.calls[r.task.call][0] for r in self.chain.recomputes)
         moved = total_gib + sum(self.calls[task.call][1] for task in self.chain.tasks)

@@ -12,13 +12,13 @@ in on a queue of their own; gradients begin with a write, not with zeros.
 
 from collections.abc import Sequence
 
+from twinstream.fidelity.seed_system.sizing import Sizing
+from twinstream.fidelity.seed_system.slots import SAVED_UNITS, SlotMap, extent_bytes
 from twinstream.models.flops import SavedLevel
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.emit.waits import derive_waits
-from twinstream.planner.seed_system.sizing import Sizing
-from twinstream.planner.seed_system.slots import SAVED_UNITS, SlotMap, extent_bytes
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream
@@ -34,7 +34,7 @@ OUTBOUND = Stream(queue="d2h")
 OUTBOUND_LOSS = Stream(queue="d2h_loss")
 HOST_QUEUE = Stream(queue="host")
 
-POLICY = "ml_dataflow"
+NAME = "ml_dataflow"
 
 
 def seed_chain(spec: ModelSpec, workload: Workload) -> Chain:
@@ -75,7 +75,7 @@ def emit_seed(spec: ModelSpec, chain: Chain, sizing: Sizing, machine: MachineRef
         recipe=chain.recipe,
         model_flops=chain.model_flops,
         machine=machine,
-        policy=POLICY,
+        policy=NAME,
     )
 
 

@@ -9,10 +9,10 @@ sequence. Symbols: C chunk tokens, N chunks per round, P bytes of a layer, s act
 from dataclasses import dataclass
 from typing import Literal
 
+from twinstream.fidelity.seed_system.classes import MachineClass
+from twinstream.fidelity.seed_system.levels import Levels, choose_levels
 from twinstream.models.flops import SavedLevel, model_flops_per_sequence, saved_bytes_per_token
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.seed_system.classes import MachineClass
-from twinstream.planner.seed_system.levels import Levels, choose_levels
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
@@ -171,7 +171,7 @@ def cut_round(spec: ModelSpec, seq_len: int, machine: MachineClass) -> Cut:
     """Chunks no smaller than the class's minimum; rounds save of a layer what its weights take.
 
     >>> from twinstream.models.presets import load_preset
-    >>> from twinstream.planner.seed_system.classes import machine_class
+    >>> from twinstream.fidelity.seed_system.classes import machine_class
     >>> cut = cut_round(load_preset("8b"), 65536, machine_class("h100"))
     >>> cut.chunk_tokens, cut.chunks_per_round
     (16384, 4)

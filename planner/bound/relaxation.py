@@ -1,0 +1,56 @@
+"""An optimum of the program: seconds per step, prices, and fractions to decide by."""
+
+from dataclasses import dataclass, field
+
+from twinstream.planner.bound.gaps import Element, Gap
+from twinstream.planner.bound.program import Basis
+from twinstream.schedule.document import StepBound
+
+
+@dataclass(frozen=True)
+class GapShares:
+    """Fractions of one gap's content: kept on the device, loaded, on the host.
+
+    `between_middles`: the gap stands for those between two middle rounds, of more than three.
+    """
+
+    element: Element
+    gap: Gap
+    between_middles: bool
+    kept: float
+    loaded: float
+    on_host: float
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """Seconds per step, what they hang on, and the optimum found.
+
+    Solved without a cost for copies, `step_s` is a proven lower bound. Prices are the seconds that
+    one more unit saves: a GiB of device or host memory, a GB/s of a link direction. `limits` are
+    the resources without which it would take less. Positions in `shares`, `recomputed` (by
+    recompute task) and `interval_ms` (by task, from the start of the recompute before it) are
+    segments of tasks. `basis` is what the solver needs to go on from there.
+    """
+
+    step_s: float
+    device_s_per_gib: float
+    host_s_per_gib: float
+    link_s_per_gb_per_s: dict[str, float]
+    limits: tuple[str, ...]
+    shares: tuple[GapShares, ...]
+    recomputed: dict[str, float]
+    interval_ms: tuple[float, ...]
+    segment_of_task: tuple[int, ...]
+    basis: Basis | None = field(default=None, compare=False, repr=False)
+
+    def as_step_bound(self, family_step_s: float | None = None) -> StepBound:
+        """The bound as schedules carry it; with the least one of a family of chains."""
+        return StepBound(
+            step_s=self.step_s,
+            device_s_per_gib=self.device_s_per_gib,
+            host_s_per_gib=self.host_s_per_gib,
+            link_s_per_gb_per_s=self.link_s_per_gb_per_s,
+            limits=self.limits,
+            family_step_s=family_step_s,
+        )

@@ -1,0 +1,64 @@
+"""What runs, what is where when, at which offset, and which homes that takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from twinstream.planner.lifetimes.stays import Stay
+from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
+from twinstream.planner.lifetimes.uses import Unit, UnitMap
+from twinstream.planner.pack.live_bytes import align_up
+from twinstream.schedule.chain import Chain, Task
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Whole decisions, ready to be emitted once there are offsets."""
+
+    chain: Chain
+    tasks: Sequence[Task]
+    units: UnitMap
+    stays: Sequence[Stay]
+    offsets: Sequence[int]
+
+    def same_as(self, other: "Placement") -> bool:
+        """Whether a placement of the same chain comes to the same schedule."""
+        mine, others = (self.stays, self.offsets), (other.stays, other.offsets)
+        return self.tasks == other.tasks and mine == others
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """The copies that the stays imply."""
+        return traffic_of(self.chain, self.units, self.stays)
+
+    @cached_property
+    def host_units(self) -> list[Unit]:
+        """Units that need a home in host memory, in a fixed order."""
+        traffic, stays = self.traffic, self.stays
+        moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
+        moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
+        moved |= traffic.host_units
+        return [unit for name, unit in self.units.units.items() if name in moved]
+
+    @property
+    def host_bytes(self) -> int:
+        """Extent of the host arena."""
+        return sum(align_up(unit.tensor.size_bytes) for unit in self.host_units)
+
+    def host_overflow_task(self, cap_bytes: int) -> str:
+        """The task whose offload is the first to find no room under the cap."""
+        units, tasks = self.units.units, self.tasks
+        homes = {unit.unit_id for unit in self.host_units}
+        taken = sum(align_up(units[u].tensor.size_bytes) for u in homes if units[u].persistent)
+        if taken > cap_bytes:
+            return tasks[0].task_id
+        seen: set[str] = set()
+        for position, stores in sorted(self.traffic.stores.items()):
+            for index in stores:
+                unit = units[self.stays[index].unit]
+                if not unit.persistent and unit.unit_id not in seen:
+                    seen.add(unit.unit_id)
+                    taken += align_up(unit.tensor.size_bytes)
+                    if taken > cap_bytes:
+                        return tasks[position].task_id
+        return tasks[-1].task_id

@@ -1,0 +1,190 @@
+"""The front door of planning: from a request to a proven schedule with its bound."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from twinstream.models.lowering.lower import lower, lower_again
+from twinstream.planner.choices import OPEN, ChoiceError
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.judge import Judge
+from twinstream.planner.limits import SearchLimits
+from twinstream.planner.policies import ON_DEVICE, policy_named
+from twinstream.planner.proof import proven, step_bound
+from twinstream.planner.refuse.refusal import refusal, smallest_workload, unnamed_refusal
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
+from twinstream.planner.reuse import Reuse
+from twinstream.planner.rules.streaming import plan_streaming
+from twinstream.planner.search.cuts import Cuts
+from twinstream.planner.search.search import search
+from twinstream.planner.search.tokens import proposed_tokens
+from twinstream.planner.warm_start import fits, require_same_step
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.workload import MachineRef
+
+
+class Planner:
+    """Plans training steps, and owns what their plans have in common.
+
+    Args:
+        judge: a simulator; `optimal` asks it how long a schedule takes.
+        limits: of the search.
+    """
+
+    def __init__(self, judge: Judge, limits: SearchLimits = SearchLimits()) -> None:  # noqa: B008
+        self.judge, self.limits, self.reuse = judge, limits, Reuse()
+
+    def plan(
+        self, request: PlanRequest, known: Sequence[Schedule] = (), *, name_caps: bool = True
+    ) -> Schedule:
+        """A verified, conforming schedule of a training step, with its lower bounds.
+
+        `optimal` chooses the cut with the least step time; every other policy takes the preferred
+        one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many,
+        for every policy alike.
+
+        Args:
+            request: what to plan.
+            known: plans of the same step, for other machines or within other caps. One of them is
+                the answer where it fits and is faster, or nothing else fits.
+            name_caps: whether a refusal of `optimal` names caps that would do, which takes longest.
+
+        Raises:
+            ChunkingError: what is fixed of the step contradicts itself.
+            UnknownPolicyError: the message lists the policies there are.
+            ChoiceError: something is fixed that the chain lacks, or that only `optimal` decides.
+            WarmStartError: a known plan is of another model, recipe, step or policy.
+            UnsafeSchedule: a known plan is not safe.
+            InfeasiblePlan: the caps are too small for the policy; it says what would do.
+            NoTimeError: the step takes no time on the machine.
+        """
+        with gc_paused():
+            request = self.prepared(request, known)
+            for number, plan in enumerate(known, start=1):
+                require_same_step(plan, request, number if known[1:] else None)
+            fitting = [plan for plan in known if fits(plan, request.caps)]
+            try:
+                planned = self._planned(request, name_caps=name_caps and not fitting)
+            except InfeasiblePlan as error:
+                refused = _of_machine(error, request)
+            else:
+                return self.fastest_of(planned, fitting, request)
+            if fitting:
+                return self.fastest_of(None, fitting, request)
+        raise refused  # out here: raised there it would keep all that led to it
+
+    def fastest_of(
+        self, planned: Schedule | None, known: Sequence[Schedule], request: PlanRequest
+    ) -> Schedule:
+        """The fastest of a new plan and of known plans that fit; of equal ones the new plan.
+
+        One that was known comes back with the caps, the machine and the bounds of the request.
+
+        Raises:
+            UnsafeSchedule: a known plan is not safe.
+        """
+        fitting = [plan for plan in known if fits(plan, request.caps)]
+        plans = [*([] if planned is None else [planned]), *fitting]
+        if plans == [planned]:
+            return plans[0]
+        for plan in fitting:
+            require_safe(plan)
+        best = min(plans, key=lambda plan: self.judge(plan, request.machine).step_ns)
+        return best if best is planned else self._as_answer(best, request)
+
+    def prepared(self, request: PlanRequest, known: Sequence[Schedule] = ()) -> PlanRequest:
+        """The request with nothing left open that a policy does not decide.
+
+        That is kernels, the place of the optimizer, and tokens per step: those of a known plan, or
+        as many as `proposed_tokens` says.
+        """
+        if request.policy == DEFAULT_POLICY:
+            places, own_step = ON_DEVICE, False
+        else:
+            policy = policy_named(request.policy)
+            places, own_step = policy.optimizer, policy.own_step
+            if request.choices != OPEN:
+                raise ChoiceError(
+                    f"policy '{request.policy}' decides by its own rules; homes, levels, prefetch "
+                    "and effort can be fixed of 'optimal' only"
+                )
+        if request.step.tokens_per_step is None and known:
+            request = request.with_tokens(known[0].workload.tokens_per_step)
+        if request.step.tokens_per_step is None and not own_step:
+            tokens = proposed_tokens(request.with_optimizer(ON_DEVICE))
+            request = request.with_tokens(tokens)
+        return request.with_optimizer(places)
+
+    def _planned(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
+        if request.policy == DEFAULT_POLICY:
+            return self._optimal(request, name_caps=name_caps)
+        schedule, chain = policy_named(request.policy).plan(request)
+        return proven(schedule, chain, step_bound(chain, request.machine, request.caps))
+
+    def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
+        cuts = self._cuts(request)
+        if (found := search(cuts, self.judge)) is not None:
+            return proven(found.schedule, found.chain, cuts.step_bound_of(found.cut))
+        refused: InfeasiblePlan | None = None
+        if request.choices.open:
+            workload = smallest_workload(cuts)
+            chain = lower(request.spec, workload, request.recipe)
+            try:
+                schedule = plan_streaming(chain, request.machine, request.caps)
+            except InfeasiblePlan as error:
+                refused = error
+            else:
+                bound = cuts.step_bound_of(cuts.cut_of(workload))
+                return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
+        if not name_caps:
+            raise unnamed_refusal(cuts)
+        raise refusal(cuts, lambda caps: self._fits(request, caps), refused) from None
+
+    def _fits(self, request: PlanRequest, caps: Caps) -> bool:
+        """Whether a quick search finds a plan within other caps."""
+        quick = replace(request.choices, effort="quick")
+        cuts = self._cuts(replace(request, caps=caps, choices=quick))
+        return search(cuts, self.judge) is not None
+
+    def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
+        """The known plan as an answer to what was asked."""
+        chain, machine = lower_again(known), request.machine
+        caps = request.caps.model_copy(update={"library_bytes": known.caps.library_bytes})
+        reference = MachineRef(name=machine.name, content_hash=machine.content_hash)
+        schedule = known.model_copy(update={"caps": caps, "machine": reference})
+        if request.policy != DEFAULT_POLICY:
+            return proven(schedule, chain, step_bound(chain, machine, caps))
+        cuts = self._cuts(request)
+        return proven(schedule, chain, cuts.step_bound_of(cuts.cut_of(known.workload)))
+
+    def _cuts(self, request: PlanRequest) -> Cuts:
+        return Cuts(request, self.reuse, self.limits)
+
+
+def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
+    """The refusal, of a machine with so much memory and a step that is cut as the user said."""
+    step, machine = request.step, request.machine
+    cut = {"--chunk-tokens": step.chunk_tokens, "--chunks-per-round": step.chunks_per_round}
+    device, host = (
+        None if memory is None else memory.value
+        for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
+    )
+    return error.on(device, host, [flag for flag, value in cut.items() if value is not None])
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Planning makes millions of small objects, few of them in cycles; looking takes a quarter.
+
+    Those are found at the end, by one look at what was made meanwhile and at nothing older.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+            gc.collect(1)

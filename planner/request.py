@@ -1,0 +1,158 @@
+"""What is to be planned: the model, the step, the machine, its caps, and what the user fixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.presets import load_model
+from twinstream.models.recipe import OptimizerPlace, Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.kernel_choice import require_allowed, usual_kernels
+from twinstream.schedule.document import Caps
+from twinstream.schedule.errors import TwinstreamError, require, require_whole
+from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
+
+DEFAULT_POLICY = "optimal"
+_MOST_TOKENS = 2**31
+_NOMINAL = 1.01  # "24GiB" of a card that has 23.99
+
+
+class ChunkingError(TwinstreamError):
+    """No chunking of the step satisfies what was asked for."""
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """What the user fixed of a step; None is left to the planner. The recipe is never changed.
+
+    `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
+    are left open. Sequences of unequal lengths are packed in this order, as often as they fit a
+    chunk; `seq_len` is then the longest.
+    """
+
+    seq_len: int
+    tokens_per_step: int | None = None
+    chunk_tokens: int | None = None
+    chunks_per_round: int | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    optimizer_overhead: float = 0.01
+    sequence_lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
+        for name, most in (
+            ("tokens_per_step", 2**60),
+            ("chunk_tokens", _MOST_TOKENS),
+            ("chunks_per_round", _MOST_TOKENS),
+        ):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1, most)
+        require("recipe", self.recipe, Recipe)
+        require("optimizer_overhead", self.optimizer_overhead, float, int)
+        require("sequence_lengths", self.sequence_lengths, tuple)
+        for length in self.sequence_lengths:
+            require_whole("a length of sequence_lengths", length, 0, _MOST_TOKENS)
+        require_whole("the sum of sequence_lengths", sum(self.sequence_lengths), 0, _MOST_TOKENS)
+
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens that only whole numbers of are packed: a sequence, or one of each length."""
+        return sum(self.sequence_lengths) or self.seq_len
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """One plan that is asked for; the same from Python, the command line, sweeps and the explorer.
+
+    Where the recipe of `step` leaves kernels open, they are those that suit the machine.
+    """
+
+    spec: ModelSpec
+    step: TrainingStep
+    machine: Machine
+    caps: Caps
+    policy: str = DEFAULT_POLICY
+    choices: Choices = OPEN
+
+    @staticmethod
+    def of(  # noqa: PLR0913
+        model: str | Path | ModelSpec,
+        machine: str | Path | Machine,
+        *,
+        step: TrainingStep,
+        device_mem: str | int | None = None,
+        host_mem: str | int | None = None,
+        policy: str = DEFAULT_POLICY,
+        choices: Choices = OPEN,
+    ) -> PlanRequest:
+        """A request in a user's words; the arguments are those of `twinstream.plan`.
+
+        Raises:
+            TwinstreamError: a name, a number or a file is wrong.
+        """
+        spec, profile = load_model(model), load_machine(machine)
+        require("step", step, TrainingStep)
+        require("choices", choices, Choices)
+        caps = caps_of(profile, device_mem, host_mem)
+        request = PlanRequest(spec, step, profile, caps, policy, choices)
+        require_allowed(request.recipe.kernels)
+        return request
+
+    @property
+    def recipe(self) -> Recipe:
+        """The step's, with kernels that suit the machine where it leaves them open."""
+        recipe = self.step.recipe
+        if recipe.kernels is not None:
+            return recipe
+        return recipe.model_copy(update={"kernels": usual_kernels(self.machine, self.spec)})
+
+    def with_optimizer(self, places: tuple[OptimizerPlace, ...]) -> PlanRequest:
+        """With the optimizer where a policy has it: in the first of the places, or as it is."""
+        recipe = self.recipe
+        if recipe.optimizer not in places:
+            recipe = recipe.model_copy(update={"optimizer": places[0]})
+        return replace(self, step=replace(self.step, recipe=recipe))
+
+    def with_tokens(self, tokens_per_step: int) -> PlanRequest:
+        return replace(self, step=replace(self.step, tokens_per_step=tokens_per_step))
+
+
+def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
+    """The caps given, each by default all that the profile states, and the device's reserve.
+
+    A memory's nominal size is all it has: 24GiB on a card with 23.99.
+
+    Raises:
+        SizeError: a cap cannot be read, or is more memory than the machine has.
+    """
+    return Caps(
+        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
+        host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),
+        device_reserve_bytes=round(machine.number("device_reserve_bytes")),
+    )
+
+
+def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
+    """The cap given, at most all the memory that the profile states."""
+    number = getattr(machine, field)
+    has = None if number is None or number.value is None else int(number.value)
+    if given is None:
+        return has
+    name = field.replace("memory_bytes", "mem")
+    if isinstance(given, str):
+        cap = parse_bytes(given, whole_bytes=has)
+    else:
+        cap = whole_bytes_of(name, given)
+    if has is None or cap <= has:
+        return cap
+    if cap > _NOMINAL * has:
+        flag = f"--{name.replace('_', '-')}"
+        raise SizeError(
+            f"{flag} {gib(cap)} is more than {machine.name} has, {gib(has)}; to ask about one "
+            f'with more, give a profile: base = "{machine.name}" and {field} = {cap} in a TOML file'
+        )
+    return has

@@ -1,0 +1,17 @@
+"""When tasks ran in a plan that was judged."""
+
+from twinstream.planner.lifetimes.stays import TaskClock
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.ops import Compute
+from twinstream.schedule.timeline import PassSpans
+
+
+def judged_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
+    """Each task from its start to the start of the next: of the last, in the pass after."""
+    starts_ns = [
+        start
+        for op, start in zip(schedule.ops, spans.start_ns, strict=True)
+        if isinstance(op, Compute)
+    ]
+    ends_ns = [*starts_ns[1:], starts_ns[0] + pass_ns]
+    return TaskClock([end - start for start, end in zip(starts_ns, ends_ns, strict=True)])

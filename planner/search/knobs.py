@@ -1,0 +1,71 @@
+"""What a plan of one cut is made with, and what came of it."""
+
+from dataclasses import dataclass
+from math import inf
+
+from twinstream.planner.bound.relaxation import Relaxation
+from twinstream.planner.choices import Choices
+from twinstream.planner.emit.emission import Emitted
+from twinstream.planner.pack.packer import Packed
+from twinstream.planner.search.congestion import Shares
+from twinstream.schedule.timeline import PassSpans
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An emitted plan of few rounds, simulated.
+
+    `step_ns` is the time of the whole step, `pass_ns` that of the few rounds, whose steady pass
+    has the `spans`.
+    """
+
+    emitted: Emitted
+    spans: PassSpans
+    pass_ns: float
+    step_ns: float
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a plan of a cut is made with.
+
+    Args:
+        choices: what is fixed.
+        room_bytes: of the device, left for copies in flight.
+        shares: of each link, that the program may use beside each task.
+        host_bytes: of the host, that the program may use; None: all there is.
+        outlasting: whether offloads may outlast the pass, and hold their bytes in the next.
+        after: an attempt whose decisions stay, with time for copies as it was judged.
+    """
+
+    choices: Choices
+    room_bytes: int
+    shares: Shares
+    host_bytes: int | None = None
+    outlasting: bool = True
+    after: "Attempt | None" = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of knobs: the relaxation, what was packed of it, and how that was judged.
+
+    Each is None where what comes before it does not fit; or is `skipped`, where its decisions come
+    to more than the best plan of other cuts.
+    """
+
+    knobs: Knobs
+    relaxed: Relaxation | None = None
+    packed: Packed | None = None
+    judged: Judged | None = None
+    skipped: bool = False
+
+    @property
+    def step_ns(self) -> float:
+        """Infinite where there is no plan."""
+        return inf if self.judged is None else self.judged.step_ns
+
+    @property
+    def relaxed_ns(self) -> float:
+        """What the program's decisions come to."""
+        return inf if self.relaxed is None else self.relaxed.step_s * 1e9

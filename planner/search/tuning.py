@@ -1,0 +1,187 @@
+"""Which knobs to try on a cut, each after what came of those before."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from twinstream.planner.choices import Choices
+from twinstream.planner.search.congestion import Shares, less_where_waited, scaled
+from twinstream.planner.search.knobs import Attempt, Knobs
+from twinstream.planner.search.workbench import Workbench
+
+_AT_HOME = {"parameter": "host", "gradient": "host", "optimizer_state": "host"}
+_LEAST_ROOM_BYTES = 2**20
+
+
+def tuning_path(bench: Workbench, tried: Sequence[Attempt], beat_ns: float) -> Iterator[Knobs]:
+    """Knobs for one cut.
+
+    First as much room for copies in flight as fits, then, where compute waited for copies, less of
+    the links for the program beside those tasks, or less room where that costs more. Far from the
+    bound, a short step is searched more widely.
+
+    Args:
+        bench: of the cut.
+        tried: the attempts so far; the caller adds one for every knobs it takes.
+        beat_ns: the step time of the best plan of other cuts.
+    """
+    limits = bench.cuts.limits
+    yield from _first_that_fits(bench, tried)
+    if bench.cuts.choices.effort == "quick" or not tried or tried[-1].judged is None:
+        return
+    if tried[-1].step_ns > limits.behind * beat_ns:
+        return
+    yield from _turns(bench, tried)
+    best = fastest(tried)
+    if best.step_ns <= limits.far * _bound_ns(bench):
+        return
+    if _is_short(bench):
+        yield from _wider(bench, tried)
+    elif best.knobs.room_bytes and _waits_ns(best) > _room_costs_ns(bench, best):
+        more = 2 * best.knobs.room_bytes
+        yield from _learned(bench, tried, lambda knobs: replace(knobs, room_bytes=more))
+
+
+def fastest(tried: Iterable[Attempt]) -> Attempt:
+    return min(tried, key=lambda attempt: attempt.step_ns)
+
+
+def _first_that_fits(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
+    """Ever less room for copies in flight, and at last no offload that outlasts the pass."""
+    room = bench.room_bytes()
+    rooms = [room, room // bench.cuts.limits.less_room, 0] if room else [0]
+    choices = _homes(bench, bench.cuts.choices, rooms)
+    for room in rooms:
+        yield bench.first_knobs(choices, room)
+        if tried[-1].judged is not None or tried[-1].skipped:
+            return
+    if tried[-1].relaxed is not None:
+        yield replace(bench.first_knobs(choices, 0), outlasting=False)
+
+
+def _homes(bench: Workbench, choices: Choices, rooms: Sequence[int]) -> Choices:
+    """All state at home on the host, where that is open and costs next to nothing.
+
+    The program may split what persists over both memories wherever that saves a copy; at home on
+    the host it all takes turns on the device, which packs better than it bounds.
+    """
+    if not choices.open:
+        return choices
+    at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
+    for room in rooms:
+        home = bench.relax(bench.first_knobs(at_home, room), None)
+        if home is not None:
+            some = bench.relax(bench.first_knobs(choices, room), None)
+            assert some is not None, "what fits with homes fits without"
+            cheap = home.step_s <= bench.cuts.limits.homes_cost * some.step_s
+            return at_home if cheap else choices
+    return choices
+
+
+def _turns(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
+    """Turns with what the one before showed; more of them while they gain and are far."""
+    limits, bound_ns = bench.cuts.limits, _bound_ns(bench)
+    turns = limits.turns
+    while (done := sum(attempt.judged is not None for attempt in tried)) < turns:
+        last, best = tried[-1], fastest(tried)
+        if last.judged is None or best.step_ns <= limits.near * bound_ns:
+            return
+        if last is best and _less_room_pays(bench, last):
+            room = last.knobs.room_bytes // limits.less_room
+            yield replace(last.knobs, room_bytes=room if room > _LEAST_ROOM_BYTES else 0)
+        else:
+            changed = done > 1 and tried[-2].knobs.room_bytes != last.knobs.room_bytes
+            turn = best if changed else last
+            if (shares := _less_of_the_links(bench, turn)) is None:
+                return
+            yield replace(turn.knobs, shares=shares)
+        if tried[-1] is fastest(tried) and tried[-1].step_ns > limits.far * bound_ns:
+            turns = 2 * limits.turns
+
+
+def _wider(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
+    """Ever more room, then ever less of the links beside all tasks, then what was learned.
+
+    After each, copies get their time as it was judged, while that helps.
+    """
+    limits = bench.cuts.limits
+    full = bench.full_shares
+    first = fastest(tried)
+    most = len(tried) + limits.wider_tasks // len(bench.few.chain.tasks)
+    yield from _reclocked(bench, tried)
+    for knobs in (
+        *(
+            lambda best, more=more: replace(
+                best.knobs, room_bytes=round(more * first.knobs.room_bytes), shares=full
+            )
+            for more in limits.wider_rooms
+        ),
+        *(
+            lambda best, share=share: replace(best.knobs, shares=scaled(full, share))
+            for share in limits.wider_shares
+        ),
+    ):
+        if len(tried) >= most:
+            return
+        yield replace(knobs(fastest(tried)), after=None)
+        yield from _reclocked(bench, tried)
+    yield from _learned(bench, tried, lambda knobs: knobs)
+
+
+def _learned(
+    bench: Workbench, tried: Sequence[Attempt], changed: Callable[[Knobs], Knobs]
+) -> Iterator[Knobs]:
+    """Less of the links where the best attempt so far waited for copies, while that is better."""
+    for _ in range(2):
+        best = fastest(tried)
+        if (shares := _less_of_the_links(bench, best)) is None:
+            return
+        yield changed(replace(best.knobs, shares=shares, after=None))
+        if fastest(tried) is best:
+            return
+
+
+def _reclocked(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
+    """The last attempt's decisions with time for copies as judged, while it helps."""
+    limits = bench.cuts.limits
+    last = tried[-1]
+    while last.judged is not None and last.step_ns > limits.far * _bound_ns(bench):
+        yield replace(last.knobs, after=last)
+        if tried[-1].step_ns > limits.gain * last.step_ns:
+            return
+        last = tried[-1]
+
+
+def _less_room_pays(bench: Workbench, turn: Attempt) -> bool:
+    """Whether the room left for copies costs much more than waiting for copies does."""
+    if not turn.knobs.room_bytes:
+        return False
+    return _waits_ns(turn) < bench.cuts.limits.waits_per_room * _room_costs_ns(bench, turn)
+
+
+def _waits_ns(turn: Attempt) -> float:
+    """What waits for copies cost: the plan's time above that of its decisions."""
+    return turn.step_ns - turn.relaxed_ns
+
+
+def _room_costs_ns(bench: Workbench, turn: Attempt) -> float:
+    """What room for copies costs: the time of the decisions above the bound."""
+    return turn.relaxed_ns - _bound_ns(bench)
+
+
+def _is_short(bench: Workbench) -> bool:
+    """Whether it is a step of one round, judged in no time."""
+    tasks = len(bench.few.chain.tasks)
+    return bench.num_rounds == 1 and tasks <= bench.cuts.limits.short_tasks
+
+
+def _bound_ns(bench: Workbench) -> float:
+    return bench.cut.bound.step_s * 1e9
+
+
+def _less_of_the_links(bench: Workbench, turn: Attempt) -> Shares | None:
+    judged = turn.judged
+    assert judged is not None, "only what was judged waited"
+    return less_where_waited(
+        turn.knobs.shares, judged.emitted.schedule, judged.spans, (bench.few, bench.small),
+        bench.cuts.limits,
+    )  # fmt: skip

@@ -1,0 +1,198 @@
+"""One cut on the bench: relax, decide, pack, emit and judge, each a step of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
+from twinstream.planner.bound.relaxation import Relaxation
+from twinstream.planner.choices import Choices
+from twinstream.planner.decide.decisions import Decisions
+from twinstream.planner.decide.filling import Pressure
+from twinstream.planner.decide.margins import QueueModel
+from twinstream.planner.emit.emission import Emitted, emitted
+from twinstream.planner.emit.unrolling import of_all_rounds
+from twinstream.planner.judge import Judge, step_ns_of
+from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
+from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.pack.packer import Packed, Packer
+from twinstream.planner.search.clock import judged_clock
+from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.search.knobs import Attempt, Judged, Knobs
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps, Schedule
+
+_HOST_ROUNDING = 0.99  # of the host, that the program gets at first: units are moved whole
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Makes plans of one cut."""
+
+    cuts: Cuts
+    cut: Cut
+    judge: Judge
+
+    def attempt(self, knobs: Knobs, tried: Sequence[Attempt], beat_ns: float) -> Attempt:
+        """A plan with these knobs.
+
+        Args:
+            knobs: to plan with.
+            tried: what came of those before on this cut; solving goes on from there.
+            beat_ns: what the first decisions must come to, at the most, to be worth a plan.
+        """
+        if knobs.after is not None:
+            return self._reclocked(knobs)
+        last = tried[-1] if tried else None
+        start = None if last is None else last.relaxed
+        for number in range(self.cuts.limits.host_tries):
+            relaxed = self.relax(knobs, start)
+            if relaxed is None:
+                return Attempt(knobs)
+            if last is None and relaxed.step_s * 1e9 > beat_ns:
+                return Attempt(knobs, relaxed, skipped=True)
+            packed = self.pack(self.decide(relaxed, knobs), relaxed, knobs)
+            if packed is None or not packed.missing_host_bytes:
+                break
+            knobs, start = self._with_less_host(knobs, packed.missing_host_bytes, number), relaxed
+        if packed is None or not packed.fits or _same(packed, last):
+            return Attempt(knobs, relaxed)
+        return Attempt(knobs, relaxed, packed, self._judged(packed))
+
+    def relax(self, knobs: Knobs, start: Relaxation | None) -> Relaxation | None:
+        """The program's optimum within the caps less the room; None where nothing fits them."""
+        device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
+        room = None if device is None else device - knobs.room_bytes
+        at_most = host if knobs.host_bytes is None else knobs.host_bytes
+        caps = self.caps.with_arenas(room, at_most)
+        return self._program(knobs.choices).fewest_copies(caps, knobs.shares, start)
+
+    def decide(self, relaxed: Relaxation, knobs: Knobs) -> Decisions:
+        """Whole decisions by the program's fractions."""
+        return Decisions.of(relaxed, self.small, knobs.choices)
+
+    def pack(self, decisions: Decisions, relaxed: Relaxation, knobs: Knobs) -> Packed | None:
+        """The decisions at offsets; None where nothing fits the device."""
+        pressure = Pressure.of(relaxed, self.num_rounds)
+        return self._packer(knobs).pack(decisions, pressure, knobs.room_bytes)
+
+    def emit(self, packed: Packed) -> Emitted:
+        """The schedule of few rounds."""
+        return emitted(packed.placement, self.machine, self.caps, "optimal")
+
+    def schedule(self, attempt: Attempt, chain: Chain) -> Schedule | None:
+        """The attempt with all rounds of the step; None where these do not fit after all."""
+        packed, judged = attempt.packed, attempt.judged
+        assert packed is not None and judged is not None, "a plan was found"
+        packer = self._packer(attempt.knobs)
+
+        def make(of: Chain) -> Emitted | None:
+            whole = packer.of_all_rounds(packed, ChainView(of))
+            return self.emit(whole) if whole.fits else None
+
+        return of_all_rounds(judged.emitted, make, chain)
+
+    def first_knobs(self, choices: Choices, room_bytes: int) -> Knobs:
+        """All of the links, and nearly all of the host."""
+        host = self.caps.arena_bytes("host")
+        at_most = None if host is None else round(host * _HOST_ROUNDING)
+        return Knobs(choices, room_bytes, self.full_shares, at_most)
+
+    @property
+    def full_shares(self) -> dict[str, tuple[float, ...]]:
+        """All of both links beside every task."""
+        return dict.fromkeys(("h2d", "d2h"), (1.0,) * len(self.small.chain.tasks))
+
+    def room_bytes(self) -> int:
+        """Bytes to leave for copies: what both directions copy beside a block, within reason.
+
+        That is a share of the device, and a few of the largest activations, if there are any.
+        """
+        limits = self.cuts.limits
+        rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
+        beside = self._longest_task_ns / 1e9 * sum(rate for rate in rates if rate < inf)
+        units = self.small.units.units.values()
+        saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
+        wanted = round(limits.room_blocks * beside)
+        if saved:
+            wanted = min(wanted, limits.room_units * max(saved))
+        device = self.caps.arena_bytes("device")
+        return wanted if device is None else min(wanted, round(limits.room_share * device))
+
+    @property
+    def num_rounds(self) -> int:
+        return self.cut.workload.rounds_per_step
+
+    @property
+    def machine(self) -> Machine:
+        return self.cuts.machine
+
+    @cached_property
+    def small(self) -> ChainView:
+        """The rounds that the program knows."""
+        return self.cuts.view(self.cut.workload, PROGRAM_ROUNDS)
+
+    @cached_property
+    def few(self) -> ChainView:
+        """The rounds that are judged."""
+        return self.cuts.view(self.cut.workload, JUDGED_ROUNDS)
+
+    @cached_property
+    def caps(self) -> Caps:
+        return with_library_memory(self.cuts.caps, self.small.chain)
+
+    @cached_property
+    def _longest_task_ns(self) -> float:
+        call_ns = self.few.call_ns(self.machine)
+        return max(call_ns[task.call] for task in self.few.chain.tasks)
+
+    def _program(self, choices: Choices) -> BoundProgram:
+        kind = ProgramKind(choices, self.cuts.limits.guide_segments, tied=True)
+        return self.cuts.program(self.cut.workload, kind)
+
+    def _packer(self, knobs: Knobs) -> Packer:
+        blocks = knobs.choices.prefetch_blocks
+        blocks = self.cuts.limits.ahead_blocks if blocks is None else blocks
+        queues = QueueModel(self.machine, blocks * self._longest_task_ns, knobs.outlasting)
+        return Packer(self.small, self.few, self.machine, self.caps, queues, self.cuts.limits)
+
+    def _judged(self, packed: Packed) -> Judged:
+        made = self.emit(packed)
+        told = self.judge(made.schedule, self.machine)
+        step_ns = step_ns_of(made.schedule, told, self.num_rounds)
+        return Judged(made, told.passes[-1], told.step_ns, step_ns)
+
+    def _reclocked(self, knobs: Knobs) -> Attempt:
+        """The program's intervals are too short where compute waits: copies hold memory too long.
+
+        So they get their time by when tasks ran, as judged.
+        """
+        after = knobs.after
+        assert after is not None and after.packed is not None and after.judged is not None
+        judged = after.judged
+        clock = judged_clock(judged.emitted.schedule, judged.spans, judged.pass_ns)
+        packed = self._packer(knobs).reclocked(after.packed, clock)
+        if not packed.fits or _same(packed, after):
+            return Attempt(knobs, after.relaxed)
+        return Attempt(knobs, after.relaxed, packed, self._judged(packed))
+
+    def _with_less_host(self, knobs: Knobs, missing_bytes: int, tried: int) -> Knobs:
+        """The program gets less of the host, by what was missing and more.
+
+        How units are rounded changes with it, or hardly, so that the same may be missing again:
+        the more of the cap is taken away the more often that was tried.
+        """
+        cap = self.caps.arena_bytes("host")
+        assert cap is not None and knobs.host_bytes is not None, "without a cap nothing is missing"
+        more_bytes = round((1.0 - _HOST_ROUNDING) / 5 * cap) << 2 * tried
+        return replace(knobs, host_bytes=knobs.host_bytes - missing_bytes * 5 // 4 - more_bytes)
+
+
+def _same(packed: Packed, last: Attempt | None) -> bool:
+    """Whether it comes to the schedule that was judged last."""
+    if last is None or last.judged is None:
+        return False
+    return packed.placement.same_as(last.judged.emitted.placement)

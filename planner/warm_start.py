@@ -1,0 +1,101 @@
+"""Warm starts: plans that are known already, one of which may be the answer.
+
+A plan made within less memory, or for a slower link, runs as it is with more, or on a faster one.
+A search that begins anew may still end at a slower plan, by as much as plans lie above the bound.
+"""
+
+from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.lowering.lower import model_ref
+from twinstream.planner.policies import policy_named
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.workload import ModelRef, Workload
+
+
+class WarmStartError(TwinstreamError):
+    """A known plan is of something else than what is to be planned.
+
+    Args:
+        plan: the known one.
+        name: by which the message begins.
+        why: what of it is not as asked.
+    """
+
+    def __init__(self, plan: Schedule, name: str, why: str) -> None:
+        self.plan, self.why = plan, why
+        super().__init__(f"{name} {why}")
+
+
+def fits(known: Schedule, caps: Caps) -> bool:
+    """Whether its arenas fit, beside the device's reserve and what its libraries take."""
+    caps = caps.model_copy(update={"library_bytes": known.caps.library_bytes})
+    for tier in (DEVICE, HOST):
+        cap = caps.arena_bytes(tier.kind)
+        if cap is not None and arena_bytes(known, tier) > cap:
+            return False
+    return True
+
+
+def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -> None:
+    """Refuse a plan of something else than what is to be planned.
+
+    Args:
+        known: a known plan.
+        asked: prepared, with tokens per step.
+        number: of the plan, where there are several.
+
+    Raises:
+        WarmStartError: it says what differs.
+    """
+    name = "the known plan" if number is None else f"known plan {number}"
+    if asked.policy == "optimal" and asked.choices.prefetch_blocks is not None:
+        why = "does not tell how early it loads: fix no prefetch beside it"
+        raise WarmStartError(known, name, why)
+    step, cut = asked.step, known.workload
+    for what, wanted, found in (
+        ("policy", asked.policy, known.policy),
+        ("model", model_ref(asked.spec), known.model),
+        ("sequence length", step.seq_len, cut.seq_len),
+        ("sequence lengths", _repeated(step, cut), cut.sequence_lengths),
+        ("tokens per step", step.tokens_per_step, cut.tokens_per_step),
+        ("chunk tokens", step.chunk_tokens or cut.chunk_tokens, cut.chunk_tokens),
+        ("chunks per round", step.chunks_per_round or cut.chunks_per_round, cut.chunks_per_round),
+        *_recipes(known, asked),
+        ("fixed choices", asked.choices.told, () if known.bound is None else known.bound.fixed),
+    ):
+        if wanted != found:
+            raise WarmStartError(
+                known,
+                name,
+                f"differs in {what}: {_told(found)}, not {_told(wanted)}; only a plan of the same "
+                "training step can stand in for this one",
+            )
+
+
+def _recipes(known: Schedule, asked: PlanRequest) -> list[tuple[str, object, object]]:
+    """The parts of both recipes; a policy may have one of its own, whatever the step's."""
+    if asked.policy != DEFAULT_POLICY and policy_named(asked.policy).own_step:
+        return []
+    recipe = asked.recipe.model_dump(mode="json")
+    return [
+        (f"the recipe's {name}", recipe.get(name), known.recipe.get(name))
+        for name in sorted({*recipe, *known.recipe})
+    ]
+
+
+def _repeated(step: TrainingStep, cut: Workload) -> tuple[int, ...]:
+    """The step's unequal lengths, as often as a chunk has room for them."""
+    lengths = step.sequence_lengths
+    return lengths * (cut.chunk_tokens // sum(lengths)) if sum(lengths) > 0 else ()
+
+
+def _told(value: object) -> str:
+    if isinstance(value, ModelRef):
+        return f"{value.name} ({value.content_hash})"
+    if isinstance(value, tuple):
+        whole = all(isinstance(part, int) for part in value)
+        return (lengths_text(value) if whole else "; ".join(value)) or "none"
+    return f"{value:,}" if type(value) is int else str(value)
