@@ -40,11 +40,12 @@ def search(cuts: Cuts, judge: Judge) -> Found | None:
     plans: list[Plan] = []
     for cut in promising(cuts, plans):
         bench, tried = Workbench(cuts, cut, judge), []
-        beat_ns = _best_ns(plans)
-        for knobs in tuning_path(bench, tried, beat_ns):
-            tried.append(bench.attempt(knobs, tried, beat_ns))
+        best = min(plans, key=_step_ns, default=None)
+        best = None if best is None else best.attempt
+        for knobs in tuning_path(bench, tried, best):
+            tried.append(bench.attempt(knobs, tried, inf if best is None else best.step_ns))
         plans += [Plan(bench, attempt) for attempt in tried if attempt.judged is not None]
-    return next(filter(None, map(_with_all_rounds, sorted(plans, key=lambda p: p.step_ns))), None)
+    return next(filter(None, map(_with_all_rounds, sorted(plans, key=_step_ns))), None)
 
 
 def promising(cuts: Cuts, plans: Sequence[Plan]) -> Iterator[Cut]:
@@ -76,6 +77,10 @@ def _is_worth_it(cut: Cut, cuts: Cuts, best_ns: float) -> bool:
     is_long = len(cuts.view(cut.workload, most_rounds=3).chain.tasks) > limits.long_tasks
     worth_it = limits.worth_a_long_plan if is_long else limits.worth_a_plan
     return cut.bound.step_s * 1e9 * worth_it < best_ns
+
+
+def _step_ns(plan: Plan) -> float:
+    return plan.step_ns
 
 
 def _best_ns(plans: Sequence[Plan]) -> float:

@@ -12,7 +12,9 @@ _AT_HOME = {"parameter": "host", "gradient": "host", "optimizer_state": "host"}
 _LEAST_ROOM_BYTES = 2**20
 
 
-def tuning_path(bench: Workbench, tried: Sequence[Attempt], beat_ns: float) -> Iterator[Knobs]:
+def tuning_path(
+    bench: Workbench, tried: Sequence[Attempt], best: Attempt | None
+) -> Iterator[Knobs]:
     """Knobs for one cut.
 
     First as much room for copies in flight as fits, then, where compute waited for copies, less of
@@ -22,13 +24,13 @@ def tuning_path(bench: Workbench, tried: Sequence[Attempt], beat_ns: float) -> I
     Args:
         bench: of the cut.
         tried: the attempts so far; the caller adds one for every knobs it takes.
-        beat_ns: the step time of the best plan of other cuts.
+        best: the fastest of other cuts; what room was best there is tried first here.
     """
     limits = bench.cuts.limits
-    yield from _first_that_fits(bench, tried)
+    yield from _first_that_fits(bench, tried, best)
     if bench.cuts.choices.effort == "quick" or not tried or tried[-1].judged is None:
         return
-    if tried[-1].step_ns > limits.behind * beat_ns:
+    if best is not None and tried[-1].step_ns > limits.behind * best.step_ns:
         return
     yield from _turns(bench, tried)
     best = fastest(tried)
@@ -45,9 +47,13 @@ def fastest(tried: Iterable[Attempt]) -> Attempt:
     return min(tried, key=lambda attempt: attempt.step_ns)
 
 
-def _first_that_fits(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
+def _first_that_fits(
+    bench: Workbench, tried: Sequence[Attempt], best: Attempt | None
+) -> Iterator[Knobs]:
     """Ever less room for copies in flight, and at last no offload that outlasts the pass."""
     room = bench.room_bytes()
+    if best is not None:
+        room = min(room, best.knobs.room_bytes)
     rooms = [room, room // bench.cuts.limits.less_room, 0] if room else [0]
     choices = _homes(bench, bench.cuts.choices, rooms)
     for room in rooms:

@@ -25,6 +25,7 @@ from twinstream.planner.search.knobs import Attempt, Judged, Knobs
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
+_HOST_STEP = 0.002  # of the host taken away, and of the step that room on it is worth
 _HOST_ROUNDING = 0.99  # of the host, that the program gets at first: units are moved whole
 
 
@@ -47,20 +48,24 @@ class Workbench:
         if knobs.after is not None:
             return self._reclocked(knobs)
         last = tried[-1] if tried else None
-        start = None if last is None else last.relaxed
+        found = Attempt(knobs, None if last is None else last.relaxed)
         for number in range(self.cuts.limits.host_tries):
-            relaxed = self.relax(knobs, start)
+            relaxed = self.relax(knobs, found.relaxed)
             if relaxed is None:
-                return Attempt(knobs)
+                break
             if last is None and relaxed.step_s * 1e9 > beat_ns:
                 return Attempt(knobs, relaxed, skipped=True)
             packed = self.pack(self.decide(relaxed, knobs), relaxed, knobs)
-            if packed is None or not packed.missing_host_bytes:
+            if packed is None or (found.packed is not None and not packed.fits):
                 break
-            knobs, start = self._with_less_host(knobs, packed.missing_host_bytes, number), relaxed
-        if packed is None or not packed.fits or _same(packed, last):
-            return Attempt(knobs, relaxed)
-        return Attempt(knobs, relaxed, packed, self._judged(packed))
+            found = Attempt(knobs, relaxed, packed)
+            host_bytes = self._next_host_bytes(found, number)
+            if host_bytes is None:
+                break
+            knobs = replace(knobs, host_bytes=host_bytes)
+        if found.packed is None or not found.packed.fits or _same(found.packed, last):
+            return replace(found, packed=None)
+        return replace(found, judged=self._judged(found.packed))
 
     def relax(self, knobs: Knobs, start: Relaxation | None) -> Relaxation | None:
         """The program's optimum within the caps less the room; None where nothing fits them."""
@@ -179,16 +184,23 @@ class Workbench:
             return Attempt(knobs, after.relaxed)
         return Attempt(knobs, after.relaxed, packed, self._judged(packed))
 
-    def _with_less_host(self, knobs: Knobs, missing_bytes: int, tried: int) -> Knobs:
-        """The program gets less of the host, by what was missing and more.
+    def _next_host_bytes(self, found: Attempt, tried: int) -> int | None:
+        """What the program gets of the host next; None where it is as it should be.
 
-        How units are rounded changes with it, or hardly, so that the same may be missing again:
-        the more of the cap is taken away the more often that was tried.
+        The program moves shares of units, a plan whole ones, and takes a little more or less. After
+        one that did not fit it gets less by what was missing, and more: how units are rounded
+        changes with it, or hardly, so that the same may be missing again. After one that left room
+        it gets most of that, where the room is worth something.
         """
-        cap = self.caps.arena_bytes("host")
-        assert cap is not None and knobs.host_bytes is not None, "without a cap nothing is missing"
-        more_bytes = round((1.0 - _HOST_ROUNDING) / 5 * cap) << 2 * tried
-        return replace(knobs, host_bytes=knobs.host_bytes - missing_bytes * 5 // 4 - more_bytes)
+        cap, program, packed = self.caps.arena_bytes("host"), found.knobs.host_bytes, found.packed
+        if cap is None or program is None or packed is None or found.relaxed is None:
+            return None
+        if packed.missing_host_bytes:
+            less = round(_HOST_STEP * cap) << 2 * tried
+            return program - packed.missing_host_bytes * 5 // 4 - less
+        left = cap - packed.placement.host_bytes
+        worth_s = left / 2**30 * found.relaxed.host_s_per_gib
+        return program + left * 3 // 4 if worth_s > _HOST_STEP * found.relaxed.step_s else None
 
 
 def _same(packed: Packed, last: Attempt | None) -> bool:
