@@ -126,7 +126,9 @@ class Planner:
     def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         cuts = self._cuts(request)
         if (found := search(cuts, self.judge)) is not None:
-            return proven(found.schedule, found.chain, cuts.step_bound_of(found.cut))
+            schedule, chain = found
+            bound = cuts.step_bound_of(chain.workload)
+            return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
         refused: InfeasiblePlan | None = None
         if request.choices.open:
             workload = smallest_workload(cuts)
@@ -136,7 +138,7 @@ class Planner:
             except InfeasiblePlan as error:
                 refused = error
             else:
-                bound = cuts.step_bound_of(cuts.cut_of(workload))
+                bound = cuts.step_bound_of(workload)
                 return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
         if not name_caps:
             raise unnamed_refusal(cuts)
@@ -157,7 +159,7 @@ class Planner:
         if request.policy != DEFAULT_POLICY:
             return proven(schedule, chain, step_bound(chain, machine, caps))
         cuts = self._cuts(request)
-        return proven(schedule, chain, cuts.step_bound_of(cuts.cut_of(known.workload)))
+        return proven(schedule, chain, cuts.step_bound_of(known.workload))
 
     def _cuts(self, request: PlanRequest) -> Cuts:
         return Cuts(request, self.reuse, self.limits)

@@ -36,7 +36,7 @@ from twinstream.planner.pack.placement import Placement
 from twinstream.planner.emit.unrolling import of_all_rounds
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.stays import stay_intervals
-from twinstream.planner.pack.live_bytes import live_peak
+from twinstream.planner.lifetimes.live_bytes import live_peak
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
 from twinstream.planner.search import family, optimal
 from twinstream.planner.search.chunking import TrainingStep

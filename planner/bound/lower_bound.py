@@ -25,7 +25,6 @@ from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
-COPY_COST_MS_PER_GIB = 0.4  # step time that a plan may lose to save copying a GiB
 _SOLVER_TOLERANCE = 1e-9
 
 Side = Literal["device", "host"]
@@ -101,7 +100,11 @@ class BoundProgram:
         return self._solved(caps, 0.0)
 
     def fewest_copies(
-        self, caps: Caps, shares: LinkShares | None = None, start: Relaxation | None = None
+        self,
+        caps: Caps,
+        copy_cost: float,
+        shares: LinkShares | None = None,
+        start: Relaxation | None = None,
     ) -> Relaxation | None:
         """Decisions near the optimum that move little: copies cost a little, too.
 
@@ -109,12 +112,13 @@ class BoundProgram:
 
         Args:
             caps: of the arenas.
+            copy_cost: ms of a step that they may lose to save copying a GiB.
             shares: how much of the links may be used beside each task.
             start: what was decided with other caps or shares: from there it is less to solve.
         """
         basis = None if start is None else start.basis
         caps = with_library_memory(caps, self.chain)
-        return self._solved(caps, COPY_COST_MS_PER_GIB, shares, basis)
+        return self._solved(caps, copy_cost, shares, basis)
 
     def least_cap_bytes(self, caps: Caps, side: Side) -> float | None:
         """The smallest cap of one memory that the program allows, however long a step takes.
@@ -178,9 +182,7 @@ class BoundProgram:
     ) -> tuple[Solution | None, list[int], list[int]]:
         """The optimum, with rows of the host and of both memories if these are needed."""
         if self._host.may_be_left_out(host_cap):
-            solution = self.program.minimise(costs, start)
-            if solution is None or self._host.are_kept(solution.values, device_cap, host_cap):
-                return solution, [], []
+            return self.program.minimise(costs, start), [], []
         host, both = self._host.add(kept, device_cap, host_cap)
         return self.program.minimise(costs, start), host, both
 

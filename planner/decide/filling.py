@@ -11,16 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.bound.lower_bound import COPY_COST_MS_PER_GIB
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions, GapKey
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import content_gaps
-from twinstream.planner.pack.live_bytes import align_up
-
-_LEAST_PRESSURE = 0.05
-_LEAST_S_PER_GIB = 2 * COPY_COST_MS_PER_GIB / 1e3  # there and back, by the program's own cost
+from twinstream.planner.limits import SearchLimits
 
 
 @dataclass(frozen=True)
@@ -36,19 +33,20 @@ class Pressure:
     home: float = 0.0
 
     @staticmethod
-    def of(solved: Relaxation, num_rounds: int) -> "Pressure":
+    def of(solved: Relaxation, num_rounds: int, limits: SearchLimits) -> "Pressure":
         """From the program's prices of the links and of host memory."""
         prices = solved.link_s_per_gb_per_s
         shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
         load, store = prices.get("h2d", 0.0) + shared, prices.get("d2h", 0.0) + shared
         total = load + store
-        copied_s_per_gib = _LEAST_S_PER_GIB
+        copied_s_per_gib = 2 * limits.copy_cost / 1e3  # there and back
         if solved.step_s:
             copied_s_per_gib = max(copied_s_per_gib, total / solved.step_s)
         home = solved.host_s_per_gib / copied_s_per_gib / num_rounds
         if total <= 0:
             return Pressure(1.0, 1.0, home)
-        return Pressure(load / total + _LEAST_PRESSURE, store / total + _LEAST_PRESSURE, home)
+        least = limits.least_pressure
+        return Pressure(load / total + least, store / total + least, home)
 
 
 def filled(

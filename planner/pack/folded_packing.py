@@ -7,6 +7,7 @@ from itertools import pairwise
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.limits import LIMITS
 from twinstream.planner.pack.board import Ranges, SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
@@ -31,17 +32,17 @@ def pack_folded(
     units: UnitMap,
     folding: Folding,
     cap_bytes: int | None,
-    steps_per_item: int = 20,
+    moves: int = LIMITS.moves,
 ) -> FoldedPacking:
     """Offsets of stays under a cap; stays of a unit that fold onto each other share bytes.
 
-    The cost does not grow with the number of rounds. `steps_per_item`: as `pack_soft`.
+    The cost does not grow with the number of rounds. `moves`: as `pack_soft`.
     """
     items = _items(stays, folding)
     packed = pack_soft(
         [SoftItem(item.lives, units.units[item.unit].tensor.size_bytes) for item in items],
         cap_bytes,
-        steps_per_item,
+        moves,
     )
     found, offsets = list(stays), [0] * len(stays)
     over: dict[int, int] = {}

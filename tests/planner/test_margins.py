@@ -17,7 +17,7 @@ from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, stay_intervals
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.folded_packing import pack_folded, trimmed
-from twinstream.planner.pack.live_bytes import align_up
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

@@ -1,9 +1,8 @@
-"""What packing is counted in: aligned bytes, what is alive at once, and gaps between bytes."""
+"""Aligned bytes, and how many are alive at once."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 ALIGNMENT_BYTES = 256
 
@@ -23,16 +22,3 @@ def live_peak(intervals: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
         change[end] -= align_up(size)
     alive = np.cumsum(change)
     return int(alive.max()), int(alive.argmax())
-
-
-def first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> int:
-    """The lowest offset of `size` free bytes among taken ranges."""
-    if not len(lows):
-        return 0
-    order = lows.argsort(kind="stable")
-    low, covered = lows[order], np.maximum.accumulate(highs[order])
-    if low[0] >= size:
-        return 0
-    fits = low[1:] - covered[:-1] >= size
-    place = int(fits.argmax()) if len(fits) else 0
-    return int(covered[place] if len(fits) and fits[place] else covered[-1])
