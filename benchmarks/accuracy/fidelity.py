@@ -1,4 +1,4 @@
-r"""What docs/benchmarks/fidelity.md shows, from the CSV files that `validate -o` writes.
+r"""What docs/benchmarks/accuracy.md shows, from the CSV files that `validate -o` writes.
 
     python -m benchmarks.accuracy.fidelity summary PREDICTED.csv --measured TABLE.csv \
         --cells CELLS.csv
