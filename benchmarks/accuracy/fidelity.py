@@ -1,4 +1,4 @@
-r"""What docs/benchmarks/fidelity.md shows, from the CSV files that `validate -o` writes.
+r"""What docs/benchmarks/accuracy.md shows, from the CSV files that `validate -o` writes.
 
     python -m benchmarks.accuracy.fidelity summary PREDICTED.csv --measured TABLE.csv \
         --cells CELLS.csv
@@ -31,7 +31,7 @@ from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 
 STALLED = 0.10
-# The two profiled runs of shared/data/README.md: seconds of forward, head, backward, round,
+# The two profiled runs of als244/ml_dataflow (8B, H100): seconds of forward, head, backward, round,
 # optimizer and step, and the plan columns that tell which configuration it was.
 PROFILED = {
     "8B, 8k": ((8192, 5, 4, 5, 6, 21), (0.437, 0.0811, 1.096, 1.614, 1.19, 56.1)),
