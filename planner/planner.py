@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.planner.choices import OPEN, ChoiceError
@@ -22,7 +23,7 @@ from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.planner.warm_start import fits, require_same_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify import require_safe
-from twinstream.schedule.workload import MachineRef
+from twinstream.schedule.workload import MachineRef, Workload
 
 
 class Planner:
@@ -142,12 +143,17 @@ class Planner:
                 return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
         if not name_caps:
             raise unnamed_refusal(cuts)
-        raise refusal(cuts, lambda caps: self._fits(request, caps), refused) from None
+        raise refusal(
+            cuts, partial(self._fits, request, smallest_workload(cuts)), refused
+        ) from None
 
-    def _fits(self, request: PlanRequest, caps: Caps) -> bool:
-        """Whether a quick search finds a plan within other caps."""
+    def _fits(self, request: PlanRequest, cut: Workload, caps: Caps) -> bool:
+        """Whether a quick search finds a plan of one cut within other caps."""
+        step = replace(
+            request.step, chunk_tokens=cut.chunk_tokens, chunks_per_round=cut.chunks_per_round
+        )
         quick = replace(request.choices, effort="quick")
-        cuts = self._cuts(replace(request, caps=caps, choices=quick))
+        cuts = self._cuts(replace(request, step=step, caps=caps, choices=quick))
         return search(cuts, self.judge) is not None
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:

@@ -8,19 +8,18 @@ recomputed; and for every task how long its interval is and what is copied meanw
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 from typing import Literal
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, GapColumnsOf, Terms
 from twinstream.planner.bound.host_rows import Cap, HostRows
 from twinstream.planner.bound.interval_columns import IntervalColumns, LinkShares, Resource
 from twinstream.planner.bound.program import Basis, Program, Solution
-from twinstream.planner.bound.relaxation import GapShares, Relaxation
+from twinstream.planner.bound.relaxation import GapFractions, Relaxation
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -95,9 +94,7 @@ class BoundProgram:
     def bound(self, caps: Caps) -> Relaxation | None:
         """As `lower_bound`."""
         caps = with_library_memory(caps, self.chain)
-        if _persistent_bytes(self.chain) > _bytes_of_both(caps):
-            return None
-        return self._solved(caps, 0.0)
+        return None if is_hopeless(self.chain, caps) else self._solved(caps, 0.0)
 
     def fewest_copies(
         self,
@@ -269,8 +266,8 @@ class BoundProgram:
                 if r.name != "compute"
             },
             limits=tuple(name for name, pressure in pressed.items() if pressure > 1e-6),
-            shares=tuple(
-                GapShares(
+            fractions=tuple(
+                GapFractions(
                     self.gaps.elements[number],
                     self.gaps.elements[number].gaps[index],
                     extra,
@@ -287,20 +284,5 @@ class BoundProgram:
         )
 
 
-def _persistent_bytes(chain: Chain) -> int:
-    """What is somewhere all the time: of a tensor with parts these, without its padding."""
-    persistent, with_parts = set(chain.persistent), {t.parent for t in chain.tensors}
-    return sum(
-        t.size_bytes
-        for t in chain.tensors
-        if (t.parent or t.tensor_id) in persistent and t.tensor_id not in with_parts
-    )
-
-
 def _gib(size_bytes: int | None) -> Cap | None:
     return None if size_bytes is None else Cap(gib=size_bytes / GIB)
-
-
-def _bytes_of_both(caps: Caps) -> float:
-    arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
-    return inf if None in arenas else float(sum(arena or 0 for arena in arenas))

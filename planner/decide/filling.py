@@ -50,20 +50,20 @@ class Pressure:
 
 
 def filled(
-    sequence: TaskSequence, decisions: Decisions, room: Bytes, pressure: Pressure
+    sequence: TaskSequence, decisions: Decisions, capacity: Bytes, pressure: Pressure
 ) -> Decisions | None:
-    """Decisions whose stays fill the room, copies in flight not counted; None if none fit it.
+    """Decisions whose stays fill the capacity, copies in flight not counted; None if none fit it.
 
     Args:
         sequence: of three rounds at the most.
         decisions: where to start from.
-        room: most bytes that may be alive at each task.
+        capacity: most bytes that may be alive at each task.
         pressure: what copies cost.
     """
     gaps = _Gaps.of(sequence, decisions, pressure)
     kept = np.asarray([decisions.kept.get(key, True) for key in gaps.keys], dtype=np.bool_)
     alive = alive_bytes(sequence, sequence.stays(gaps.decided(decisions, kept)))
-    left = room - alive
+    left = capacity - alive
     gaps.give_up(kept, left)
     if int(left.min()) < 0:
         return None

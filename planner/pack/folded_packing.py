@@ -11,7 +11,7 @@ from twinstream.planner.limits import LIMITS
 from twinstream.planner.pack.board import Ranges, SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
-_SHARES = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like
+_FRACTIONS = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def pack_folded(
     ):
         for index in item.stays:
             offsets[index] = offset
-            found[index] = trimmed(stays[index], _SHARES[life])
+            found[index] = trimmed(stays[index], _FRACTIONS[life])
         out = offset + units.units[item.unit].tensor.size_bytes
         if cap_bytes is not None and out > cap_bytes:
             for low, high in item.lives[-1]:
@@ -121,8 +121,8 @@ def _lives(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
     bare = [trimmed(stay, 0.0) for stay in together]
     shortest = _alive(bare, folding)
     if all(a is b for a, b in zip(bare, together, strict=True)):
-        return (shortest,) * len(_SHARES)
-    longer = [[trimmed(stay, share) for stay in together] for share in _SHARES[:-1]]
+        return (shortest,) * len(_FRACTIONS)
+    longer = [[trimmed(stay, share) for stay in together] for share in _FRACTIONS[:-1]]
     return (*(_alive(stays, folding) for stays in longer), shortest)
 
 

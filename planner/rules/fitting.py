@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.live_bytes import live_peak
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.stays import Stay, stay_intervals

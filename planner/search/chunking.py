@@ -191,7 +191,7 @@ def _chunk_sizes(step: TrainingStep, limits: SearchLimits) -> list[int]:
     ]
     slices = [
         step.pack_tokens // n
-        for n in range(2, step.pack_tokens // limits.chunk_tokens // 8 + 1)
+        for n in range(2, step.pack_tokens // (limits.chunk_tokens // 8) + 1)
         if step.pack_tokens % n == 0 and _may_slice(step)
     ]
     sizes = packed + slices

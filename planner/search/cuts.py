@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
+from twinstream.planner.arena_caps import is_hopeless
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
@@ -45,6 +46,8 @@ class Cuts:
         each size has a bound clearly below that of all larger ones.
         """
         preferred = admissible(self.spec, self.request.step, self.limits)
+        if self._bound(preferred[0]) is None and not self._is_possible:
+            return []
         usual = self._bounded(preferred, every=False)
         if not usual or self._is_near(usual[0]):
             return usual
@@ -60,6 +63,8 @@ class Cuts:
     @cached_property
     def all(self) -> list[Cut]:
         """The usual ones, smaller chunks, too, and whatever else is possible at all."""
+        if not self._is_possible:
+            return []
         others = self._others_by_size(self.workloads)
         workloads = [workload for of_size in others for workload in of_size]
         return _least_first([*self.usual, *self._bounded(workloads, every=True)])
@@ -68,6 +73,31 @@ class Cuts:
     def workloads(self) -> list[Workload]:
         """All that may be possible, each once, of not too many blocks."""
         return self._of_few_blocks(possible(self.spec, self.request.step, self.limits))
+
+    @cached_property
+    def smallest(self) -> list[Workload]:
+        """Those that take the least memory: of no other are chunks and rounds both smaller.
+
+        Any other needs at least what one of these does: it has all their tasks, with tensors that
+        are as large, and more.
+        """
+
+        def is_smaller(one: Workload, other: Workload) -> bool:
+            pairs = (one.chunk_tokens, other.chunk_tokens), (
+                one.chunks_per_round, other.chunks_per_round,
+            )  # fmt: skip
+            return one != other and all(mine <= theirs for mine, theirs in pairs)
+
+        return [
+            one
+            for one in self.workloads
+            if not any(is_smaller(other, one) for other in self.workloads)
+        ]
+
+    @cached_property
+    def _is_possible(self) -> bool:
+        """Whether the program allows any cut within the caps."""
+        return any(self._bound(workload) is not None for workload in self.smallest)
 
     def step_bound_of(self, workload: Workload) -> StepBound:
         """The bound of a cut of which there is a plan, and the least of all."""
@@ -97,7 +127,10 @@ class Cuts:
         """
         if not workloads:
             return []
-        self.choices.check(self.view(workloads[0], 1).chain)
+        one_round = self.view(workloads[0], 1).chain
+        self.choices.check(one_round)
+        if is_hopeless(one_round, self.caps):
+            return []
         first = self._bound(workloads[0])
         least_s = inf if first is None or every else first.step_s
         left = [w for w in workloads[1:] if self._alone_s(w) < least_s]

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import Choices
@@ -15,7 +16,6 @@ from twinstream.planner.decide.margins import QueueModel
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import of_all_rounds
 from twinstream.planner.judge import Judge, step_ns_of
-from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.packer import Packed, Packer
