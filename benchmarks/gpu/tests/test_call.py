@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import call as call_module
-from benchmarks.gpu.call import Call, Times, times
-from benchmarks.gpu.results import Outcome
-from benchmarks.gpu.store import Store, read_results
+from benchmarks.gpu.jobs.results import Outcome
+from benchmarks.gpu.jobs.store import Store, read_results
+from benchmarks.gpu.lent import call as call_module
+from benchmarks.gpu.lent.call import Call, Times, times
 from benchmarks.gpu.tests.stand_ins import WHERE
 
 # What stands for the campaign: it holds the folder, says a line, and ends when it is told to.
 CAMPAIGN = """
 import sys, time
 from pathlib import Path
-from benchmarks.gpu.store import only_campaign
+from benchmarks.gpu.jobs.store import only_campaign
 folder = Path(sys.argv[sys.argv.index("--out") + 1])
 print("begun with", *sys.argv[1:], flush=True)
 with only_campaign(folder):
@@ -42,7 +42,8 @@ def call(tmp_path, monkeypatch, told):
 
     def popen(command, **options):
         assert command[:3] == (sys.executable, "-m", "benchmarks.gpu")
-        return real((sys.executable, str(program), *command[3:]), **options)
+        env = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # as -m has it
+        return real((sys.executable, str(program), *command[3:]), env=env, **options)
 
     monkeypatch.setattr(call_module.subprocess, "Popen", popen)
     monkeypatch.setattr(call_module, "_POLL_S", 0.02)

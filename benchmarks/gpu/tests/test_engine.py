@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import engine as engine_module
-from benchmarks.gpu import requests
-from benchmarks.gpu.gpu_tests import SuiteRun
-from benchmarks.gpu.jobs import campaign_of
-from benchmarks.gpu.plans import Refused
-from benchmarks.gpu.results import (
+from benchmarks.gpu.cells.plans import Refused
+from benchmarks.gpu.device import requests
+from benchmarks.gpu.jobs.campaign import campaign_of
+from benchmarks.gpu.jobs.results import (
     CellFound,
     FactsFound,
     KernelsFound,
@@ -21,9 +19,11 @@ from benchmarks.gpu.results import (
     SuiteFound,
     WholeFound,
 )
-from benchmarks.gpu.store import Store
+from benchmarks.gpu.jobs.store import Store
+from benchmarks.gpu.run import engine as engine_module
+from benchmarks.gpu.run.gpu_tests import SuiteRun
 from benchmarks.gpu.tests.stand_ins import MACHINE, WHERE, Clock, FakeDevice, engine
-from benchmarks.gpu.worker import JobFailed, JobRefused, JobTimeout
+from twinstream.executor.probe.process import JobFailed, JobRefused, JobTimeout
 from twinstream.hardware_profiles.schema import Number
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.files import read_document
@@ -305,7 +305,7 @@ def test_cells_of_another_attention_are_planned_with_it_where_it_is_known_to_be_
     engine(store, device, stages=("probe", "cells")).run()
     assert statuses(store)["tiny S64 resident sdpa_cpu"] == "done"
     (probe,) = [r for r in device.asked if isinstance(r, requests.ProbeDevice)]
-    assert (probe.kernels, probe.others) == (KernelChoice(), ("sdpa_cpu",))
+    assert (probe.chosen.kernels, probe.chosen.others) == (KernelChoice(), ("sdpa_cpu",))
     found = KernelsFound(kernels=KernelChoice(), others=())
     store.put("kernels", Outcome(status="done", attempts=1, found=found))
     store.forget("sdpa_cpu")
@@ -373,7 +373,6 @@ def test_a_new_process_takes_the_host_memory_again_and_has_time_for_it(store):
 def test_nothing_is_measured_with_kernels_that_are_not_right(store):
     store.put("kernels", Outcome(status="failed", attempts=1, reason="no attention is right here"))
     device = FakeDevice(Clock())
-    device.instead = {requests.TryAttention: lambda: JobFailed("it broke")}
     made = engine(store, device, stages=("cells", "peers"))
     made.run()
     assert device.names() == ["RunPeer"] * 3

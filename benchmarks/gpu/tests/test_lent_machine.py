@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[3]
-SCRIPT = "benchmarks/gpu/tests/lent_machine.sh"
+SCRIPT = "benchmarks/gpu/lent/lent_machine.sh"
 LARGE = "nvidia_cutlass_dsl_libs_cu13-1.0-py3-none-any.whl"
 
 
@@ -22,7 +22,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.repo, self.base = folder / "repo", folder / "tmp"
         for name in ("twinstream", "executor", "hardware_profiles", "models", "planner",
-                     "simulator", "benchmarks/gpu/tests", "docs"):  # fmt: skip
+                     "simulator", "benchmarks/gpu/lent", "tests", "docs"):  # fmt: skip
             (self.repo / name).mkdir(parents=True)
             (self.repo / name / "__init__.py").touch()
         (self.repo / "pyproject.toml").touch()
