@@ -17,8 +17,8 @@ from benchmarks.gpu.jobs.campaign import STAGES, campaign_of
 from benchmarks.gpu.jobs.store import Store, only_campaign
 from benchmarks.gpu.report.publish import write_tables
 from benchmarks.gpu.run.budget import Budget
-from benchmarks.gpu.run.engine import Engine, Settings
-from benchmarks.gpu.run.known_device import AUTO
+from benchmarks.gpu.run.engine import Engine
+from benchmarks.gpu.run.settings import AUTO, Settings
 from twinstream.commands.arguments.backends import backend_named
 from twinstream.models.demand.attention_scratch import require_known_attention
 from twinstream.schedule.sizes import parse_bytes

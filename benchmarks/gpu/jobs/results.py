@@ -182,6 +182,10 @@ class Results(Node):
         found = self.outcomes.get(key)
         return found.attempts if found else 0
 
+    def found(self, key: str) -> Found | None:
+        outcome = self.outcomes.get(key)
+        return outcome.found if outcome else None
+
     def is_done(self, key: str) -> bool:
         found = self.outcomes.get(key)
         return found is not None and found.status in ("done", "skipped")

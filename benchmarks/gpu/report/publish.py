@@ -11,7 +11,8 @@ from benchmarks.gpu.exits import run_command
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.jobs.results import Results
 from benchmarks.gpu.jobs.store import CampaignError, read_results
-from benchmarks.gpu.report.table import markdown_of, table_of
+from benchmarks.gpu.report.page import markdown_of
+from benchmarks.gpu.report.table import table_of
 from twinstream.schedule.files import write_bytes, write_document, write_text
 
 

@@ -4,9 +4,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from benchmarks.gpu.cells.fitting import fitting_cell
 from benchmarks.gpu.cells.measured_cell import (
     cell_found,
     expected_s,
@@ -23,20 +25,18 @@ from benchmarks.gpu.jobs.campaign import (
     PROBE,
     SMOKE,
     TESTS,
-    Backend,
     Cell,
     Peer,
     Plan,
-    Size,
-    Stage,
     WholeStep,
 )
-from benchmarks.gpu.jobs.results import FactsFound, Found, PeerFound, SuiteFound
+from benchmarks.gpu.jobs.results import FactsFound, Found, PeerFound
 from benchmarks.gpu.jobs.store import Store
 from benchmarks.gpu.run.attempts import Attempts
 from benchmarks.gpu.run.budget import Budget
-from benchmarks.gpu.run.gpu_tests import run_gpu_tests
-from benchmarks.gpu.run.known_device import KnownDevice, Vector, Wanted
+from benchmarks.gpu.run.gpu_tests import tested
+from benchmarks.gpu.run.known_device import KnownDevice
+from benchmarks.gpu.run.settings import Settings
 from twinstream.executor.probe.process import JobFailed, JobRefused
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
@@ -52,25 +52,6 @@ _PIN_S = 60.0  # of 100 GiB, where a new process has to do it again
 _POLL_S = 0.2
 _MOST_IDLE_S = 120.0  # without a plan: a process that was killed never gives its own
 _TESTS_S = 20.0  # the least that is worth starting them
-_FREE_BYTES = 2**29  # of a device stay unplanned: the driver has some MiB of them
-_NEARLY = 1.02  # a cell that wants so little more than the device has is run with what there is
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a call of the campaign is to do; `presets` are those on whose shapes it probes."""
-
-    backend: Backend
-    size: Size
-    stages: tuple[Stage, ...]
-    host_bytes: int | None
-    num_jobs: int
-    tests: tuple[str, ...]
-    vector: Vector
-    attention: str
-    only: tuple[str, ...] = ()
-    presets: tuple[str, ...] = ("8b",)
-    smoke: tuple[str, ...] = ()
 
 
 @dataclass
@@ -92,10 +73,8 @@ class Engine:
     _is_pinned: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        settings = self.settings
         self.attempts = Attempts(self.store, self.budget, self.tell)
-        wanted = Wanted(settings.backend, settings.vector, settings.attention, settings.presets)
-        self.known = KnownDevice(wanted, self.store, self.worker, self.budget, self.tell)
+        self.known = KnownDevice(self.settings, self.store, self.worker, self.budget, self.tell)
 
     @property
     def waiting(self) -> list[str]:
@@ -133,25 +112,9 @@ class Engine:
             if worker is not None:
                 worker.close()
         self._is_pinned = False
-
-        def run(within_s: float) -> Found:
-            done = run_gpu_tests(tests, self._found_before(key), within_s)
-            if done.found.failures or not done.found.complete:
-                self.store.log(done.printed[-200_000:])
-            if key == SMOKE:  # what it did not reach, the whole suite does
-                return done.found.model_copy(update={"complete": True})
-            return done.found
-
-        self.attempts.attempt(key, min(_TESTS_S, limit_s), limit_s, run)
-
-    def _found_before(self, key: str) -> SuiteFound:
-        """What an earlier call found of this suite; else only what the smoke tests reached."""
-        outcomes = self.store.results.outcomes
-        found = outcomes[key].found if key in outcomes else None
-        if isinstance(found, SuiteFound):
-            return found
-        smoke = outcomes[SMOKE].found if SMOKE in outcomes else None
-        return SuiteFound(reached=smoke.reached) if isinstance(smoke, SuiteFound) else SuiteFound()
+        self.attempts.attempt(
+            key, min(_TESTS_S, limit_s), limit_s, partial(tested, self.store, key, tests)
+        )
 
     def _cells_and_peers(self) -> None:
         jobs = [
@@ -196,7 +159,7 @@ class Engine:
         found: dict[str, PlanRequest] = {}
         for job in measured:
             cell = job.cell if isinstance(job, WholeStep) else job
-            fitting, kernels = _fitting(cell, machine), self.known.kernels_of(cell)
+            fitting, kernels = fitting_cell(cell, machine), self.known.kernels_of(cell)
             if isinstance(fitting, str):
                 self.attempts.skip(job.key, fitting)
             elif isinstance(kernels, str):
@@ -331,17 +294,6 @@ class Engine:
 
 def _cell_key(job: Cell | WholeStep | Peer) -> str:
     return job.cell.key if isinstance(job, WholeStep) else job.key
-
-
-def _fitting(cell: Cell, machine: Machine) -> Cell | str:
-    """The cell with at most what the device has but for half a GiB; why not, where that is far."""
-    number = machine.device_memory_bytes
-    if number is None or number.value is None or cell.device_bytes is None:
-        return cell
-    if cell.device_bytes > _NEARLY * number.value:
-        return f"this device has {gib(number.value)}"
-    most_bytes = int(number.value - min(_FREE_BYTES, number.value / 16))
-    return cell if cell.device_bytes <= most_bytes else replace(cell, device_bytes=most_bytes)
 
 
 def _limit_s(expected_s: float) -> float:

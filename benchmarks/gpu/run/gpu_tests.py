@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.jobs.results import SuiteFound
+from benchmarks.gpu.jobs.campaign import SMOKE
+from benchmarks.gpu.jobs.results import Results, SuiteFound
+from benchmarks.gpu.jobs.store import Store
 from benchmarks.gpu.run.reached_tests import REACHED
 from twinstream.executor.probe.process import JobFailed, JobRefused
 
@@ -27,6 +29,25 @@ class SuiteRun:
 
     found: SuiteFound
     printed: str
+
+
+def tested(store: Store, key: str, tests: Sequence[str], limit_s: float) -> SuiteFound:
+    """One suite, from where an earlier call left it; what a test that failed printed is logged.
+
+    The smoke tests leave to the whole suite what they did not reach.
+    """
+    done = run_gpu_tests(tests, _found_before(store.results, key), limit_s)
+    if done.found.failures or not done.found.complete:
+        store.log(done.printed[-200_000:])
+    return done.found.model_copy(update={"complete": True}) if key == SMOKE else done.found
+
+
+def _found_before(results: Results, key: str) -> SuiteFound:
+    """What an earlier call found of this suite; else only what the smoke tests reached."""
+    found, smoke = results.found(key), results.found(SMOKE)
+    if isinstance(found, SuiteFound):
+        return found
+    return SuiteFound(reached=smoke.reached) if isinstance(smoke, SuiteFound) else SuiteFound()
 
 
 def run_gpu_tests(paths: Sequence[str], before: SuiteFound, limit_s: float) -> SuiteRun:

@@ -8,35 +8,23 @@ from typing import Literal
 
 from benchmarks.gpu.device import requests
 from benchmarks.gpu.device.worker import Worker
-from benchmarks.gpu.jobs.campaign import KERNELS, PROBE, Backend, Cell
+from benchmarks.gpu.jobs.campaign import KERNELS, PROBE, Cell
 from benchmarks.gpu.jobs.results import KernelsFound, LinkRate, ProbeFound
 from benchmarks.gpu.jobs.store import Store
 from benchmarks.gpu.run.budget import Budget
+from benchmarks.gpu.run.settings import AUTO, Settings
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.recipe import KernelChoice
 
-AUTO = "auto"
-Vector = Literal["auto", "eager", "triton"]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The kernels asked for, or `auto`, and the presets on whose shapes the device is measured."""
-
-    backend: Backend
-    vector: Vector
-    attention: str
-    presets: tuple[str, ...]
-
 
 @dataclass(frozen=True)
 class KnownDevice:
     """Finds kernels and profile out, and has them from earlier calls."""
 
-    wanted: Wanted
+    settings: Settings
     store: Store
     worker: Worker
     budget: Budget
@@ -49,26 +37,26 @@ class KnownDevice:
             JobRefused: what was asked for cannot run here.
             JobFailed: no attention is right here, no kernels are, or time ran out.
         """
-        wanted = self.wanted
-        if wanted.backend == "cpu" and wanted.vector == wanted.attention == AUTO:
+        settings = self.settings
+        if settings.backend == "cpu" and settings.vector == settings.attention == AUTO:
             return KernelsFound(kernels=KernelChoice(), others=("sdpa_cpu",))
         from twinstream.executor.probe.choosing import Tries, choose_kernels
         from twinstream.executor.probe.device import begin_device
 
         end_s = self.budget.clock() + limit_s
-        unnamed = "eager" if wanted.backend == "cpu" else None
-        with DeviceProcess(partial(begin_device, wanted.backend)) as process:
+        unnamed = "eager" if settings.backend == "cpu" else None
+        with DeviceProcess(partial(begin_device, settings.backend)) as process:
             try:
                 chosen = choose_kernels(
                     Tries(process, lambda: end_s - self.budget.clock()),
-                    wanted.presets,
-                    unnamed if wanted.attention == AUTO else wanted.attention,
-                    _vectors(wanted),
+                    settings.presets,
+                    unnamed if settings.attention == AUTO else settings.attention,
+                    _vectors(settings),
                 )
             except JobTimeout:
                 raise
             except JobFailed as error:
-                if AUTO in (wanted.vector, wanted.attention):
+                if AUTO in (settings.vector, settings.attention):
                     raise
                 raise JobRefused(str(error)) from None
         for note in chosen.notes:
@@ -79,10 +67,10 @@ class KnownDevice:
         kernels = self.kernels()
         chosen = self.chosen() or KernelsFound(kernels=kernels)
         commit = self.store.results.where.commit
-        request = requests.ProbeDevice(chosen, self.wanted.presets, commit)
+        request = requests.ProbeDevice(chosen, self.settings.presets, commit)
         probed = self.worker.ask(request, requests.ProbedDevice, limit_s)
         machine = probed.machine
-        if self.chosen() is None or self.wanted.attention != AUTO:
+        if self.chosen() is None or self.settings.attention != AUTO:
             choice = AttentionChoice(
                 name=kernels.attention, kind="assumed", source="not compared with others"
             )
@@ -103,12 +91,12 @@ class KnownDevice:
 
     def probed(self) -> Machine | None:
         """The profile of an earlier call, if it is whole."""
-        outcome = self.store.results.outcomes.get(PROBE)
-        if outcome is None or not isinstance(outcome.found, ProbeFound):
+        found = self.store.results.found(PROBE)
+        if not isinstance(found, ProbeFound):
             return None
         with suppress(ProfileError):
             machine = load_machine(self.store.profile)
-            if machine.content_hash == outcome.found.content_hash:
+            if machine.content_hash == found.content_hash:
                 return machine
         self.tell(f"{self.store.profile} is not the profile that was probed: probing again")
         self.store.forget(PROBE)
@@ -129,7 +117,7 @@ class KnownDevice:
         """Those chosen; where none were, what needs no compiling and every torch has."""
         if (found := self.chosen()) is not None:
             return found.kernels
-        on_cuda = self.wanted.backend == "cuda"
+        on_cuda = self.settings.backend == "cuda"
         return KernelChoice(attention="sdpa_flash" if on_cuda else "eager")
 
     def kernels_of(self, cell: Cell) -> KernelChoice | str:
@@ -144,8 +132,7 @@ class KnownDevice:
         return kernels.model_copy(update={"attention": cell.attention, "deterministic": False})
 
     def chosen(self) -> KernelsFound | None:
-        outcome = self.store.results.outcomes.get(KERNELS)
-        found = outcome.found if outcome is not None else None
+        found = self.store.results.found(KERNELS)
         return found if isinstance(found, KernelsFound) else None
 
     def has_kernels(self) -> bool:
@@ -153,7 +140,7 @@ class KnownDevice:
         return self.chosen() is not None or KERNELS not in self.store.results.outcomes
 
 
-def _vectors(wanted: Wanted) -> tuple[Literal["triton", "eager"], ...]:
-    if wanted.vector != "auto":
-        return (wanted.vector,)
-    return ("triton", "eager") if wanted.backend == "cuda" else ("eager",)
+def _vectors(settings: Settings) -> tuple[Literal["triton", "eager"], ...]:
+    if settings.vector != "auto":
+        return (settings.vector,)
+    return ("triton", "eager") if settings.backend == "cuda" else ("eager",)

@@ -9,7 +9,8 @@ from benchmarks.gpu.jobs.campaign import Plan, campaign_of
 from benchmarks.gpu.jobs.results import SampleRatio, Where
 from benchmarks.gpu.jobs.store import Store
 from benchmarks.gpu.run.budget import Budget
-from benchmarks.gpu.run.engine import Engine, Settings
+from benchmarks.gpu.run.engine import Engine
+from benchmarks.gpu.run.settings import Settings
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule

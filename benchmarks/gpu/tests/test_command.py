@@ -13,6 +13,8 @@ from twinstream.executor.probe.tasks import kernels
 from twinstream.executor.probe.timing import timing
 from twinstream.schedule.errors import TwinstreamError
 
+REPO = Path(__file__).parents[3]
+
 
 class SameProcess(DeviceWorker):
     """The device's side of a campaign without a process of its own."""
@@ -36,6 +38,13 @@ def _quick(monkeypatch):
     monkeypatch.setattr(command, "DeviceWorker", SameProcess)
     monkeypatch.setattr(kernels, "_SHAPES", kernels._SHAPES[:2])
     monkeypatch.setattr(timing, "_BUDGET_S", 0.005)
+
+
+def test_the_first_tests_of_a_lent_gpu_are_there():
+    for test in command._SMOKE:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (REPO / path).read_text(encoding="utf-8")
+    assert all((REPO / path).exists() for path in command._TESTS)
 
 
 def call(out: Path, *more: str) -> None:

@@ -15,9 +15,10 @@ from benchmarks.gpu.jobs.results import (
     WholeFound,
 )
 from benchmarks.gpu.jobs.store import CampaignError, Store
+from benchmarks.gpu.report.page import markdown_of
 from benchmarks.gpu.report.publish import main as publish_main
 from benchmarks.gpu.report.publish import publish, write_tables
-from benchmarks.gpu.report.table import markdown_of, table_of
+from benchmarks.gpu.report.table import table_of
 from benchmarks.gpu.tests.stand_ins import MACHINE, WHERE
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.hardware_profiles.loader import load_machine, save_machine
