@@ -58,19 +58,9 @@ class DeviceSide:
 
     def _run(self, request: requests.RunSchedules) -> requests.RanSchedules:
         session = self._opened(request.host_bytes)
-        runs = []
-        for path, num_passes in request.runs:
-            measured = session.measure(read_document(Schedule, path), num_passes)
-            runs.append(
-                requests.ScheduleRun(
-                    timeline=measured.timeline,
-                    losses=measured.losses,
-                    prepared_s=measured.prepared_s,
-                    run_s=measured.run_s,
-                    states=measured.states,
-                )
-            )
-        return requests.RanSchedules(tuple(runs))
+        measured = (session.measure(read_document(Schedule, path), n) for path, n in request.runs)
+        runs = tuple(requests.ScheduleRun(m.timeline, m.losses, m.states) for m in measured)
+        return requests.RanSchedules(runs)
 
     def _peer(self, peer: Peer) -> requests.RanPeer:
         import torch

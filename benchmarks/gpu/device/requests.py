@@ -23,7 +23,7 @@ class DescribeDevice:
 
 @dataclass(frozen=True)
 class DeviceDescription:
-    """Who measures; `num_bytes` of memory."""
+    """Who measures, and with what."""
 
     name: str
     driver: str
@@ -97,8 +97,6 @@ class ScheduleRun:
 
     timeline: Timeline
     losses: tuple[float, ...]
-    prepared_s: float
-    run_s: float
     states: tuple[DeviceState | None, ...] = ()
 
 
@@ -118,7 +116,7 @@ class RunPeer:
 
 @dataclass(frozen=True)
 class RanPeer:
-    """Seconds of a micro-batch and of an update; `reason` instead where it does not fit."""
+    """Seconds of a micro-batch and of an update; the driver's figure of the device."""
 
     micro_batch_s: float
     update_s: float

@@ -103,7 +103,7 @@ def _run_of(schedule: Schedule) -> requests.ScheduleRun:
         op_ids=tuple(op.op_id for op in schedule.ops), passes=(spans,), cold=spans,
         step_ns=1e7 + 1e6 * rounds, provenance=provenance,
     )  # fmt: skip
-    return requests.ScheduleRun(timeline, (5.5, 5.4), 0.1, 0.2)
+    return requests.ScheduleRun(timeline, (5.5, 5.4))
 
 
 def settings(**changes: object) -> Settings:
