@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -12,7 +12,7 @@ from twinstream.executor.kernels.attention.registry import require_attention
 from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
 from twinstream.executor.probe.chains import probe_chains
 from twinstream.executor.probe.chosen import Chosen
-from twinstream.executor.probe.process import JobFailed, JobRefused, JobTimeout
+from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
 from twinstream.executor.probe.tasks.attention import Candidate, attention_cases, try_attention
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
 from twinstream.models.demand.attention_limits import DeviceName, attention_limits
@@ -22,15 +22,7 @@ from twinstream.models.spec import ModelSpec
 
 _AnswerT = TypeVar("_AnswerT")
 VectorName = Literal["triton", "eager"]
-_FALLBACK = "sdpa_flash"  # every torch has it, and it is deterministic
 _TRY_LIMIT_S = 150.0  # flash-attn 4 takes 10 to 17 s to import, and more to compile; so may Triton
-
-
-class Process(Protocol):
-    """Does jobs on a device, which is what they are called with."""
-
-    def do(self, job: Callable[[DeviceName], _AnswerT], limit_s: float) -> _AnswerT:
-        """As `DeviceProcess.do`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ class Tries:
     Each try is one job, so that one that breaks the process breaks only itself.
     """
 
-    process: Process
+    process: DeviceProcess[DeviceName]
     left_s: Callable[[], float] = lambda: math.inf
 
     def ask(self, job: Callable[[DeviceName], _AnswerT]) -> _AnswerT | JobRefused | JobFailed:
@@ -125,30 +117,24 @@ def _best_attention(
     Never eager: it is right, but so slow that figures made with it would tell nothing.
     The bytes between are what any of them takes beyond what plans count with.
     """
-    right: dict[str, Candidate] = {}
-    wrong: set[str] = set()
+    right: list[Candidate] = []
     for name in attention_names():
         if name == "eager":
             continue
         tried = tries.ask(partial(attention_try, name=name, presets=presets))
-        if not isinstance(tried, Candidate):
-            notes.append(f"attention {name} is left out: {tried}")
-        elif tried.refused is not None:
-            notes.append(f"attention {name} is left out: {tried.refused}")
-            wrong.add(name)
+        if isinstance(tried, Candidate) and tried.refused is None:
+            right.append(tried)
+            notes.append(_told(tried))
         else:
-            right[name] = tried
-    notes += [_told(tried) for tried in right.values()]
-    others = tuple(name for name, tried in right.items() if not tried.deterministic)
-    usable = [name for name in right if name not in others]
-    if not usable and _FALLBACK in wrong:
-        raise JobFailed(f"no attention is right here: {'; '.join(notes)}")
+            fault = tried.refused if isinstance(tried, Candidate) else tried
+            notes.append(f"attention {name} is left out: {fault}")
+    usable = [tried for tried in right if tried.deterministic]
     if not usable:
-        told = f"attention {_FALLBACK} is taken all the same: a small model tells if it is right"
-        notes.append(told)
-    best = min(usable, key=lambda name: right[name].time_ns, default=_FALLBACK)
-    measured = [right[name].excess_bytes for name in (best, *others) if name in right]
-    return best, max(measured, default=0), others
+        raise JobFailed(f"no attention is right here: {'; '.join(notes)}")
+    best = min(usable, key=lambda tried: tried.time_ns)
+    others = [tried for tried in right if not tried.deterministic]
+    excess_bytes = max(tried.excess_bytes for tried in (best, *others))
+    return best.name, excess_bytes, tuple(tried.name for tried in others)
 
 
 def _told(tried: Candidate) -> str:

@@ -13,8 +13,8 @@ from twinstream.executor.memory.host_limits import host_limits
 from twinstream.executor.probe.cpu_attention import PROBED_ATTENTION, attention_samples
 from twinstream.executor.probe.links import copy_line, duplex_bytes_per_s, wake_up_ns
 from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
-from twinstream.executor.probe.tasks.kernels import Sample, kernel_samples, pace_samples
-from twinstream.executor.probe.tasks.task_samples import TaskSample
+from twinstream.executor.probe.tasks.kernels import kernel_samples, pace_samples
+from twinstream.executor.probe.tasks.task_samples import TaskSample, best_matmul_flop_per_s
 from twinstream.executor.probe.timing.fit import Line, fit_line
 from twinstream.hardware_profiles.cost import work_alone_ns
 from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
@@ -40,7 +40,7 @@ def cpu_pace(machine: Machine, compute_threads: int = 1) -> float:
         MissingNumberError: the profile lacks a number of one of them.
     """
     samples = _in_a_thread(lambda: list(pace_samples("float32")), compute_threads)
-    return median(work_alone_ns(s.work, machine) / s.time_ns for s in samples)
+    return median(work_alone_ns(s.works[0], machine) / s.time_ns for s in samples)
 
 
 def _in_a_thread(measure: Callable[[], T], compute_threads: int) -> T:
@@ -75,7 +75,7 @@ class _Probe:
         curves = {name: self._curve(1.0, 0.0) for name in _FULL_RATE_CURVES}
         for dtype in dtypes:
             samples = list(kernel_samples(dtype))
-            numbers[_PEAK_FIELDS[dtype]] = peak = _peak(samples)
+            numbers[_PEAK_FIELDS[dtype]] = peak = best_matmul_flop_per_s(samples)
             curves |= dict(self._unit_curves(samples, dtype, peak, numbers["hbm_bytes_per_s"]))
         return Machine.model_validate(
             {
@@ -91,18 +91,14 @@ class _Probe:
         )
 
     def _unit_curves(
-        self, samples: Sequence[Sample], dtype: str, peak: float, hbm: float
+        self, samples: Sequence[TaskSample], dtype: str, peak: float, hbm: float
     ) -> Iterator[tuple[str, Efficiency]]:
         """Of matmul and attention by FLOPs and depth together, of every other unit by its bytes."""
-        by_unit: dict[str, list[Sample]] = {}
+        by_unit: dict[str, list[TaskSample]] = {}
         for sample in samples:
-            by_unit.setdefault(sample.work.unit, []).append(sample)
-        products = [
-            TaskSample(f"matmul {i}", (sample.work,), sample.time_ns)
-            for i, sample in enumerate(by_unit.pop("matmul"))
-        ]
+            by_unit.setdefault(sample.works[0].unit, []).append(sample)
         fit = fit_curves(
-            [*products, *attention_samples(dtype)],
+            [*by_unit.pop("matmul"), *attention_samples(dtype)],
             Ceilings(peak, hbm, hbm, launch_ns=0.0),
             self._source,
             attention_starts=True,
@@ -133,17 +129,12 @@ def _head_dim(key: str) -> int:
     return int(key.split("/head_dim_")[1].split("/")[0])
 
 
-def _line(samples: Sequence[Sample]) -> Line:
+def _line(samples: Sequence[TaskSample]) -> Line:
     """Time per launch over the bytes per launch."""
-    amounts = [sample.work.hbm_bytes / sample.work.launches for sample in samples]
-    times = [sample.time_ns / sample.work.launches for sample in samples]
+    works = [sample.works[0] for sample in samples]
+    amounts = [work.hbm_bytes / work.launches for work in works]
+    times = [sample.time_ns / work.launches for sample, work in zip(samples, works, strict=True)]
     return fit_line(amounts, times)
-
-
-def _peak(samples: Sequence[Sample]) -> float:
-    """The best matmul rate seen."""
-    rates = [s.work.flops / s.time_ns * 1e9 for s in samples if s.work.unit == "matmul"]
-    return max(rates)
 
 
 def _memory_bytes() -> dict[str, float]:

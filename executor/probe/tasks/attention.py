@@ -7,7 +7,6 @@ beyond what is declared is told, not refused: it can be reserved.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 
@@ -18,7 +17,7 @@ from twinstream.executor.kernels.attention.registry import (
     attention_reason,
 )
 from twinstream.executor.kernels.attention.trial import Results, Trial
-from twinstream.executor.probe.timing.timing import median_ns
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.models.demand.attention_library import attention_library_bytes
 from twinstream.models.demand.attention_limits import DeviceName
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
@@ -36,7 +35,6 @@ _REDUCED_QUERIES = 192  # 64 modulo 128, where cuDNN has gone wrong
 _REDUCED_PAST = 320
 _REDUCED_SEQUENCES = 2
 _REDUCED_KEY_HEADS = 2
-_REPEATS = 10
 # torch counts the whole of a block whose rest it does not split off, up to 1 MiB more, and rounds
 # large ones to 2 MiB: of each of the eight buffers that a backward pass has at most.
 _ROUNDING_BYTES = 8 * 2 * 2**20
@@ -82,9 +80,9 @@ def try_attention(
         name: of the implementation.
         cases: all of one dtype.
         device: of this machine.
-        timer: of a call, in ns; by default the median, by CUDA events on `cuda`.
+        timer: of a call, in ns.
     """
-    timer = timer or (cuda_median_ns if device == "cuda" else median_ns)
+    timer = timer or DeviceTimer(torch.device(device)).mean_ns
     with torch.no_grad():
         if refused := _refusal(name, cases, device):
             return Candidate(name, refused)
@@ -98,20 +96,6 @@ def try_attention(
                 excess_bytes = max(excess_bytes, _excess_bytes(name, trial, case.shape))
             time_ns += timer(trial.forward) + timer(trial.backward)
     return Candidate(name, None, time_ns, excess_bytes, implementation.deterministic)
-
-
-def cuda_median_ns(call: Callable[[], object]) -> float:
-    """Median time of one call by CUDA events, after warm-ups, calls back to back."""
-    for _ in range(3):
-        call()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]  # type: ignore[no-untyped-call]
-    for event in events[:-1]:
-        event.record()
-        call()
-    events[-1].record()
-    torch.cuda.synchronize()
-    times = [before.elapsed_time(after) for before, after in pairwise(events)]
-    return float(sorted(times)[_REPEATS // 2]) * 1e6
 
 
 def _refusal(name: str, cases: Sequence[AttentionCase], device: DeviceName) -> str | None:

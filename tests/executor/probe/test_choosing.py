@@ -1,6 +1,6 @@
 """The kernels chosen for a device: the fastest right ones, whatever else breaks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,11 @@ PRESETS = ("8b",)
 
 @dataclass
 class FakeProcess:
-    """Answers every try after a second; `instead` raises for attention."""
+    """Answers every try after a second; `instead` are errors of attention by name."""
 
     attention: Mapping[str, Candidate]
     faults: Mapping[str, str] = field(default_factory=dict)
-    instead: Callable[[], Exception] | None = None
+    instead: Mapping[str, Exception] = field(default_factory=dict)
     now_s: float = 0.0
     limits_s: dict[str, float] = field(default_factory=dict)
 
@@ -39,10 +39,11 @@ class FakeProcess:
             self.limits_s[f"{kernels.vector} {kernels.attention}"] = limit_s
             return self.faults.get(kernels.vector)
         assert job.func is attention_try and job.keywords["presets"] == PRESETS
-        self.limits_s[job.keywords["name"]] = limit_s
-        if self.instead is not None:
-            raise self.instead()
-        return self.attention[job.keywords["name"]]
+        name = job.keywords["name"]
+        self.limits_s[name] = limit_s
+        if name in self.instead:
+            raise self.instead[name]
+        return self.attention[name]
 
     def tries(self, total_s: float = 1000.0) -> Tries:
         return Tries(self, lambda: total_s - self.now_s)
@@ -72,7 +73,8 @@ def test_triton_kernels_that_are_wrong_are_left_out():
 
 
 def test_a_try_that_breaks_the_process_leaves_the_rest():
-    chosen = choose_kernels(process(instead=lambda: JobFailed("illegal access")).tries(), PRESETS)
+    found = process(FLASH, instead={"flash4": JobFailed("illegal access")})
+    chosen = choose_kernels(found.tries(), PRESETS)
     assert chosen.kernels.attention == "sdpa_flash"
     assert "attention flash4 is left out: illegal access" in chosen.notes
 
@@ -118,7 +120,7 @@ def test_tries_end_with_the_time_there_is_and_nothing_is_concluded():
     with pytest.raises(JobTimeout, match="no time left"):
         choose_kernels(found.tries(2.5), PRESETS)
     assert list(found.limits_s.values()) == [2.5, 1.5, 0.5]
-    found = process(FLASH, instead=lambda: JobTimeout("not done after 2 s"))
+    found = process(FLASH, instead={"sdpa_cpu": JobTimeout("not done after 2 s")})
     with pytest.raises(JobTimeout, match="no time left"):
         choose_kernels(found.tries(2.5), PRESETS)
 
