@@ -126,14 +126,10 @@ class Engine:
         measured = [job for job in jobs if not isinstance(job, Peer)]
         machine = self._planning_machine(measured) if measured else None
         if machine is None:
-            jobs = [job for job in jobs if isinstance(job, Peer)]
-            measured = []
-        if not measured:
             for job in jobs:
-                assert isinstance(job, Peer)
-                self._peer(job)
+                if isinstance(job, Peer):
+                    self._peer(job)
             return
-        assert machine is not None
         if self.settings.backend == "cuda":
             self.worker.close()  # a fresh process takes of the device what any run's does
         with tempfile.TemporaryDirectory() as folder:
