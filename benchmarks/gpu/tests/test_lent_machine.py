@@ -94,7 +94,10 @@ def test_a_wheel_in_two_calls_is_put_together_and_found(machine):
 
 
 def test_a_changed_checkout_is_another_tree_beside_the_one_in_use(machine):
-    program = "import os, twinstream; print(os.getcwd(), getattr(twinstream, 'new', 0))"
+    program = (
+        "import os, benchmarks.gpu.lent, twinstream; "
+        "print(os.getcwd(), getattr(twinstream, 'new', 0))"
+    )
     first = machine.run(program).stdout.split()
     assert machine.run(program).stdout.split() == first
     (machine.repo / "twinstream/__init__.py").write_text("new = 1\n")
