@@ -78,7 +78,7 @@ def test_the_number_of_torch_threads_is_put_back(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     with pytest.raises(StopError):
-        probe_cpu(compute_threads=1)
+        probe_cpu()
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
 
