@@ -17,6 +17,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.screens.tables import workload_line
 from twinstream.sweep.workers import end_with_parent
@@ -107,7 +108,7 @@ def _broken(error: Exception) -> Refused:
 
 def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
     cell = request.cell
-    whole, step_s = _planned(request, cell)
+    whole, predicted = _planned(request, cell)
     workload = whole.workload
     assert whole.bound is not None, "plans have bounds"
     shorts = []
@@ -123,37 +124,35 @@ def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
         workload=workload,
         workload_line=workload_line(workload),
         policy=whole.policy,
-        predicted_step_s=step_s,
+        predicted_step_s=predicted.step_ns / 1e9,
         bound_step_s=whole.bound.step_s,
         model_flops=whole.model_flops,
         executed_flops=executed_flops(whole)[0],
         device_cap_bytes=whole.caps.device_bytes,
         host_arena_bytes=max(arena_bytes(whole, HOST), 0),
         shorts=(first, second),
-        whole=_written(request, whole, step_s) if cell.whole else None,
+        whole=_written(request, whole, predicted) if cell.whole else None,
         plan_s=time.perf_counter() - start_s,
     )
 
 
-def _planned(request: PlanRequest, cell: Cell) -> tuple[Schedule, float]:
+def _planned(request: PlanRequest, cell: Cell) -> tuple[Schedule, Timeline]:
     from twinstream import api
 
     schedule = api.plan(
         cell.spec, request.machine, step=cell.step(request.recipe),
         device_mem=cell.device_bytes, host_mem=cell.host_bytes, policy=cell.policy,
     )  # fmt: skip
-    return schedule, api.simulate(schedule, request.machine).step_ns / 1e9
+    return schedule, api.simulate(schedule, request.machine)
 
 
-def _written(request: PlanRequest, schedule: Schedule, step_s: float) -> Short:
-    from twinstream import api
-
+def _written(request: PlanRequest, schedule: Schedule, predicted: Timeline) -> Short:
     rounds = schedule.workload.rounds_per_step
     name = f"{request.cell.key.replace(' ', '_')}.{rounds}"
     paths = [request.folder / f"{name}.{what}.json" for what in ("schedule", "predicted")]
     write_document(schedule, paths[0])
-    write_document(api.simulate(schedule, request.machine), paths[1])
-    return Short(rounds, step_s, *paths)
+    write_document(predicted, paths[1])
+    return Short(rounds, predicted.step_ns / 1e9, *paths)
 
 
 class PlanPool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[3]
+REPO = Path(__file__).resolve().parents[4]
 SCRIPT = "benchmarks/gpu/lent/lent_machine.sh"
 LARGE = "nvidia_cutlass_dsl_libs_cu13-1.0-py3-none-any.whl"
 
