@@ -122,7 +122,7 @@ def dry_run(folder: Path) -> None:
     second = (".whl", *((".carry/flash4-2",) if flash4 else ()), ".carry/campaign")
     again = (".whl", ".carry/campaign")
     lent.run(f"{_CALL} 1800 --stage facts {_SMALL}", first)
-    command = f"{_CALL} 230 --timeout-s 70 --earlier $PWD/.carry/campaign {_SMALL}"
+    command = f"{_CALL} 230 --timeout-s 40 --earlier $PWD/.carry/campaign {_SMALL}"
     told = lent.run(command, second)
     assert "the campaign runs on" in told
     lent.run(command, again)
