@@ -296,7 +296,7 @@ def _check_memory(schedule: Schedule, backend: str) -> None:
 def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
     """Measure this machine's CPU as the device of the `cpu` backend; takes some seconds.
 
-    A CUDA device is measured by `benchmarks.gpu.probing.probed_machine`.
+    A CUDA device is measured by `executor.probe.device.probed_machine`.
 
     Raises:
         NoTorchError: torch is not installed.

@@ -15,7 +15,7 @@ counts each distinct schedule once.
 
 import argparse
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -98,22 +98,19 @@ def summary(found: Sequence[Schedule]) -> list[str]:
     sweeps = {one.sweep for one in found if one.calibrated}
     lines = ["| schedules | number | mean | median | p90 | worst | bias |"]
     lines.append("|---|---|---|---|---|---|---|")
-    groups: list[tuple[str, Callable[[Schedule], bool]]] = [
-        ("not calibrated with", lambda _: True),
-        ("of these in sweeps of the calibration", lambda one: one.sweep in sweeps),
-        ("of these stalled over 10 %", lambda one: one.stall > STALLED),
+    groups = [
+        ("calibrated with", [one for one in found if one.calibrated]),
+        ("not calibrated with", rest),
+        ("of these in sweeps of the calibration", [one for one in rest if one.sweep in sweeps]),
+        ("of these stalled over 10 %", [one for one in rest if one.stall > STALLED]),
     ]
     for model in sorted({one.row.model for one in rest}):
-        groups.append((model, lambda one, model=model: one.row.model == model))
-        for seq_len in sorted({one.row.seq_len for one in rest if one.row.model == model}):
-            groups.append(
-                (
-                    f"{model}, {seq_len}",
-                    lambda one, m=model, s=seq_len: (one.row.model, one.row.seq_len) == (m, s),
-                )
-            )
-    lines.append(_line("calibrated with", [one for one in found if one.calibrated]))
-    return lines + [_line(name, [one for one in rest if wanted(one)]) for name, wanted in groups]
+        of_model = [one for one in rest if one.row.model == model]
+        groups.append((model, of_model))
+        for seq_len in sorted({one.row.seq_len for one in of_model}):
+            of_length = [one for one in of_model if one.row.seq_len == seq_len]
+            groups.append((f"{model}, {seq_len}", of_length))
+    return lines + [_line(name, group) for name, group in groups]
 
 
 def _line(name: str, found: Sequence[Schedule]) -> str:

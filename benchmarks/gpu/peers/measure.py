@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.peers.trainers import PeerKind, Trainer, trainer
+from benchmarks.gpu.jobs.campaign import PeerKind
+from benchmarks.gpu.peers.trainers import Trainer, trainer
 from twinstream.executor.run.measuring import random_tokens
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec

@@ -65,6 +65,6 @@ def probe(
 def _probed_cuda(dtype: list[Dtype] | None) -> Machine:
     if dtype:
         raise DtypeError("a CUDA device is measured in bfloat16: leave out --dtype")
-    from benchmarks.gpu.probing import probed_machine
+    from twinstream.executor.probe.device import probed_machine
 
-    return probed_machine("cuda", lambda line: print(line, file=sys.stderr, flush=True))
+    return probed_machine(lambda line: print(line, file=sys.stderr, flush=True))
