@@ -26,3 +26,9 @@ def is_hopeless(chain: Chain, caps: Caps) -> bool:
     caps = with_library_memory(caps, chain)
     arenas = [caps.arena_bytes("device"), caps.arena_bytes("host")]
     return None not in arenas and _persistent_bytes(chain) > sum(arena or 0 for arena in arenas)
+
+
+def holds_all_state(chain: Chain, caps: Caps) -> bool:
+    """Whether the device has room for what persists, at the least."""
+    cap = with_library_memory(caps, chain).arena_bytes("device")
+    return cap is None or _persistent_bytes(chain) <= cap

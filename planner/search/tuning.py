@@ -74,9 +74,10 @@ def _homes(bench: Workbench, choices: Choices, rooms: Sequence[int]) -> Choices:
     """All state at home on the host, where that is open and costs next to nothing.
 
     The program may split what persists over both memories wherever that saves a copy; at home on
-    the host it all takes turns on the device, which packs better than it bounds.
+    the host it all takes turns on the device, which packs better than it bounds. Not where the
+    device has room for all of it.
     """
-    if not choices.open:
+    if not choices.open or bench.holds_all_state:
         return choices
     at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
     for room in rooms:

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.arena_caps import with_library_memory
+from twinstream.planner.arena_caps import holds_all_state, with_library_memory
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import Choices
@@ -125,6 +125,11 @@ class Workbench:
         wanted = round(limits.room_blocks * beside)
         device = self.caps.arena_bytes("device")
         return wanted if device is None else min(wanted, round(limits.room_of_device * device))
+
+    @property
+    def holds_all_state(self) -> bool:
+        """Whether the device has room for what persists, at the least."""
+        return holds_all_state(self.small.chain, self.caps)
 
     @property
     def num_rounds(self) -> int:
