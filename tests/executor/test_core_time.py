@@ -7,7 +7,7 @@ import torch
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.cpu import CpuBackend
-from twinstream.executor.probe.timing.timing import timing
+from twinstream.executor.probe.timing import timing
 from twinstream.executor.program.compiled import Work, compile_program
 from twinstream.executor.replay import dispatch
 from twinstream.schedule.document import Caps

@@ -6,14 +6,18 @@ a batch of one. Legend: B sequences, S queries and C keys of each, H query
 heads, K key heads (query heads h with h // (H / K) = k share key head k), D head_dim.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import torch
 
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_limits import attention_limits
+
+ALL_TOKENS = slice(None)
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,58 @@ class AttentionGradients:
     accumulate: bool
 
 
-class AttentionForward(Protocol):
-    """Writes the result."""
+class AttentionImplementation(ABC):
+    """One way to compute attention.
 
-    def __call__(
+    What it computes, and whether it gives the same bits from run to run, is in
+    `twinstream.models.demand.attention_limits`. Where it does not take unequal lengths it is
+    called for one sequence after the other.
+    """
+
+    name: ClassVar[str]
+    takes_unequal_lengths: ClassVar[bool] = False
+
+    def missing(self) -> str | None:
+        """What of the library is not installed and how to install it; imports nothing."""
+        return None
+
+    @property
+    def deterministic(self) -> bool:
+        return attention_limits(self.name).deterministic
+
+    def forward(
+        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
+    ) -> None:
+        """Write the result."""
+        for tokens in self._sequences(inputs):
+            of_one = AttentionResult(result.out[:, tokens], result.lse[:, :, tokens])
+            self._for(tokens)._forward(_inputs_of(inputs, tokens), of_one, workspace)
+
+    def backward(
+        self,
+        inputs: AttentionInputs,
+        result: AttentionResult,
+        d_out_BSHD: torch.Tensor,
+        gradients: AttentionGradients,
+        workspace: Workspace,
+    ) -> None:
+        """Write the gradients of the inputs, given that of the output."""
+        for tokens in self._sequences(inputs):
+            of_one = AttentionResult(result.out[:, tokens], result.lse[:, :, tokens])
+            into = AttentionGradients(
+                gradients.d_q[:, tokens], gradients.d_kv[:, tokens], gradients.accumulate
+            )
+            self._for(tokens)._backward(
+                _inputs_of(inputs, tokens), of_one, d_out_BSHD[:, tokens], into, workspace
+            )
+
+    @abstractmethod
+    def _forward(
         self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
     ) -> None: ...
 
-
-class AttentionBackward(Protocol):
-    """Writes the gradients of the inputs, given that of the output."""
-
-    def __call__(
+    @abstractmethod
+    def _backward(
         self,
         inputs: AttentionInputs,
         result: AttentionResult,
@@ -72,43 +116,21 @@ class AttentionBackward(Protocol):
         workspace: Workspace,
     ) -> None: ...
 
+    def _for(self, tokens: slice) -> "AttentionImplementation":
+        """Who computes a sequence with these tokens."""
+        return self
 
-class AttentionCalls(Protocol):
-    """Both passes."""
-
-    @property
-    def forward(self) -> AttentionForward: ...
-
-    @property
-    def backward(self) -> AttentionBackward: ...
-
-
-def nothing_missing() -> str | None:
-    """The implementation needs nothing but torch."""
-    return None
+    def _sequences(self, inputs: AttentionInputs) -> Iterator[slice]:
+        """The tokens of each call."""
+        if self.takes_unequal_lengths or not inputs.lengths:
+            yield ALL_TOKENS
+            return
+        for start, end in pairwise(accumulate(inputs.lengths, initial=0)):
+            yield slice(start, end)
 
 
-@dataclass(frozen=True)
-class AttentionImplementation:
-    """One way to compute attention.
-
-    `missing` says what of the library is not installed and how to install it, or None; it imports
-    nothing. What it computes, and whether it gives the same bits from run to run, is in
-    `twinstream.models.demand.attention_limits`.
-    """
-
-    name: str
-    missing: Callable[[], str | None]
-    forward: AttentionForward
-    backward: AttentionBackward
-
-    @classmethod
-    def of(
-        cls, name: str, calls: AttentionCalls,
-        missing: Callable[[], str | None] = nothing_missing,
-    ) -> "AttentionImplementation":  # fmt: skip
-        return cls(name, missing, calls.forward, calls.backward)
-
-    @property
-    def deterministic(self) -> bool:
-        return attention_limits(self.name).deterministic
+def _inputs_of(inputs: AttentionInputs, tokens: slice) -> AttentionInputs:
+    if tokens == ALL_TOKENS:
+        return inputs
+    q, k, v = (x[:, tokens] for x in (inputs.q, inputs.k, inputs.v))
+    return AttentionInputs(q, k, v, inputs.scale)
