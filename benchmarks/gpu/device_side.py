@@ -20,8 +20,8 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 
 if TYPE_CHECKING:
+    from benchmarks.gpu.measuring import MeasuringSession
     from benchmarks.gpu.worker import Backend
-    from twinstream.executor.run.measuring import MeasuringSession
 
 # Whose datasheet a device's nominal rates are of, by a part of its name.
 _DATASHEETS = {"H200": "h200", "H100": "h100_datasheet", "A100": "a100", "B200": "b200"}
@@ -105,7 +105,7 @@ class DeviceSide:
         )
 
     def _opened(self, host_bytes: int) -> MeasuringSession:
-        from twinstream.executor.run.measuring import MeasuringSession
+        from benchmarks.gpu.measuring import MeasuringSession
 
         if self._session is None:
             self._session = MeasuringSession(self._backend, host_bytes)

@@ -15,10 +15,10 @@ from twinstream.executor.kernels.vector.gradients import (
     gradient_views,
     weight_views,
 )
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.vector_ops import (
     LogitRows,
     NormGradients,
+    RmsNorm,
     VectorGradient,
     VectorOps,
 )

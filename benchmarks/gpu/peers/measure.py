@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.gpu.measuring import random_tokens
 from benchmarks.gpu.peers.trainers import PeerKind, Trainer, trainer
-from twinstream.executor.run.measuring import random_tokens
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.gpu import device_side, facts, requests
 from benchmarks.gpu.device_side import DeviceSide, datasheet_of, try_kernels
+from benchmarks.gpu.measuring import MeasuringSession
 from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
 from twinstream.executor.kernels.availability import KernelsUnavailableError
@@ -14,7 +15,6 @@ from twinstream.executor.memory import arena_memory, device_memory
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned import Pinning
 from twinstream.executor.run.execute import NoCudaError
-from twinstream.executor.run.measuring import MeasuringSession
 from twinstream.models.recipe import KernelChoice
 
 

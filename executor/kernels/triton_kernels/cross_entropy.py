@@ -11,11 +11,12 @@ import triton.language as tl
 from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.vector_ops import LogitRows
+from twinstream.executor.kernels.workspace import Workspace
 
 _BLOCK, _WARPS = 8192, 32
 
 
-def cross_entropy(rows: LogitRows) -> None:
+def cross_entropy(rows: LogitRows, workspace: Workspace) -> None:
     num_rows, vocab_size = rows.logits.shape
     block = min(_BLOCK, power_of_2(vocab_size))
     launch(

@@ -17,9 +17,8 @@ from twinstream.executor.kernels.triton_kernels.launch import (
     warps_for,
 )
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector.query_key import HeadNorm
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.vector_ops import HeadNormBackward
+from twinstream.executor.kernels.vector.vector_ops import HeadNorm, HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import partial_sums
 

@@ -12,8 +12,7 @@ import triton.language as tl
 from twinstream.executor.kernels.triton_kernels.column_sums import add_partial_sums
 from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2, warps_for
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
-from twinstream.executor.kernels.vector.vector_ops import NormGradients
+from twinstream.executor.kernels.vector.vector_ops import NormGradients, RmsNorm
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import partial_sums
 

@@ -9,9 +9,13 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.vector_ops import LogitRows, NormGradients, VectorGradient
+from twinstream.executor.kernels.vector.vector_ops import (
+    LogitRows,
+    NormGradients,
+    RmsNorm,
+    VectorGradient,
+)
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.models.demand.work import ChunkWork, adamw_work

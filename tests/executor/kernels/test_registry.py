@@ -9,7 +9,6 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import (
-    NoTritonError,
     kernel_keys,
     registered_kernel,
 )
@@ -18,18 +17,11 @@ from twinstream.schedule.errors import TwinstreamError
 ATTRIBUTES = block_attributes(tiny_spec("llama"), num_tokens=8, seq_len=8, chunk_start=0)
 
 
-def test_every_kernel_is_deterministic():
+def test_every_kernel_is_there():
     assert len(kernel_keys()) == 16
-    here = [key for key in kernel_keys() if key.endswith("/eager") or find_spec("triton")]
-    assert all(registered_kernel(key).deterministic for key in here)
-    assert attention_implementation("eager").deterministic
-
-
-def test_a_triton_kernel_without_triton_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NoTritonError, match="pip install triton"):
-        registered_kernel("block_forward/triton")
-    assert registered_kernel("block_forward/eager").deterministic
+    for key in kernel_keys():
+        if key.endswith("/eager") or find_spec("triton"):
+            assert callable(registered_kernel(key).function)
 
 
 def test_unknown_kernel_lists_the_known_ones():

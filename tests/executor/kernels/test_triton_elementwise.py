@@ -8,6 +8,7 @@ import torch
 
 from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
 from twinstream.executor.kernels.vector.vector_ops import LogitRows, SortedTokens, VectorGradient
+from twinstream.executor.kernels.workspace import Workspace
 
 pytest.importorskip("triton")
 triton_cross_entropy = importlib.import_module(
@@ -113,8 +114,9 @@ def test_offsets_beyond_32_bits():
                     torch.empty(8, device="cuda"), 1.0)  # fmt: skip
     labels = torch.arange(num_rows, dtype=torch.int32, device="cuda") - (num_rows - 8)
     losses = torch.empty(num_rows, device="cuda")
-    triton_cross_entropy.cross_entropy(few)
-    triton_cross_entropy.cross_entropy(LogitRows(logits, labels, losses, 1.0))
+    none = Workspace(torch.empty(0, dtype=torch.uint8, device="cuda"))
+    triton_cross_entropy.cross_entropy(few, none)
+    triton_cross_entropy.cross_entropy(LogitRows(logits, labels, losses, 1.0), none)
     assert torch.equal(logits[-8:], few.logits)
     assert torch.equal(losses[-8:], few.losses)
 

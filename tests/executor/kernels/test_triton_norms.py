@@ -8,12 +8,12 @@ import torch
 from tests.executor.kernels.driver import LLAMA_3_1
 from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
 from twinstream.executor.kernels.registry import vector_ops
-from twinstream.executor.kernels.vector.query_key import HeadNorm
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope, write_positions
 from twinstream.executor.kernels.vector.vector_ops import (
+    HeadNorm,
     HeadNormBackward,
     NormGradients,
+    RmsNorm,
     VectorGradient,
 )
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from benchmarks.gpu import measuring
+from benchmarks.gpu.measuring import MeasuringSession, fill_random
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned_pieces import NoBoundaryError, host_ranges, piece_ends
-from twinstream.executor.run import measuring
-from twinstream.executor.run.measuring import MeasuringSession, fill_random
 from twinstream.executor.state.random_weights import RandomWeights
 from twinstream.models.layout import block_layout
 from twinstream.schedule.document import Caps, Schedule

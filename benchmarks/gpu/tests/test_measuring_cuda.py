@@ -6,6 +6,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from benchmarks.gpu import measuring
+from benchmarks.gpu.measuring import MeasuringSession
 from tests.helpers.fake_cudart import FakeCudart
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.fake_nvml import FakeNvml
@@ -14,10 +16,9 @@ from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceMemoryError
 from twinstream.executor.memory.pinned import Pinning
-from twinstream.executor.run import cuda_run, execute, measuring
+from twinstream.executor.run import cuda_run, execute
 from twinstream.executor.run.cuda_run import run_on_cuda
 from twinstream.executor.run.device_state import DeviceState, StateReader, StateWatch
-from twinstream.executor.run.measuring import MeasuringSession
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 
