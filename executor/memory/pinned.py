@@ -10,13 +10,13 @@ import mmap
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from twinstream.executor.memory.arenas import Piece, PieceMemory
-from twinstream.executor.memory.host_limits import HostMemoryError, check_host_memory, host_limits
+from twinstream.executor.memory.host_limits import HostMemoryError, host_limits
 from twinstream.executor.memory.pinned_pieces import (
     MAX_PIECE_BYTES,
     HostRange,
@@ -28,7 +28,6 @@ from twinstream.schedule.sizes import gib
 
 _TOUCHED_AT_ONCE_BYTES = 2**28
 _MAX_THREADS = 16
-_PROBED_LIMIT_BYTES = 2**30
 _MIN_PIECE_BYTES = 2**29  # 200 locks for 100 GiB; a driver that refuses so little has no more
 
 
@@ -58,15 +57,12 @@ class Pinning:
 
     What the driver refuses is tried again in halves, down to `min_piece_bytes`.
     `clear_error` is called whenever the driver has refused something.
-    A virtual machine whose memory grows as it is used has less available than it will give; only
-    without `heeds_available` does it.
     """
 
     cudart: Cudart
     cpus: Set[int] = frozenset()
     max_piece_bytes: int = MAX_PIECE_BYTES
     on_progress: Progress | None = None
-    heeds_available: bool = True
     clear_error: Callable[[], None] = clear_cuda_error
     min_piece_bytes: int = _MIN_PIECE_BYTES
 
@@ -78,69 +74,23 @@ def pinned_arena(
     """Host memory of exactly the size asked for, page-locked for the device while open.
 
     Whichever way the block is left, Ctrl-C and a failed registration included, every piece that
-    the driver has locked is unlocked.
+    the driver has locked is unlocked. That there is so much memory is the caller's to check.
 
     Raises:
-        AvailableMemoryError: the system says that less is available; the driver was not asked.
-        HostMemoryError: memory or a limit is short, or the driver refuses a piece.
+        HostMemoryError: the driver refuses a piece.
         NoBoundaryError: the ranges cannot be cut into pieces.
     """
-    limits = host_limits()
-    heeded = limits.memlock_bytes
-    if heeded is not None and size_bytes > heeded and not _driver_heeds(heeded, pinning):
-        limits = replace(limits, memlock_bytes=None)
-    if not pinning.heeds_available:
-        limits = replace(limits, available_bytes=None)
-    check_host_memory(size_bytes, limits, pinned=True)
     ends = piece_ends(size_bytes, ranges, pinning.max_piece_bytes) if size_bytes else []
-    locks = _Locks(pinning)
+    pinner = _Pinner(size_bytes, sorted(ranges), pinning)
     try:
-        pieces, start = [], 0
-        for end in ends:
-            pieces.append(Piece(start, _mapped(end - start)))
-            start = end
-        pieces = _Pinner(size_bytes, sorted(ranges), pinning, locks).pinned(pieces)
-        yield PieceMemory(pieces)
+        starts = [0, *ends[:-1]]
+        pieces = [Piece(a, _mapped(b - a)) for a, b in zip(starts, ends, strict=False)]
+        yield PieceMemory(pinner.pinned(pieces))
     except BaseException:
-        locks.release()  # a device that has failed refuses this too; what is raised says why
+        pinner.release()  # a device that has failed refuses this too; what is raised says why
         raise
-    kept = locks.release()
+    kept = pinner.release()
     assert not kept, f"the driver keeps {kept} pieces of the host arena locked"
-
-
-class _Locks:
-    """What the driver has locked, or may have when an interrupt came."""
-
-    def __init__(self, pinning: Pinning) -> None:
-        self._cudart = pinning.cudart
-        self._clear_error = pinning.clear_error
-        self._granted: list[int] = []
-        self._in_flight: int | None = None
-
-    def lock(self, flat: torch.Tensor) -> int:
-        """Lock a mapping; the driver's error, 0 if there is none."""
-        pointer = flat.data_ptr()
-        # Noted first: an interrupt may come between the driver's work and the next line.
-        self._in_flight = pointer
-        error = int(self._cudart.cudaHostRegister(pointer, flat.numel(), 0))
-        if error == 0:
-            self._granted.append(pointer)
-        self._in_flight = None
-        if error:
-            self._clear_error()
-        return error
-
-    def release(self) -> int:
-        """Unlock everything; how many pieces the driver keeps nevertheless."""
-        kept = refused = 0
-        if self._in_flight is not None and self._in_flight not in self._granted:
-            refused += int(self._cudart.cudaHostUnregister(self._in_flight)) != 0
-        self._in_flight = None
-        while self._granted:
-            kept += int(self._cudart.cudaHostUnregister(self._granted.pop())) != 0
-        if kept or refused:
-            self._clear_error()
-        return kept
 
 
 def _mapped(size_bytes: int) -> torch.Tensor:
@@ -154,14 +104,11 @@ def _mapped(size_bytes: int) -> torch.Tensor:
 class _Pinner:
     """Populates mappings and locks them, whole or, where the driver refuses, in smaller pieces."""
 
-    def __init__(
-        self, size_bytes: int, ranges: Sequence[HostRange], pinning: Pinning, locks: "_Locks"
-    ) -> None:
-        self._size_bytes, self._ranges = size_bytes, ranges
-        self._pinning, self._locks = pinning, locks
+    def __init__(self, size_bytes: int, ranges: Sequence[HostRange], pinning: Pinning) -> None:
+        self._size_bytes, self._ranges, self._pinning = size_bytes, ranges, pinning
         self._done = 0
-        self._error = 0
         self._max_bytes = pinning.max_piece_bytes
+        self._locked: list[int] = []
 
     def pinned(self, mapped: Sequence[Piece]) -> list[Piece]:
         """The pieces as they were locked: those given, or parts of them."""
@@ -170,10 +117,19 @@ class _Pinner:
             with contextlib.closing(_populated(piece.bytes, self._pinning.cpus)) as populated:
                 for num_bytes in populated:
                     self._advance(num_bytes)
-            found += self._locked(piece)
+            found += self._lock_all(piece)
         return found
 
-    def _locked(self, piece: Piece) -> list[Piece]:
+    def release(self) -> int:
+        """Unlock everything; how many pieces the driver keeps nevertheless."""
+        kept = 0
+        while self._locked:
+            kept += int(self._pinning.cudart.cudaHostUnregister(self._locked.pop())) != 0
+        if kept:
+            self._pinning.clear_error()
+        return kept
+
+    def _lock_all(self, piece: Piece) -> list[Piece]:
         """The piece in parts of at most what the driver has taken so far, halved as it refuses.
 
         Its pages are there and stay: only the call that locks them is made again.
@@ -182,48 +138,54 @@ class _Pinner:
             HostMemoryError: it refuses the smallest that can be cut too.
         """
         found: list[Piece] = []
-        left = piece
+        left, error = piece, 0
         while left.bytes.numel():
-            part, rest = self._cut(left)
-            if error := self._locks.lock(part.bytes):
-                self._error = error
-                self._halve(part)
-            else:
-                found.append(part)
-                left = rest
-                self._advance(part.bytes.numel())
+            try:
+                end = self._end_of_part(left)
+            except NoBoundaryError:
+                raise self._refused(left, error) from None
+            part = Piece(left.start, left.bytes[:end])
+            if refused := self._lock(part.bytes):
+                error = refused
+                half = end // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+                if half < self._pinning.min_piece_bytes:
+                    raise self._refused(part, error)
+                self._max_bytes = half
+                continue
+            found.append(part)
+            left = Piece(left.start + end, left.bytes[end:])
+            self._advance(end)
         return found
 
-    def _cut(self, piece: Piece) -> tuple[Piece, Piece]:
-        """The largest first part that may be locked by itself, and the rest."""
+    def _lock(self, flat: torch.Tensor) -> int:
+        """Lock a mapping; the driver's error, 0 if there is none."""
+        # Noted first: an interrupt may come between the driver's work and the next line.
+        self._locked.append(flat.data_ptr())
+        error = int(self._pinning.cudart.cudaHostRegister(flat.data_ptr(), flat.numel(), 0))
+        if error:
+            self._locked.pop()
+            self._pinning.clear_error()
+        return error
+
+    def _end_of_part(self, piece: Piece) -> int:
+        """Where the largest first part ends that may be locked by itself."""
         size = piece.bytes.numel()
         ranges = [
             HostRange(r.start - piece.start, r.end - piece.start, r.slot)
             for r in self._ranges
             if piece.start <= r.start < piece.start + size
         ]
-        try:
-            end = piece_ends(size, ranges, self._max_bytes, mmap.PAGESIZE)[0]
-        except NoBoundaryError:
-            raise self._refused(piece) from None
-        first = Piece(piece.start, piece.bytes[:end])
-        return first, Piece(piece.start + end, piece.bytes[end:])
-
-    def _halve(self, refused: Piece) -> None:
-        half = refused.bytes.numel() // 2 // mmap.PAGESIZE * mmap.PAGESIZE
-        if half < self._pinning.min_piece_bytes:
-            raise self._refused(refused)
-        self._max_bytes = half
+        return piece_ends(size, ranges, self._max_bytes, mmap.PAGESIZE)[0]
 
     def _advance(self, num_bytes: int) -> None:
         self._done += num_bytes
         if self._pinning.on_progress is not None:
             self._pinning.on_progress(self._done // 2, self._size_bytes)
 
-    def _refused(self, piece: Piece) -> HostMemoryError:
+    def _refused(self, piece: Piece, error: int) -> HostMemoryError:
         return HostMemoryError(
             f"the driver cannot pin {gib(piece.bytes.numel())} of {gib(self._size_bytes)} of host "
-            f"memory in one piece, nor more (cudaHostRegister: error {self._error}, with "
+            f"memory in one piece, nor more (cudaHostRegister: error {error}, with "
             f"{gib(piece.start)} pinned before it); {_limits_now()}. Raise `ulimit -l`, free "
             "memory, or plan with a smaller --host-mem."
         )
@@ -252,20 +214,6 @@ def _populated(flat: torch.Tensor, cpus: Set[int]) -> Generator[int]:
                 yield part.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _driver_heeds(limit_bytes: int, pinning: Pinning) -> bool:
-    """Whether RLIMIT_MEMLOCK binds the driver, which pins pages by its own means.
-
-    Found out by pinning just more than a small limit; a large one is left to the real attempt.
-    """
-    if limit_bytes > _PROBED_LIMIT_BYTES:
-        return False
-    locks = _Locks(pinning)
-    try:
-        return locks.lock(_mapped(limit_bytes + mmap.PAGESIZE)) != 0
-    finally:
-        locks.release()
 
 
 def _limits_now() -> str:

@@ -81,7 +81,8 @@ class _Block:
 
     start: int
     end: int
-    slots: list[str]
+    first_slot: str
+    last_slot: str
 
 
 def _blocks(ranges: Sequence[HostRange], alignment_bytes: int) -> list[_Block]:
@@ -91,25 +92,15 @@ def _blocks(ranges: Sequence[HostRange], alignment_bytes: int) -> list[_Block]:
         end = -(-found.end // alignment_bytes) * alignment_bytes
         if blocks and start < blocks[-1].end:
             blocks[-1].end = max(blocks[-1].end, end)
-            if found.slot not in blocks[-1].slots[-1:]:
-                blocks[-1].slots.append(found.slot)
+            blocks[-1].last_slot = found.slot
         else:
-            blocks.append(_Block(start, end, [found.slot]))
+            blocks.append(_Block(start, end, found.slot, found.slot))
     return blocks
 
 
 def _no_boundary(block: _Block, max_bytes: int) -> NoBoundaryError:
-    length = gib(block.end - block.start)
-    if len(block.slots) == 1:
-        what = f"host slot '{block.slots[0]}' alone is used {length} at a time"
-        remedy = "plan with shorter chunks or fewer tokens a round, so that no tensor is as large"
-    else:
-        what = (
-            f"{len(block.slots)} host slots that overlap, '{block.slots[0]}' to "
-            f"'{block.slots[-1]}', take {length} with no byte between them where nothing lies"
-        )
-        remedy = "plan with another --host-mem, or fewer tokens a round"
     return NoBoundaryError(
         f"the host arena cannot be pinned: the driver is given pieces of at most {gib(max_bytes)}, "
-        f"and {what}; {remedy}"
+        f"and host slots '{block.first_slot}' to '{block.last_slot}' hang together over "
+        f"{gib(block.end - block.start)}; plan with another --host-mem, or fewer tokens a round"
     )

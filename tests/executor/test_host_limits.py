@@ -7,6 +7,7 @@ import pytest
 
 from twinstream.executor.memory import host_limits as host_limits_module
 from twinstream.executor.memory.host_limits import (
+    AvailableMemoryError,
     HostLimits,
     HostMemoryError,
     check_host_memory,
@@ -114,39 +115,29 @@ def test_the_soft_limit_of_locked_memory_counts(monkeypatch, tmp_path, soft, exp
 # --- the check
 
 
-def test_what_fits_passes_and_one_byte_more_does_not():
-    limits = HostLimits(memlock_bytes=GIB, cgroup_left_bytes=2 * GIB, available_bytes=3 * GIB)
-    check_host_memory(GIB, limits, pinned=True)
-    check_host_memory(2 * GIB, limits, pinned=False)
-    for size_bytes, is_pinned in ((GIB + 1, True), (2 * GIB + 1, False)):
-        with pytest.raises(HostMemoryError):
-            check_host_memory(size_bytes, limits, pinned=is_pinned)
-
-
-def test_unknown_limits_refuse_nothing():
-    check_host_memory(2**60, HostLimits(None, None, None), pinned=True)
+def test_what_fits_passes_and_unknown_limits_refuse_nothing():
+    check_host_memory(2 * GIB, HostLimits(0, 2 * GIB, 3 * GIB))
+    check_host_memory(2**60, HostLimits(None, None, None))
 
 
 @pytest.mark.parametrize(
-    ("limits", "message"),
+    ("limits", "error", "message"),
     [
         (
-            HostLimits(GIB, None, None),
-            r"RLIMIT_MEMLOCK leaves 1\.00 GiB; run `ulimit -l unlimited`",
-        ),
-        (
-            HostLimits(None, GIB, None),
+            HostLimits(None, GIB, 0),
+            HostMemoryError,
             r"the cgroup's limit leaves 1\.00 GiB; raise the container's",
         ),
-        (HostLimits(None, None, GIB), r"available memory leaves 1\.00 GiB; free memory or lower"),
+        (
+            HostLimits(None, None, GIB),
+            AvailableMemoryError,
+            r"available memory leaves 1\.00 GiB; free memory",
+        ),
     ],
 )
-def test_the_message_names_both_sizes_the_limit_and_a_remedy(limits, message):
-    with pytest.raises(HostMemoryError, match=message) as raised:
-        check_host_memory(2 * GIB, limits, pinned=True)
-    assert "the host arena needs 2.00 GiB of pinned memory" in str(raised.value)
+def test_the_message_names_both_sizes_the_limit_and_a_remedy(limits, error, message):
+    with pytest.raises(error, match=message) as raised:
+        check_host_memory(GIB + 1, limits)
+    assert type(raised.value) is error
+    assert "the host arena needs 1.00 GiB" in str(raised.value)
     assert "or plan with a smaller --host-mem" in str(raised.value)
-
-
-def test_memory_that_is_not_pinned_needs_no_locking():
-    check_host_memory(2 * GIB, HostLimits(GIB, None, None), pinned=False)

@@ -1,6 +1,5 @@
 """The pinned arena with a driver of the tests: what is locked is unlocked, however it ends."""
 
-import resource
 from dataclasses import replace
 
 import pytest
@@ -8,17 +7,12 @@ import torch
 
 from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor.memory import pinned
-from twinstream.executor.memory.host_limits import AvailableMemoryError, HostLimits, HostMemoryError
+from twinstream.executor.memory.host_limits import HostLimits, HostMemoryError
 from twinstream.executor.memory.pinned import Pinning, pinned_arena
 from twinstream.executor.memory.pinned_pieces import HostRange, NoBoundaryError
 
 MIB = 2**20
 SLOTS = [HostRange(i * MIB, (i + 1) * MIB, f"s{i}") for i in range(6)]
-
-
-@pytest.fixture(autouse=True)
-def _much_memory(monkeypatch):
-    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, None))
 
 
 def pinning(cudart: FakeCudart, told: list[tuple[int, int]] | None = None) -> Pinning:
@@ -61,8 +55,7 @@ def test_a_view_over_the_end_of_a_piece_is_our_bug():
 
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(piece, monkeypatch):
-    limits = iter([HostLimits(None, None, None), HostLimits(65536, 9 * MIB, 8 * MIB)])
-    monkeypatch.setattr(pinned, "host_limits", lambda: next(limits))
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(65536, 9 * MIB, 8 * MIB))
     cudart = FakeCudart(fails_at=piece)
     message = rf"cannot pin 2\.00 MiB of 6\.00 MiB .*error 2, with {2 * piece or 0}.*B pinned"
     with (
@@ -183,19 +176,6 @@ def test_memory_the_driver_keeps_is_complained_about():
         cudart.locked.clear()
 
 
-def test_too_little_memory_is_refused_before_anything_is_touched(monkeypatch):
-    def untouched(size_bytes: int) -> None:
-        raise AssertionError("memory was mapped")
-
-    monkeypatch.setattr(pinned, "_mapped", untouched)
-    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, 5 * MIB))
-    with (
-        pytest.raises(AvailableMemoryError, match="available memory leaves"),
-        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())),
-    ):
-        raise AssertionError("never opened")
-
-
 def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monkeypatch):
     monkeypatch.setattr(pinned, "_mapped", lambda size_bytes: pytest.fail("memory was mapped"))
     ranges = [HostRange(0, 6 * MIB, "all")]
@@ -211,38 +191,3 @@ def test_a_schedule_without_host_memory_has_an_empty_arena():
     with pinned_arena(0, [], pinning(cudart)) as memory:
         assert memory.numel() == 0
     assert cudart.asked == []
-
-
-# --- RLIMIT_MEMLOCK
-
-
-def locked_limit(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
-    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(limit_bytes, None, None))
-
-
-def test_a_limit_on_locked_memory_counts_where_the_driver_heeds_it(monkeypatch):
-    locked_limit(monkeypatch, 65536)
-    cudart = FakeCudart(fails_at=0)
-    with (
-        pytest.raises(HostMemoryError, match="RLIMIT_MEMLOCK leaves"),
-        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
-    ):
-        raise AssertionError("never opened")
-    assert cudart.asked == [65536 + resource.getpagesize()]
-    assert cudart.locked == {}
-    assert cudart.last_error == 0
-
-
-def test_a_limit_that_the_driver_does_not_heed_refuses_nothing(monkeypatch):
-    locked_limit(monkeypatch, 65536)
-    cudart = FakeCudart()
-    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
-        assert len(cudart.locked) == 3
-    assert cudart.locked == {}
-
-
-def test_a_limit_above_what_is_needed_is_not_tried_out(monkeypatch):
-    locked_limit(monkeypatch, 6 * MIB)
-    cudart = FakeCudart()
-    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
-        assert cudart.asked == [2 * MIB] * 3

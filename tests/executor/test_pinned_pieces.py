@@ -97,18 +97,17 @@ def test_a_large_arena_is_cut_where_slots_end():
 
 def test_a_slot_that_is_too_large_is_named_with_its_size():
     ranges = [HostRange(0, GIB, "small"), HostRange(GIB, 71 * GIB, "host.kv.0")]
-    with pytest.raises(
-        NoBoundaryError, match=r"slot 'host.kv.0' alone is used 70\.00 GiB"
-    ) as raised:
+    told = (
+        r"at most 64\.00 GiB, and host slots 'host.kv.0' to 'host.kv.0' hang together over 70\.00"
+    )
+    with pytest.raises(NoBoundaryError, match=told):
         piece_ends(100 * GIB, ranges)
-    assert "pieces of at most 64.00 GiB" in str(raised.value)
 
 
 def test_slots_that_overlap_without_end_are_named_with_their_extent():
     ranges = [HostRange(i * 10 * GIB, (i * 10 + 11) * GIB, f"s{i}") for i in range(8)]
-    with pytest.raises(NoBoundaryError, match=r"8 host slots that overlap, 's0' to 's7'") as raised:
+    with pytest.raises(NoBoundaryError, match=r"'s0' to 's7' hang together over 81\.00 GiB"):
         piece_ends(81 * GIB, ranges)
-    assert "take 81.00 GiB" in str(raised.value)
 
 
 # --- of schedules

@@ -74,7 +74,7 @@ def device(monkeypatch) -> Device:
     monkeypatch.setattr(measuring, "_reader", lambda backend: StateReader(FakeNvml(), "handle"))
     monkeypatch.setattr(measuring, "StateWatch", Constant)
     monkeypatch.setattr(measuring, "device_slab", slab)
-    monkeypatch.setattr(measuring, "arena_pinning", lambda **more: Pinning(found.cudart, **more))
+    monkeypatch.setattr(measuring, "arena_pinning", lambda: Pinning(found.cudart))
     monkeypatch.setattr(execute, "run_on_cuda", run)
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
         monkeypatch.setenv(name, "as the user wants")
@@ -110,7 +110,7 @@ def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
     monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", most)
     monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", most)
     monkeypatch.setattr(
-        measuring, "arena_pinning", lambda **more: Pinning(device.cudart, max_piece_bytes=most)
+        measuring, "arena_pinning", lambda: Pinning(device.cudart, max_piece_bytes=most)
     )
     with MeasuringSession("cuda") as session:
         session.take_host(size)
@@ -129,7 +129,7 @@ def test_pieces_that_the_driver_wanted_smaller_serve_schedules_too(device, sched
     monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", slack)
     device.cudart = FakeCudart(most_bytes=size * 3 // 4)
     monkeypatch.setattr(
-        measuring, "arena_pinning", lambda **more: Pinning(device.cudart, min_piece_bytes=4096)
+        measuring, "arena_pinning", lambda: Pinning(device.cudart, min_piece_bytes=4096)
     )
     with MeasuringSession("cuda") as session:
         session.take_host(size)
