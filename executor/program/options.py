@@ -45,9 +45,8 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
         raise TwinstreamError(
             f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
         )
-    choices: dict[str, Graphs] = {"auto": "auto", "on": "on", "off": "off"}
-    if name in choices:
-        return choices[name]
+    if name == "auto" or name == "on" or name == "off":
+        return name
     raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
 
 

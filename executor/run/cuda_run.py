@@ -30,48 +30,46 @@ DEFAULT_TIMED_PASSES = 1
 
 
 @dataclass(frozen=True)
-class CudaRun:
-    """The passes, and where and with what they were measured."""
+class Job:
+    """What is to be run: a schedule, compiled and bound to memory.
 
-    passes: Passes
-    provenance: Provenance
+    `fill` puts the state in place once all is warm.
+    """
+
+    schedule: Schedule
+    program: Program
+    arenas: Arenas
+    works: Sequence[Work]
+    fill: Callable[[], None]
 
 
-def run_on_cuda(
-    schedule: Schedule,
-    program: Program,
-    arenas: Arenas,
-    works: Sequence[Work],
-    fill: Callable[[], None],
-    options: RunOptions,
-) -> CudaRun:
-    """Run on this process's GPU; `fill` puts the state in place once all is warm.
+def run_on_cuda(job: Job, options: RunOptions) -> tuple[Passes, Provenance]:
+    """The passes on this process's GPU, and where and with what they were measured.
 
     Raises:
         DeviceMemoryError: context and libraries take more than the caps leave; nothing was filled.
     """
     fix_library_workspaces()
-    spare_bytes = arenas.held_bytes(DEVICE) - arena_bytes(schedule, DEVICE)
+    needed_bytes = arena_bytes(job.schedule, DEVICE)
+    spare_bytes = job.arenas.held_bytes(DEVICE) - needed_bytes
     meter = DeviceMeter(
-        schedule.caps,
-        arena_bytes(schedule, DEVICE),
+        job.schedule.caps,
+        needed_bytes,
         lambda: read_device_memory(spare_bytes),
         refuses_excess=options.refuses_excess,
     )
     gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
-    job = Job(schedule, program, arenas, works, fill)
     with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
         try:
             passes, graphs = run_on_gpu(gpu, job, options, meter)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(_no_room(error, meter.report())) from error
-    provenance = Provenance(
+    return passes, Provenance(
         kind="measured",
         where=torch.cuda.get_device_name(),
         detail=f"torch {torch.__version__}, {graphs}",
         device_memory=meter.report(),
     )
-    return CudaRun(passes, provenance)
 
 
 def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
@@ -80,17 +78,6 @@ def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
         f"libraries allocate (the driver counts {gib(memory.peak_bytes)} in use): "
         f"{str(error).splitlines()[0]} Plan with a smaller --device-mem."
     )
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be run: a schedule, compiled and bound to memory, and how its state is filled."""
-
-    schedule: Schedule
-    program: Program
-    arenas: Arenas
-    works: Sequence[Work]
-    fill: Callable[[], None]
 
 
 def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> tuple[Passes, str]:

@@ -16,7 +16,7 @@ from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
-from twinstream.executor.run.cuda_run import run_on_cuda
+from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.executor.run.work import OpRunner
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
@@ -148,15 +148,14 @@ def _run_in(
         fill(arenas)
 
     if options.backend == "cuda":
-        run = run_on_cuda(schedule, program, arenas, works, fill_all, options)
-        return measured_timeline(schedule, run.passes, run.provenance)
+        job = Job(schedule, program, arenas, works, fill_all)
+        return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
     backend = CpuBackend(program, works, options.compute_threads)
     passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
-    where = f"cpu {platform.machine()}"
     provenance = Provenance(
         kind="measured",
-        where=where,
+        where=f"cpu {platform.machine()}",
         detail=f"torch {torch.__version__}",
         processor_share=backend.processor_share,
     )

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.gpu import measuring
 from benchmarks.gpu.measuring import MeasuringSession
 from benchmarks.gpu.peers.measure import PeerWork, measure_peer
+from tests.helpers.hf_weights import unpack_hf_state
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import WORKLOADS
@@ -19,7 +20,6 @@ from twinstream.executor.memory import pinned_pieces
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, run_round
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.state.weights import unpack_hf_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec

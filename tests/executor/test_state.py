@@ -14,7 +14,6 @@ from twinstream.executor.state.training_state import (
     fill_carried,
     initial_state,
     read_carried,
-    with_parameters,
 )
 from twinstream.models.layout import block_layout
 from twinstream.models.recipe import Recipe
@@ -78,16 +77,6 @@ def test_the_same_seed_gives_the_same_state_and_another_seed_another():
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["param.0"], other["param.0"])
     assert not torch.equal(first["param.0"], first["param.1"])
-
-
-def test_given_parameters_replace_those_of_their_group_only():
-    state = initial_state(SPEC, 0)
-    mine = torch.full_like(state["param.1"], 9)
-    replaced = with_parameters(state, {"1": mine}, SPEC, Recipe())
-    assert torch.equal(replaced["param.1"], mine)
-    assert replaced["param.1"] is not mine
-    assert torch.equal(replaced["param.0"], state["param.0"])
-    assert torch.equal(replaced["opt.1"], state["opt.1"])
 
 
 # --- carried slots

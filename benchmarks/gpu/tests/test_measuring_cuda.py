@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,10 +66,10 @@ def device(monkeypatch) -> Device:
         found.slabs.append(size_bytes)
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
-    def run(schedule, program, arenas, works, *rest):
+    def run(job, options):
         gpu = FakeGpu()
         monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: gpu)
-        return run_on_cuda(schedule, program, arenas, gpu.works(program, works), *rest)
+        return run_on_cuda(replace(job, works=gpu.works(job.program, job.works)), options)
 
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
     monkeypatch.setattr(measuring, "_reader", lambda backend: StateReader(FakeNvml(), "handle"))

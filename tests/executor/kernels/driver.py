@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.state.weights import flat_layouts
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec

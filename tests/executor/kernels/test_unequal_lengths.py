@@ -13,7 +13,7 @@ from tests.executor.kernels.families import (
     tiny_spec,
 )
 from tests.executor.kernels.test_same_bits import all_bits, assert_same_bits
-from twinstream.executor.state.weights import pack_hf_state
+from tests.helpers.hf_weights import pack_hf_state
 from twinstream.schedule.errors import TwinstreamError
 
 LENGTHS = (7, 7, 1, 13)
