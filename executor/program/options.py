@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from twinstream.schedule.errors import TwinstreamError
 
@@ -45,8 +45,8 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
         raise TwinstreamError(
             f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
         )
-    if name == "auto" or name == "on" or name == "off":
-        return name
+    if name in get_args(Graphs):
+        return cast(Graphs, name)
     raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
 
 

@@ -27,8 +27,6 @@ from twinstream.executor.kernels.attention.operands import dense_lse
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_scratch import MERGE_BLOCK_ELEMENTS
 
-Tensors3 = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
 
 @dataclass(frozen=True)
 class _Part:
@@ -54,7 +52,7 @@ class Returning(AttentionImplementation):
     def _gradients(
         self, inputs: AttentionInputs, result: AttentionResult, d_out_BSHD: torch.Tensor,
         workspace: Workspace, *, causal: bool,
-    ) -> Tensors3:  # fmt: skip
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         """Those of Q [B, S, H, D], and of K and V [B, C, K, D]."""
 
     def _forward(

@@ -17,7 +17,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.attention.operands import Starts
-from twinstream.executor.kernels.attention.returning import Returning, Tensors3
+from twinstream.executor.kernels.attention.returning import Returning
 from twinstream.executor.kernels.workspace import Workspace
 
 _FILLS = "fill_uninitialized_memory"  # a property of the module, which its stubs do not know
@@ -43,9 +43,9 @@ class SdpaCpu(Returning):
     def _gradients(
         self, inputs: AttentionInputs, result: AttentionResult, d_out_BSHD: torch.Tensor,
         workspace: Workspace, *, causal: bool,
-    ) -> Tensors3:  # fmt: skip
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         saved = _swapped(inputs.q, inputs.k, inputs.v, result.out)
-        found: Tensors3 = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             d_out_BSHD.transpose(1, 2), *saved, result.lse, 0.0, causal, scale=inputs.scale
         )
         return _swapped(*found)
@@ -84,9 +84,9 @@ class SdpaCudnn(Returning):
     def _gradients(
         self, inputs: AttentionInputs, result: AttentionResult, d_out_BSHD: torch.Tensor,
         workspace: Workspace, *, causal: bool,
-    ) -> Tensors3:  # fmt: skip
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         saved, seed = _swapped(inputs.q, inputs.k, inputs.v, result.out), _unused_seed(workspace)
-        found: Tensors3 = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             d_out_BSHD.transpose(1, 2), *saved, result.lse.unsqueeze(3), seed, seed, None, None,
             None, inputs.q.shape[1], inputs.k.shape[1], 0.0, causal, scale=inputs.scale,
         )  # fmt: skip
@@ -123,14 +123,14 @@ class SdpaFlash(Returning):
     def _gradients(
         self, inputs: AttentionInputs, result: AttentionResult, d_out_BSHD: torch.Tensor,
         workspace: Workspace, *, causal: bool,
-    ) -> Tensors3:  # fmt: skip
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         if not inputs.lengths:
             saved, seed = (
                 _swapped(inputs.q, inputs.k, inputs.v, result.out),
                 _unused_seed(workspace),
             )
             with deterministic_algorithms():
-                found: Tensors3 = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
                     d_out_BSHD.transpose(1, 2), *saved, result.lse, None, None, inputs.q.shape[1],
                     inputs.k.shape[1], 0.0, causal, seed, seed, scale=inputs.scale,
                 )  # fmt: skip
