@@ -45,13 +45,9 @@ class EagerAttention(AttentionImplementation):
                     _forward_tile(sequence, queries, out_SHD[queries], lse_HS[:, queries], buffers)
 
     def _backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
         workspace: Workspace,
-    ) -> None:
+    ) -> None:  # fmt: skip
         d_kv_BC2KD = gradients.d_kv
         with workspace.frame():
             if not gradients.accumulate:
@@ -70,7 +66,7 @@ class EagerAttention(AttentionImplementation):
                     rows = _Rows(
                         out=result.out[index, queries],
                         lse=result.lse[index, :, queries],
-                        d_out=d_out_BSHD[index, queries],
+                        d_out=gradients.d_out[index, queries],
                         d_q=gradients.d_q[index, queries],
                     )
                     _backward_tile(sequence, queries, rows, sums_C2KD, buffers)

@@ -90,20 +90,16 @@ class Flash(AttentionImplementation):
             self._write_result(FlashCall.of(inputs, result, workspace))
 
     def _backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
         workspace: Workspace,
-    ) -> None:
+    ) -> None:  # fmt: skip
         with workspace.frame():
             dense = AttentionResult(result.out, dense_lse(result.lse, workspace))
             d_kv = gradients.d_kv
             if gradients.accumulate:
                 d_kv = workspace.take(tuple(d_kv.shape), inputs.k.dtype)
             into = FlashGradients(gradients.d_q, d_kv[:, :, 0], d_kv[:, :, 1])
-            d_out = d_out_BSHD
+            d_out = gradients.d_out
             if inputs.lengths:
                 into, d_out = FlashGradients(into.d_q[0], into.d_k[0], into.d_v[0]), d_out[0]
             self._write_gradients(FlashCall.of(inputs, dense, workspace), d_out, into)

@@ -45,12 +45,13 @@ class AttentionResult:
 
 @dataclass(frozen=True)
 class AttentionGradients:
-    """Where the backward leaves its results.
+    """The gradient of the output, and where the backward leaves its results.
 
     d_q is overwritten. d_kv holds the gradient of K, then V; it is overwritten, or, with
     `accumulate`, it is float32 and added to.
     """
 
+    d_out: torch.Tensor  # [B, S, H, D]
     d_q: torch.Tensor  # [B, S, H, D]
     d_kv: torch.Tensor  # [B, C, 2, K, D]
     accumulate: bool
@@ -84,22 +85,15 @@ class AttentionImplementation(ABC):
             self._for(tokens)._forward(_inputs_of(inputs, tokens), of_one, workspace)
 
     def backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
         workspace: Workspace,
-    ) -> None:
-        """Write the gradients of the inputs, given that of the output."""
+    ) -> None:  # fmt: skip
+        """Write the gradients of the inputs."""
         for tokens in self._sequences(inputs):
             of_one = AttentionResult(result.out[:, tokens], result.lse[:, :, tokens])
-            into = AttentionGradients(
-                gradients.d_q[:, tokens], gradients.d_kv[:, tokens], gradients.accumulate
-            )
-            self._for(tokens)._backward(
-                _inputs_of(inputs, tokens), of_one, d_out_BSHD[:, tokens], into, workspace
-            )
+            d_out, d_q = gradients.d_out[:, tokens], gradients.d_q[:, tokens]
+            into = AttentionGradients(d_out, d_q, gradients.d_kv[:, tokens], gradients.accumulate)
+            self._for(tokens)._backward(_inputs_of(inputs, tokens), of_one, into, workspace)
 
     @abstractmethod
     def _forward(
@@ -108,13 +102,9 @@ class AttentionImplementation(ABC):
 
     @abstractmethod
     def _backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
         workspace: Workspace,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
 
     def _for(self, tokens: slice) -> "AttentionImplementation":
         """Who computes a sequence with these tokens."""

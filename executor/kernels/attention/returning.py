@@ -71,19 +71,15 @@ class Returning(AttentionImplementation):
             _merge(found[0], found[1], result, workspace)
 
     def _backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
         workspace: Workspace,
-    ) -> None:
+    ) -> None:  # fmt: skip
         with workspace.frame():
             dense = AttentionResult(result.out, dense_lse(result.lse, workspace))
             for number, part in enumerate(self._parts(inputs)):
                 with workspace.frame():
                     d_q, d_k, d_v = self._gradients(
-                        part.inputs, dense, d_out_BSHD, workspace, causal=part.causal
+                        part.inputs, dense, gradients.d_out, workspace, causal=part.causal
                     )
                 _put(gradients.d_q, d_q, add=number > 0)
                 _put(gradients.d_kv[:, part.keys, 0], d_k, add=gradients.accumulate)

@@ -87,9 +87,10 @@ class Trial:
         self._implementation.forward(self._inputs(), self._result(), self._scratch["forward"])
 
     def backward(self) -> None:
-        gradients = AttentionGradients(self._results.d_q, self._results.d_kv, self._shape.sliced)
+        found = self._results
+        gradients = AttentionGradients(self.d_out, found.d_q, found.d_kv, self._shape.sliced)
         self._implementation.backward(
-            self._inputs(), self._result(), self.d_out, gradients, self._scratch["backward"]
+            self._inputs(), self._result(), gradients, self._scratch["backward"]
         )
 
     def _inputs(self) -> AttentionInputs:

@@ -133,7 +133,7 @@ def call(name: str, of: AttentionShape, data: Data, d_kv_before: float = 1.0) ->
         d_kv = torch.unflatten(d_qkv[:, :, width_q:], 2, (2, of.num_kv_heads, of.head_dim))
     after = scratch(name, "backward", of, device)
     implementation.backward(
-        data.inputs, result, data.d_out, AttentionGradients(d_q, d_kv, of.sliced), after
+        data.inputs, result, AttentionGradients(data.d_out, d_q, d_kv, of.sliced), after
     )
     sizes = (before.high_water_bytes, after.high_water_bytes)
     return Found(result.out, result.lse, d_q, d_kv - d_kv_before * of.sliced, sizes)

@@ -78,7 +78,7 @@ def test_attention_agrees_with_the_oracle(shape, dtype, accumulate):
     d_q = torch.full_like(q, float("nan"))
     d_kv = torch.ones_like(kv, dtype=torch.float32) if accumulate else torch.full_like(kv, 9e9)
     attention_implementation("eager").backward(
-        inputs, result, d_out, AttentionGradients(d_q, d_kv, accumulate), workspace()
+        inputs, result, AttentionGradients(d_out, d_q, d_kv, accumulate), workspace()
     )
 
     tolerance = TOLERANCES[dtype]
