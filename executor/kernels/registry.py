@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from twinstream.executor.kernels.block.block_backward import block_backward
-from twinstream.executor.kernels.block.block_forward import block_forward
-from twinstream.executor.kernels.block.block_recompute import (
+from twinstream.executor.kernels.block.block_forward import (
+    block_forward,
     block_recompute_attention,
     block_recompute_input,
 )

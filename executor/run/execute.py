@@ -18,7 +18,7 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.document import Schedule
@@ -140,7 +140,7 @@ def _run_in(
 ) -> Timeline:
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
-    works = OpRunner(schedule, arenas, host_work, poison=options.poison).bind_all()
+    works = bind_works(schedule, arenas, host_work, poison=options.poison)
 
     def fill_all() -> None:
         if options.poison:

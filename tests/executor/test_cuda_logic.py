@@ -21,7 +21,7 @@ from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import Graphs, RunOptions
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.cuda_run import Job, run_on_gpu
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Caps, Schedule
@@ -67,9 +67,8 @@ def on_fake_gpu(
     }
     arenas = Arenas(schedule, memory)
     host_work = change(loop.host_work(schedule))
-    runner = OpRunner(schedule, arenas, host_work, poison=options.poison)
     program = compile_program(schedule)
-    works = gpu.works(program, runner.bind_all())
+    works = gpu.works(program, bind_works(schedule, arenas, host_work, poison=options.poison))
 
     def fill() -> None:
         if options.poison:

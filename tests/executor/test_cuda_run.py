@@ -17,7 +17,7 @@ from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run import cuda_run
 from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -54,7 +54,7 @@ def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, 
     }
     arenas, program = Arenas(schedule, memory), compile_program(schedule)
     host_work = training(schedule).host_work(schedule)
-    works = gpu.works(program, OpRunner(schedule, arenas, host_work).bind_all())
+    works = gpu.works(program, bind_works(schedule, arenas, host_work))
     state = initial_state(small(schedule.model.name), 1)
     job = Job(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state))
     return run_on_cuda(job, options)

@@ -17,7 +17,7 @@ from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.planner.emit.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
@@ -180,9 +180,9 @@ def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, l
     arenas.poison()
     fill_carried(schedule, arenas, initial_state(small("tiny"), seed=1))
     loop = training(schedule)
-    runner = OpRunner(schedule, arenas, loop.host_work(schedule), poison=True)
+    works = bind_works(schedule, arenas, loop.host_work(schedule), poison=True)
     program = compile_program(schedule)
-    run_passes(program, CpuBackend(program, runner.bind_all(), 1), PassOptions(1))
+    run_passes(program, CpuBackend(program, works, 1), PassOptions(1))
     return {tier.kind: flat for tier, flat in memory.items()}, arenas, loop.losses
 
 
