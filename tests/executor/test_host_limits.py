@@ -47,13 +47,6 @@ def test_available_memory_is_that_of_proc_in_bytes(tmp_path):
     assert found.available_bytes == 8_000_000 * 1024
 
 
-@pytest.mark.parametrize(
-    "text", ["", "MemAvailable:\n", "MemAvailable: many kB\n", "MemFree: 5 kB"]
-)
-def test_without_a_readable_figure_there_is_no_limit(tmp_path, text):
-    assert host_limits(root_with(tmp_path, {"proc/meminfo": text})).available_bytes is None
-
-
 @pytest.mark.parametrize("files", [v2("10000", 3000), v1(10_000, 3000)], ids=["v2", "v1"])
 def test_a_cgroup_leaves_its_limit_less_what_is_used_and_cannot_be_reclaimed(tmp_path, files):
     assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 10_000 - 3000 + 700
@@ -92,18 +85,6 @@ def test_a_v1_cgroup_is_that_of_the_memory_controller(tmp_path):
         f"{folder}/memory.usage_in_bytes": "1000\n",
     }
     assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 4000
-
-
-@pytest.mark.parametrize("stat", ["", "file\n", "anon 5\n"])
-def test_without_statistics_no_file_cache_is_counted(tmp_path, stat):
-    files = v2("10000", 3000, stat)
-    assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 7000
-    (tmp_path / "sys/fs/cgroup/memory.stat").unlink()
-    assert host_limits(tmp_path).cgroup_left_bytes == 7000
-
-
-def test_a_v1_limit_counts_where_v2_files_are_absent_or_say_max(tmp_path):
-    assert host_limits(root_with(tmp_path, v2("max", 1) | v1(5000, 700))).cgroup_left_bytes == 5000
 
 
 @pytest.mark.parametrize(("soft", "expected"), [(65536, 65536), (resource.RLIM_INFINITY, None)])

@@ -45,14 +45,6 @@ def test_the_arena_is_zeros_in_pieces_that_are_locked_while_it_is_open():
     assert told[-1] == (6 * MIB, 6 * MIB)
 
 
-def test_a_view_over_the_end_of_a_piece_is_our_bug():
-    with (
-        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())) as memory,
-        pytest.raises(AssertionError, match="in no single piece"),
-    ):
-        memory[MIB : 3 * MIB]
-
-
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(piece, monkeypatch):
     monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(65536, 9 * MIB, 8 * MIB))
@@ -111,23 +103,6 @@ def test_ctrl_c_while_a_piece_is_locked_leaves_none_locked(piece):
     assert cudart.locked == {}
 
 
-def test_a_piece_never_granted_is_not_unlocked():
-    """Unlocking it would leave an error of its own, after the one that was taken."""
-    cudart, cleared = FakeCudart(fails_at=1), []
-
-    def clear() -> None:
-        cleared.append(cudart.last_error)
-        cudart.clear_error()
-
-    with (
-        pytest.raises(HostMemoryError, match="cannot pin"),
-        pinned_arena(6 * MIB, SLOTS, Pinning(cudart, max_piece_bytes=2 * MIB, clear_error=clear)),
-    ):
-        raise AssertionError("never opened")
-    assert cleared == [2]
-    assert cudart.last_error == 0
-
-
 def test_ctrl_c_before_the_driver_did_anything_leaves_no_error():
     class Interrupted(FakeCudart):
         def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
@@ -167,15 +142,6 @@ def test_an_error_while_it_is_open_unlocks_everything(error):
     assert cudart.locked == {}
 
 
-def test_memory_the_driver_keeps_is_complained_about():
-    cudart = FakeCudart()
-    with (
-        pytest.raises(AssertionError, match="keeps 1 pieces"),
-        pinned_arena(2 * MIB, SLOTS[:2], pinning(cudart)),
-    ):
-        cudart.locked.clear()
-
-
 def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monkeypatch):
     monkeypatch.setattr(pinned, "_mapped", lambda size_bytes: pytest.fail("memory was mapped"))
     ranges = [HostRange(0, 6 * MIB, "all")]
@@ -184,10 +150,3 @@ def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monke
         pinned_arena(6 * MIB, ranges, pinning(FakeCudart())),
     ):
         raise AssertionError("never opened")
-
-
-def test_a_schedule_without_host_memory_has_an_empty_arena():
-    cudart = FakeCudart()
-    with pinned_arena(0, [], pinning(cudart)) as memory:
-        assert memory.numel() == 0
-    assert cudart.asked == []

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
-from tests.helpers.sketches import op, sketch
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.pinned_pieces import (
@@ -84,11 +83,6 @@ def test_there_are_as_few_pieces_as_can_be(arena, units):
     assert found == fewest(size, ranges, units * UNIT)
 
 
-def test_an_arena_that_fits_is_one_piece():
-    whole = HostRange(0, 60 * GIB, "state")
-    assert piece_ends(64 * GIB, [whole]) == [64 * GIB]
-
-
 def test_a_large_arena_is_cut_where_slots_end():
     slots = [HostRange(i * 15 * GIB, (i + 1) * 15 * GIB, f"s{i}") for i in range(10)]
     assert piece_ends(150 * GIB, slots) == [60 * GIB, 120 * GIB, 150 * GIB]
@@ -111,11 +105,6 @@ def test_slots_that_overlap_without_end_are_named_with_their_extent():
 
 
 # --- of schedules
-
-
-def test_a_copy_of_the_first_parts_uses_only_those():
-    schedule = sketch([op("x", "h2d")])
-    assert host_ranges(schedule) == [HostRange(0, 1024, "host.x")]
 
 
 @pytest.mark.parametrize("policy", ["streaming", "optimal"])

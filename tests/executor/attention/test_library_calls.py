@@ -31,10 +31,7 @@ def test_a_library_that_keeps_its_promises_gives_what_the_oracle_gives(seen, nam
     data = cases.random_data(shape)
     found = cases.call(name, shape, data)
     cases.assert_close(found, cases.oracle(data), TOLERANCES[dtype])
-    declared = tuple(
-        cases.attention_scratch_bytes(name, of_pass, shape) for of_pass in ("forward", "backward")
-    )
-    assert found.scratch_bytes == declared
+    assert found.scratch_bytes == cases.declared_bytes(name, shape)
 
 
 def test_torchs_flash_kernels_take_unequal_lengths_in_one_call(seen):
