@@ -71,13 +71,6 @@ def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
     assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
 
-def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():
-    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 30.0, 23.0)
-    meter.warm({})
-    assert meter.is_over()
-    assert meter.report().peak_bytes == 23 * GIB
-
-
 def test_excess_is_reported_where_it_is_not_refused():
     figures = iter([22.5, 24.5, 24.5, 24.5])
     meter = DeviceMeter(

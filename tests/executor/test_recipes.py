@@ -39,12 +39,6 @@ def test_sizes_follow_the_recipe():
     assert adamw.attributes["stochastic_rounding"] is False
 
 
-def test_a_float32_model_is_its_own_master():
-    usual, asked = (tiny_chain("packed", "tiny", recipe) for recipe in (Recipe(), FLOAT32))
-    assert usual.tensors == asked.tensors
-    assert usual.calls == asked.calls
-
-
 @pytest.mark.parametrize("workload", ["packed", "sliced"])
 def test_caps_change_no_bit(workload):
     chain = tiny_chain(workload, "tiny", FLOAT32, dtype="bfloat16")

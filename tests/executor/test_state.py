@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
+from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.run.training import step_state
 from twinstream.executor.state.training_state import (
     State,
@@ -88,19 +88,6 @@ def test_what_is_filled_in_reads_back_and_lies_in_every_carried_slot(schedule):
         flat = state[tensor.parent or item.tensor]
         part = flat[tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]
         assert torch.equal(arenas.view(item.tensor, item.slot), part)
-
-
-def test_nothing_but_carried_slots_is_filled(schedule):
-    memory = {tier: torch.empty(n, dtype=torch.uint8) for tier, n in Arenas.sizes(schedule).items()}
-    arenas = Arenas(schedule, memory)
-    arenas.poison()
-    ones = {name: torch.ones_like(flat) for name, flat in numbered_state().items()}
-    fill_carried(schedule, arenas, ones)
-    sizes = {t.tensor_id: t.size_bytes for t in schedule.tensors}
-    filled = sum(int((flat == 1).sum()) for flat in memory.values())
-    left = sum(int((flat == POISON_BYTE).sum()) for flat in memory.values())
-    assert filled == sum(sizes[item.tensor] for item in schedule.carried)
-    assert left == sum(flat.numel() for flat in memory.values()) - filled > 0
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,6 @@ def test_swiglu(triton_device, dtype, tokens, d_ff):
     )  # fmt: skip
 
 
-def test_swiglu_backward_alone(triton_device):
-    gate_up, d = randn(3, 74), randn(3, 74, seed=1)
-    assert_twins_agree(
-        triton_device, lambda ops, workspace, *both: ops.swiglu_backward(*both, None), gate_up, d,
-        results=lambda gate_up, d: {"d": d},
-    )  # fmt: skip
-
-
 @DTYPE
 @pytest.mark.parametrize("mode", ["write", "update"])
 @pytest.mark.parametrize("shape", [(1, 1), (6, 515), (270, 3)], ids=str)
@@ -93,11 +85,6 @@ def test_cross_entropy_of_several_blocks(triton_device, dtype, monkeypatch):
     monkeypatch.setattr(triton_cross_entropy, "_BLOCK", 32)
     rows = logit_rows(3, 101, dtype)
     rows.logits[0, 100], rows.logits[2, 1] = 20.0, 30.0
-    assert_twins_agree(triton_device, call_cross_entropy, rows, results=loss_results)
-
-
-def test_large_logits_do_not_overflow(triton_device):
-    rows = logit_rows(3, 33, torch.float32, scale=1e4)
     assert_twins_agree(triton_device, call_cross_entropy, rows, results=loss_results)
 
 
