@@ -52,10 +52,6 @@ def device_slab(size_bytes: int) -> torch.Tensor:
 
 
 def _pci_address() -> str:
-    """As sysfs spells it; empty where this torch does not tell."""
+    """As sysfs spells it."""
     found = torch.cuda.get_device_properties()
-    numbers = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in numbers:
-        return ""
-    domain, bus, device = numbers
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"

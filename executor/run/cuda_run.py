@@ -50,12 +50,10 @@ def run_on_cuda(job: Job, options: RunOptions) -> tuple[Passes, Provenance]:
         DeviceMemoryError: context and libraries take more than the caps leave; nothing was filled.
     """
     fix_library_workspaces()
-    needed_bytes = arena_bytes(job.schedule, DEVICE)
-    spare_bytes = job.arenas.held_bytes(DEVICE) - needed_bytes
     meter = DeviceMeter(
         job.schedule.caps,
-        needed_bytes,
-        lambda: read_device_memory(spare_bytes),
+        arena_bytes(job.schedule, DEVICE),
+        read_device_memory,
         refuses_excess=options.refuses_excess,
     )
     gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))

@@ -106,7 +106,7 @@ def execute_in(
 ) -> Timeline:
     """Prove a schedule and run it in memory that is there already, and reads no state back.
 
-    `memory` has at least the bytes that the schedule needs of each tier; `fill` puts the carried
+    `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried
     tensors in place before the first pass. `check_attention` is left to the caller, who should
     call it before there is the memory, since it takes some of its own.
 

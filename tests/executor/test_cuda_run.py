@@ -25,8 +25,6 @@ from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import Provenance
 
-SPARE_BYTES = 1000
-
 
 @pytest.fixture
 def gpu(monkeypatch) -> FakeGpu:
@@ -49,8 +47,7 @@ def gpu(monkeypatch) -> FakeGpu:
 
 def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, Provenance]:
     memory = {
-        tier: torch.zeros(size + SPARE_BYTES, dtype=torch.uint8)
-        for tier, size in Arenas.sizes(schedule).items()
+        tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
     }
     arenas, program = Arenas(schedule, memory), compile_program(schedule)
     host_work = training(schedule).host_work(schedule)
@@ -76,8 +73,8 @@ def test_a_timeline_says_where_and_how_it_was_measured(gpu, schedule):
     memory = found.device_memory
     assert memory is not None
     assert memory.arena_bytes == arena_bytes(schedule, DEVICE)
-    assert memory.peak_bytes == 10**9 - SPARE_BYTES
-    assert memory.libraries_bytes == 5 * 10**8 - SPARE_BYTES - memory.arena_bytes
+    assert memory.peak_bytes == 10**9
+    assert memory.libraries_bytes == 5 * 10**8 - memory.arena_bytes
     assert set(memory.temporary_bytes) == set(schedule.calls)
 
 
