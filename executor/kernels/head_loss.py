@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.gradients import (
     add_matmul,
@@ -22,7 +23,6 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorGradient,
     VectorOps,
 )
-from twinstream.executor.kernels.vocabulary import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode

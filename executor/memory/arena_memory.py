@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -53,5 +54,5 @@ def device_slab(size_bytes: int) -> torch.Tensor:
 
 def _pci_address() -> str:
     """As sysfs spells it."""
-    found = torch.cuda.get_device_properties()
+    found: Any = torch.cuda.get_device_properties()
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -85,7 +86,9 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
         options.num_passes, DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes
     )
     if options.nvtx:
-        job = replace(job, works=_named(gpu, job))
+        named = zip(job.program.launches, job.works, strict=True)
+        works = [partial(_in_range, gpu, launch.op.op_id, work) for launch, work in named]
+        job = replace(job, works=works)
     backend = CudaBackend(job.program, job.works, gpu)
     replay = None
     try:
@@ -133,17 +136,6 @@ def _graphs(
     )
 
 
-def _named(gpu: Gpu, job: Job) -> list[Work]:
-    """The works of a job, each in a range with its op's name."""
-
-    def named(name: str, work: Work) -> Work:
-        def ranged(pass_index: int) -> None:
-            with gpu.named_range(name):
-                work(pass_index)
-
-        return ranged
-
-    return [
-        named(launch.op.op_id, work)
-        for launch, work in zip(job.program.launches, job.works, strict=True)
-    ]
+def _in_range(gpu: Gpu, name: str, work: Work, pass_index: int) -> None:
+    with gpu.named_range(name):
+        work(pass_index)

@@ -9,8 +9,6 @@ Legend: B sequences, S queries, C keys, H query heads, K key heads, D head_dim, 
 Source: Dao, FlashAttention-2, arXiv:2307.08691.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from twinstream.executor.kernels.attention.implementation import (
@@ -63,13 +61,14 @@ class EagerAttention(AttentionImplementation):
                     sums_C2KD.zero_()
                 sequence = Sequence.of(inputs, index)
                 for queries in sequence.query_tiles():
-                    rows = _Rows(
-                        out=result.out[index, queries],
-                        lse=result.lse[index, :, queries],
-                        d_out=gradients.d_out[index, queries],
-                        d_q=gradients.d_q[index, queries],
+                    of_rows = AttentionResult(
+                        result.out[index, queries], result.lse[index, :, queries]
                     )
-                    _backward_tile(sequence, queries, rows, sums_C2KD, buffers)
+                    into = AttentionGradients(
+                        gradients.d_out[index, queries], gradients.d_q[index, queries], sums_C2KD,
+                        accumulate=True,
+                    )  # fmt: skip
+                    _backward_tile(sequence, queries, of_rows, into, buffers)
                 if not gradients.accumulate:
                     d_kv_BC2KD[index].copy_(sums_C2KD)
 
@@ -102,29 +101,20 @@ def _forward_tile(
     lse_KSG.copy_(total.log_().add_(maximum).view(lse_KSG.shape))
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What belongs to one tile of queries."""
-
-    out: torch.Tensor  # [S, H, D]
-    lse: torch.Tensor  # [H, S]
-    d_out: torch.Tensor  # [S, H, D]
-    d_q: torch.Tensor  # [S, H, D]
-
-
 def _backward_tile(
-    sequence: Sequence, queries: slice, rows: _Rows, sums_C2KD: torch.Tensor,
+    sequence: Sequence, queries: slice, result: AttentionResult, gradients: AttentionGradients,
     buffers: _Buffers,
 ) -> None:  # fmt: skip
-    """Write dQ of one tile of queries and add its share of dK and dV to the sums."""
+    """Write dQ of one tile of queries and add its share of dK and dV, [C, 2, K, D]."""
+    sums_C2KD = gradients.d_kv
     q_KRD = sequence.scaled_queries(queries, buffers["q"])
-    d_out_KRD = sequence.grouped(rows.d_out, buffers["d_out"])
-    d_q_KRD = sequence.grouped(rows.out, buffers["d_q"])
+    d_out_KRD = sequence.grouped(gradients.d_out, buffers["d_out"])
+    d_q_KRD = sequence.grouped(result.out, buffers["d_q"])
     # delta = sum of dO * O over a row; O borrows dQ's buffer.
     delta = shaped(buffers["delta"], *q_KRD.shape[:2], 1)
     torch.sum(d_q_KRD.mul_(d_out_KRD), 2, keepdim=True, out=delta)
     d_q_KRD.zero_()
-    lse_KSG = sequence.rows_by_group(rows.lse)
+    lse_KSG = sequence.rows_by_group(result.lse)
     lse = shaped(buffers["lse"], *lse_KSG.shape).copy_(lse_KSG).view(delta.shape)
     for keys in sequence.key_tiles(queries):
         k_KCD = key_tile(sequence.k[keys], buffers["k"])
@@ -140,7 +130,7 @@ def _backward_tile(
         d_q_KRD.baddbmm_(rounded(d_scores, buffers.get("low")), k_KCD)
         torch.bmm(d_scores.transpose(1, 2), q_KRD, out=d_tile)
         sums_C2KD[keys, 0].transpose(0, 1).add_(d_tile)
-    by_group = sequence.by_group(rows.d_q)
+    by_group = sequence.by_group(gradients.d_q)
     by_group.copy_(d_q_KRD.mul_(sequence.scale).view(by_group.shape))
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import buffer, run
-from twinstream.executor.kernels.vocabulary import head_layout_of
+from twinstream.executor.kernels.embedding import head_layout_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # bf16: the logits and their gradients are rounded to 2**-9 relative, sums of them to the same.
