@@ -11,7 +11,6 @@ import torch
 
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
 from twinstream.executor.program.compiled import Launch, Program, Work
-from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
 
 
@@ -62,13 +61,13 @@ _Jobs = queue.SimpleQueue[_Job | None]
 class CpuBackend:
     """One thread per stream, each taking its ops in order, an op at a time.
 
-    Kernels use `compute_threads` intra-op threads, copies and the host one each, so that they
-    overlap the way a GPU's copy engines overlap its kernels. The first error stops all further
+    Kernels use one intra-op thread, as copies and the host do, so that they overlap the way a
+    GPU's copy engines overlap its kernels. The first error stops all further
     work and is raised by `finish`. Spans are kept of passes that are timed; of the others when
     they ended.
     """
 
-    def __init__(self, program: Program, works: Sequence[Work], compute_threads: int) -> None:
+    def __init__(self, program: Program, works: Sequence[Work]) -> None:
         self.waited_ns = 0
         self._program = program
         self._works = works
@@ -77,7 +76,7 @@ class CpuBackend:
         self._threads = [
             threading.Thread(
                 target=self._serve,
-                args=(jobs, _is_compute(stream), compute_threads),
+                args=(jobs, stream.queue.startswith("compute")),
                 name=str(stream),
                 daemon=True,
             )
@@ -165,9 +164,9 @@ class CpuBackend:
         jobs.put(_Job(None, self._number, -1, (), end, None))
         return end
 
-    def _serve(self, jobs: _Jobs, computes: bool, compute_threads: int) -> None:
+    def _serve(self, jobs: _Jobs, computes: bool) -> None:
         """A stream's thread."""
-        torch.set_num_threads(compute_threads if computes else 1)
+        torch.set_num_threads(1)
         with torch.no_grad():
             while (job := jobs.get()) is not None:
                 for event in job.waits:
@@ -193,7 +192,3 @@ class CpuBackend:
             starts[job.position], ends[job.position] = start_ns - self._zero_ns, end_ns
         if job.position == self._last:
             self._ends_ns[job.pass_number] = end_ns
-
-
-def _is_compute(stream: Stream) -> bool:
-    return stream.queue.startswith("compute")

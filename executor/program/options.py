@@ -26,7 +26,6 @@ class RunOptions:
 
     backend: BackendName = "cpu"
     num_passes: int = 3
-    compute_threads: int = 1
     poison: bool = False
     timed_passes: int | None = None
     graphs: Graphs = "auto"

@@ -11,7 +11,7 @@ from twinstream.executor.backends.cuda import CudaBackend, CudaEvent, HostEvent
 from twinstream.executor.backends.gpu import GpuEvent, GpuGraph
 from twinstream.executor.backends.protocol import PASSES_AHEAD
 from twinstream.executor.program.compiled import Launch, Program, Work
-from twinstream.executor.replay.dispatch import Events
+from twinstream.executor.replay.dispatch import Events, enqueue
 from twinstream.executor.replay.graph_classes import NUM_PARITIES, GraphClasses, classify
 from twinstream.executor.replay.graph_segments import Segment, cut_segments
 from twinstream.executor.replay.host_cost import CostMeter
@@ -114,25 +114,12 @@ class GraphReplay:
                 with self._backend.gpu.named_range(name) if self._named else nullcontext():
                     step.graph.replay()
             else:
-                self._one_by_one(step, done, previous)
+                for launch in step.launches:
+                    enqueue(self._backend, launch, done, previous)
             kind = step.launches[0].op.kind if step.graph is None else "graph"
             waited_ns = self._backend.waited_ns - waited_ns
             meter.add(kind, perf_counter_ns() - before_ns - waited_ns)
         return done
-
-    def _one_by_one(
-        self, step: _Step, done: Events[CudaEvent], previous: Events[CudaEvent]
-    ) -> None:
-        for launch in step.launches:
-            events = [done[wait] for wait in launch.waits]
-            if previous:
-                events += [previous[wait] for wait in launch.waits_previous]
-            for event in events:
-                assert event is not None, "awaited ops record"
-                self._backend.wait(launch, event)
-            self._backend.launch(launch)
-            if launch.records:
-                done[launch.position] = self._backend.record(launch)
 
     def _capture_all(self, content: Sequence[Hashable]) -> None:
         segments = cut_segments(self._program, self._capturable())

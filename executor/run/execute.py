@@ -151,7 +151,7 @@ def _run_in(
         job = Job(schedule, program, arenas, works, fill_all)
         return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
-    backend = CpuBackend(program, works, options.compute_threads)
+    backend = CpuBackend(program, works)
     passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
     provenance = Provenance(
         kind="measured",

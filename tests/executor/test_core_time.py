@@ -32,7 +32,7 @@ def test_a_run_says_how_much_of_their_time_its_kernels_had_a_core():
             else lambda number: None
             for op in schedule.ops
         ]
-        backend = CpuBackend(compile_program(schedule), works, 1)
+        backend = CpuBackend(compile_program(schedule), works)
         dispatch.run_passes(compile_program(schedule), backend, dispatch.PassOptions(num_passes))
         return backend.processor_share
 

@@ -227,7 +227,7 @@ def test_an_error_in_the_copy_of_one_stream_does_not_leave_the_others_waiting(sc
         return body
 
     program = compile_program(schedule)
-    backend = CpuBackend(program, [work(op) for op in schedule.ops], 1)
+    backend = CpuBackend(program, [work(op) for op in schedule.ops])
     error = within_a_minute(lambda: dispatch.run_passes(program, backend, dispatch.PassOptions(3)))
     assert isinstance(error, BrokenError)
 

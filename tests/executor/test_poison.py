@@ -78,7 +78,7 @@ def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, l
     loop = training(schedule)
     works = bind_works(schedule, arenas, loop.host_work(schedule), poison=True)
     program = compile_program(schedule)
-    run_passes(program, CpuBackend(program, works, 1), PassOptions(1))
+    run_passes(program, CpuBackend(program, works), PassOptions(1))
     return {tier.kind: flat for tier, flat in memory.items()}, arenas, loop.losses
 
 
