@@ -118,11 +118,11 @@ class DeviceMeter:
         return report.excess_bytes > 0
 
     def is_over(self) -> bool:
-        """Whether the process takes more than the cap right now."""
-        peak_bytes, libraries_bytes = self._peak_bytes, self._libraries_bytes
+        """Whether the process takes more than the cap right now; if so that is given back."""
+        before = self._peak_bytes, self._libraries_bytes
         over = self.report().excess_bytes > 0
-        if over:  # what is given back at once is no part of the run
-            self._peak_bytes, self._libraries_bytes = peak_bytes, libraries_bytes
+        if over:
+            self._peak_bytes, self._libraries_bytes = before
         return over
 
     def report(self) -> DeviceMemory:

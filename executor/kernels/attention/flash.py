@@ -52,15 +52,6 @@ class FlashCall:
         return cls(flat, AttentionResult(result.out[0], result.lse[0]), starts, workspace)
 
 
-@dataclass(frozen=True)
-class FlashGradients:
-    """Where a library writes; all in the dtype of the inputs, rows may be strided."""
-
-    d_q: torch.Tensor  # [B, S, H, D]
-    d_k: torch.Tensor  # [B, C, K, D]
-    d_v: torch.Tensor  # [B, C, K, D]
-
-
 class Flash(AttentionImplementation):
     """What the three share."""
 
@@ -98,11 +89,11 @@ class Flash(AttentionImplementation):
             d_kv = gradients.d_kv
             if gradients.accumulate:
                 d_kv = workspace.take(tuple(d_kv.shape), inputs.k.dtype)
-            into = FlashGradients(gradients.d_q, d_kv[:, :, 0], d_kv[:, :, 1])
-            d_out = gradients.d_out
+            d_out, d_q, into = gradients.d_out, gradients.d_q, d_kv
             if inputs.lengths:
-                into, d_out = FlashGradients(into.d_q[0], into.d_k[0], into.d_v[0]), d_out[0]
-            self._write_gradients(FlashCall.of(inputs, dense, workspace), d_out, into)
+                d_out, d_q, into = d_out[0], d_q[0], d_kv[0]
+            call = FlashCall.of(inputs, dense, workspace)
+            self._write_gradients(call, AttentionGradients(d_out, d_q, into, accumulate=False))
             if gradients.accumulate:
                 gradients.d_kv.add_(d_kv)
 
@@ -111,7 +102,7 @@ class Flash(AttentionImplementation):
         """Its log-sum-exp may be strided."""
 
     @abstractmethod
-    def _write_gradients(self, call: FlashCall, d_out: torch.Tensor, into: FlashGradients) -> None:
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
         """The log-sum-exp is dense."""
 
 
@@ -142,12 +133,12 @@ class Flash2(Flash):
             result.out.copy_(out)
         result.lse.copy_(lse)
 
-    def _write_gradients(self, call: FlashCall, d_out: torch.Tensor, into: FlashGradients) -> None:
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
         inputs, result, starts = call.inputs, call.result, call.starts
         library = importlib.import_module("flash_attn_2_cuda")
         operands = (
-            d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, into.d_q, into.d_k,
-            into.d_v,
+            into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, into.d_q,
+            *into.d_kv.unbind(-3),
         )  # fmt: skip
         rest = (*_NO_WINDOW, _NO_SOFTCAP, _DETERMINISTIC, None, None)
         if starts is None:
@@ -181,12 +172,13 @@ class Flash3(Flash):
         )  # fmt: skip
         result.lse.copy_(lse)
 
-    def _write_gradients(self, call: FlashCall, d_out: torch.Tensor, into: FlashGradients) -> None:
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
         inputs, result = call.inputs, call.result
         importlib.import_module("flash_attn_3._C")
+        d_k, d_v = into.d_kv.unbind(-3)
         torch.ops.flash_attn_3.bwd(
-            d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, dq=into.d_q, dk=into.d_k,
-            dv=into.d_v, softmax_scale=inputs.scale, is_causal=_CAUSAL,
+            into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, dq=into.d_q, dk=d_k,
+            dv=d_v, softmax_scale=inputs.scale, is_causal=_CAUSAL,
             deterministic=_DETERMINISTIC, **_cumulative_lengths(call.starts),
         )  # fmt: skip
 
@@ -218,13 +210,14 @@ class Flash4(Flash):
         if packed:
             result.lse.copy_(lse)
 
-    def _write_gradients(self, call: FlashCall, d_out: torch.Tensor, into: FlashGradients) -> None:
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
         inputs, result = call.inputs, call.result
+        d_k, d_v = into.d_kv.unbind(-3)
         library = importlib.import_module("flash_attn.cute.interface")
         library._flash_attn_bwd(
-            inputs.q, inputs.k, inputs.v, result.out, d_out, result.lse,
+            inputs.q, inputs.k, inputs.v, result.out, into.d_out, result.lse,
             softmax_scale=inputs.scale, causal=_CAUSAL, deterministic=_DETERMINISTIC, dq=into.d_q,
-            dk=into.d_k, dv=into.d_v, **_cumulative_lengths(call.starts),
+            dk=d_k, dv=d_v, **_cumulative_lengths(call.starts),
         )  # fmt: skip
 
 
