@@ -39,7 +39,7 @@ from twinstream.executor.run.device_state import (
     StateWatch,
     cuda_reader,
 )
-from twinstream.executor.run.execute import execute_in
+from twinstream.executor.run.execute import execute_in, prove
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.random_weights import RandomWeights
 from twinstream.models.spec import ModelSpec
@@ -97,6 +97,7 @@ class MeasuringSession:
         Raises:
             TwinstreamError: the schedule is unsafe, or memory is short.
         """
+        prove(schedule, self._backend)
         check_attention(schedule, self._backend)  # it takes a call's memory beside the arena
         sizes = Arenas.sizes(schedule)
         memory = {HOST: self._host_arena(schedule), DEVICE: self._slab(sizes[DEVICE])}

@@ -1,7 +1,6 @@
 """Kernels by key: name and implementation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from twinstream.executor.kernels.block.block_backward import block_backward
@@ -17,14 +16,6 @@ from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.schedule.errors import TwinstreamError
-
-
-@dataclass(frozen=True)
-class RegisteredKernel:
-    """Same bits from run to run, provided its attention implementation is deterministic."""
-
-    function: Kernel
-
 
 _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "embed_forward": embed_forward,
@@ -43,8 +34,10 @@ def kernel_keys() -> tuple[str, ...]:
     return tuple(f"{name}/{vector}" for vector in _VECTOR for name in _COMPOSITIONS)
 
 
-def registered_kernel(key: str) -> RegisteredKernel:
+def registered_kernel(key: str) -> Kernel:
     """Return the kernel that a Compute op names.
+
+    It gives the same bits from run to run, provided its attention implementation does.
 
     Raises:
         TwinstreamError: there is none of that key; the message lists those there are.
@@ -53,8 +46,7 @@ def registered_kernel(key: str) -> RegisteredKernel:
         known = ", ".join(kernel_keys())
         raise TwinstreamError(f"kernel '{key}' is unknown; known kernels: {known}")
     name, vector = key.split("/")
-    function = partial(_COMPOSITIONS[name], vector=vector_ops(vector))
-    return RegisteredKernel(function)
+    return partial(_COMPOSITIONS[name], vector=vector_ops(vector))
 
 
 def vector_ops(name: str) -> VectorOps:

@@ -40,13 +40,11 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
     Raises:
         TwinstreamError: it is none of auto, on and off, or `on` without CUDA.
     """
-    if name == "on" and backend != "cuda":
-        raise TwinstreamError(
-            f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
-        )
-    if name in get_args(Graphs):
-        return cast(Graphs, name)
-    raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
+    if name not in get_args(Graphs):
+        raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
+    if name == "on":
+        _require_cuda("CUDA graphs", "--graphs", backend)
+    return cast(Graphs, name)
 
 
 def choose_nvtx(backend: BackendName, *, asked: bool) -> bool:
@@ -55,8 +53,13 @@ def choose_nvtx(backend: BackendName, *, asked: bool) -> bool:
     Raises:
         TwinstreamError: it is asked for without CUDA.
     """
-    if asked and backend != "cuda":
-        raise TwinstreamError(
-            f"NVTX ranges need CUDA, and this runs on the backend '{backend}': leave --nvtx away"
-        )
+    if asked:
+        _require_cuda("NVTX ranges", "--nvtx", backend)
     return asked
+
+
+def _require_cuda(what: str, option: str, backend: BackendName) -> None:
+    if backend != "cuda":
+        raise TwinstreamError(
+            f"{what} need CUDA, and this runs on the backend '{backend}': leave {option} away"
+        )

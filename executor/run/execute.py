@@ -80,13 +80,12 @@ def execute(
         HostMemoryError: the arenas do not fit this machine's memory.
         DeviceMemoryError: context and libraries take more than the schedule's caps leave them.
     """
-    choose_backend(options.backend)
     prove(schedule, options.backend)
     if options.backend == "cuda":
         expand_segments()
     check_attention(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
-        timeline = _run_in(
+        timeline = execute_in(
             schedule,
             memory,
             lambda arenas: fill_carried(schedule, arenas, state),
@@ -97,29 +96,9 @@ def execute(
     return Execution(timeline, after)
 
 
-def execute_in(
-    schedule: Schedule,
-    memory: Mapping[Tier, ArenaMemory],
-    fill: Callable[[Arenas], None],
-    host_work: HostWork,
-    options: RunOptions,
-) -> Timeline:
-    """Prove a schedule and run it in memory that is there already, and reads no state back.
-
-    `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried
-    tensors in place before the first pass. `check_attention` is left to the caller, who should
-    call it before there is the memory, since it takes some of its own.
-
-    Raises:
-        TwinstreamError: as `execute`.
-    """
-    choose_backend(options.backend)
-    prove(schedule, options.backend)
-    return _run_in(schedule, memory, fill, host_work, options)
-
-
 def prove(schedule: Schedule, backend: BackendName) -> None:
     """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
+    choose_backend(backend)
     on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
     if on_host:
         raise HostKernelError(
@@ -131,13 +110,22 @@ def prove(schedule: Schedule, backend: BackendName) -> None:
     require_conforming(schedule, lower_again(schedule))
 
 
-def _run_in(
+def execute_in(
     schedule: Schedule,
     memory: Mapping[Tier, ArenaMemory],
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
 ) -> Timeline:
+    """Run a schedule, which has been proven, in memory that is there; reads no state back.
+
+    `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
+    in place before the first pass. `check_attention` is the caller's too, before there is the
+    memory, since it takes some of its own.
+
+    Raises:
+        TwinstreamError: as `execute`.
+    """
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
     works = bind_works(schedule, arenas, host_work, poison=options.poison)

@@ -22,9 +22,7 @@ def bind_works(
     Kernels and views are resolved once. With `poison`, bytes are filled with NaN before they are
     written and once their content is dead, to expose what the proof of safety should have excluded.
     """
-    kernels = {
-        name: registered_kernel(call.kernel).function for name, call in schedule.calls.items()
-    }
+    kernels = {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
 
     def bind(op: Op) -> Work:
         match op:

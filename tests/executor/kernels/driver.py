@@ -42,7 +42,7 @@ def run(
     if size_bytes := workspace_bytes(key, attributes):
         operands["scratch"] = KernelOperand(buffer(size_bytes, fill), "scratch")
     with torch.no_grad():
-        registered_kernel(key).function(operands, attributes)
+        registered_kernel(key)(operands, attributes)
 
 
 def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start: int) -> dict:
