@@ -11,7 +11,8 @@ from twinstream.executor.kernels.vector.gradients import gradient_views
 def gradients_of(step) -> dict[str, torch.Tensor]:
     """After running it: every inner tensor, by flat tensor and name."""
     step.run()
-    attributes = {"dtype": step.spec.dtype} | step._gradient_attribute()
+    gradients_in = "float32" if step.gradients_in == "float32" else step.spec.dtype
+    attributes = {"dtype": step.spec.dtype, "gradient_dtype": gradients_in}
     return {
         f"{flat}.{name}": view
         for flat, layout in step.layouts.items()
@@ -26,7 +27,7 @@ def test_contributions_of_chunks_are_added_without_rounding(family):
     """Two sequences in one step, and each in a step of its own, added up afterwards."""
     spec = tiny_spec(family, "bfloat16")
     tokens = random_tokens(spec, num_sequences=2)
-    options = {"gradient_dtype": "float32"}
+    options = {"gradients_in": "float32"}
     together = gradients_of(kernel_step(spec, tokens, SEQ_LEN, **options))
     alone = []
     for part in (tokens[:, :SEQ_LEN], tokens[:, SEQ_LEN:]):
@@ -45,7 +46,7 @@ def test_contributions_of_chunks_are_added_without_rounding(family):
 
 def test_padding_of_wider_gradients_is_zeroed():
     spec = tiny_spec("qwen2", "bfloat16")
-    step = kernel_step(spec, random_tokens(spec), SEQ_LEN, gradient_dtype="float32")
+    step = kernel_step(spec, random_tokens(spec), SEQ_LEN, gradients_in="float32")
     step.run()
     for name, layout in step.layouts.items():
         inner = torch.zeros(2 * layout.size_bytes, dtype=torch.bool)
