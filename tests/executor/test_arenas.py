@@ -74,10 +74,3 @@ def test_a_kernel_gets_its_operands_by_name_with_their_modes():
     assert {name: o.mode for name, o in operands.items()} == {"context": "read", "own": "write"}
     assert torch.equal(operands["context"].bytes, memory["device"][256:712])
     assert torch.equal(operands["own"].bytes, memory["device"][1280:1380])
-
-
-def test_a_copy_has_a_source_and_a_destination_of_the_same_size():
-    arenas, memory = counted()
-    source, destination = arenas.copy_views(COPY)
-    assert torch.equal(source, memory["host"][:456])
-    assert torch.equal(destination, memory["device"][256:712])

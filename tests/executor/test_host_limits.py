@@ -77,16 +77,6 @@ def test_the_tightest_of_the_process_cgroup_and_those_around_it_counts(tmp_path)
     assert found.cgroup_left_bytes == 4000
 
 
-def test_a_v1_cgroup_is_that_of_the_memory_controller(tmp_path):
-    folder = "sys/fs/cgroup/memory/job"
-    files = {
-        "proc/self/cgroup": "3:cpu:/other\n2:memory:/job\n",
-        f"{folder}/memory.limit_in_bytes": "5000\n",
-        f"{folder}/memory.usage_in_bytes": "1000\n",
-    }
-    assert host_limits(root_with(tmp_path, files)).cgroup_left_bytes == 4000
-
-
 @pytest.mark.parametrize(("soft", "expected"), [(65536, 65536), (resource.RLIM_INFINITY, None)])
 def test_the_soft_limit_of_locked_memory_counts(monkeypatch, tmp_path, soft, expected):
     monkeypatch.setattr(host_limits_module.resource, "getrlimit", lambda which: (soft, 2**40))

@@ -31,24 +31,6 @@ def schedule_with(attention: str, workload: str = "sliced") -> Schedule:
     return planned(tiny_chain(workload, recipe=recipe), MACHINE, Caps(), "resident")
 
 
-@pytest.fixture
-def tried(monkeypatch):
-    """The shapes that the canary tried."""
-    shapes, check = [], canary.check_shape
-    monkeypatch.setattr(
-        canary,
-        "check_shape",
-        lambda name, shape, device: (shapes.append(shape), check(name, shape, device)),
-    )
-    return shapes
-
-
-def test_unequal_lengths_are_tried_as_they_are(tried):
-    check_attention(schedule_with("sdpa_cpu", "unequal"), "cpu")
-    assert [shape.lengths for shape in tried] == [(5, 1, 16, 7)]
-    assert str(tried[0]) == "sequences of 5, 1, 16, 7, 4/2 heads of 8, float32"
-
-
 @pytest.mark.parametrize("of_scores", ["ordinary", "low"])
 def test_nan_is_told_with_the_shape_and_what_to_do(monkeypatch, of_scores):
     """Once in a shape only, and once only for scores far below zero."""
