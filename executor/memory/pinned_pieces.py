@@ -46,10 +46,7 @@ def host_ranges(schedule: Schedule) -> list[HostRange]:
 
 
 def piece_ends(
-    size_bytes: int,
-    ranges: Sequence[HostRange],
-    max_bytes: int = MAX_PIECE_BYTES,
-    alignment_bytes: int = ALIGNMENT_BYTES,
+    size_bytes: int, ranges: Sequence[HostRange], max_bytes: int = MAX_PIECE_BYTES
 ) -> list[int]:
     """Ends of as few pieces as can be, each at most `max_bytes`, that no range reaches over.
 
@@ -59,11 +56,11 @@ def piece_ends(
     Raises:
         NoBoundaryError: more than `max_bytes` hang together.
     """
-    blocks = _blocks(sorted(ranges), alignment_bytes)
+    blocks = _blocks(sorted(ranges))
     ends: list[int] = []
     start = 0
     while size_bytes - start > max_bytes:
-        cut = (start + max_bytes) // alignment_bytes * alignment_bytes
+        cut = (start + max_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         for block in blocks:
             if block.start < cut < block.end:
                 cut = block.start
@@ -85,11 +82,11 @@ class _Block:
     last_slot: str
 
 
-def _blocks(ranges: Sequence[HostRange], alignment_bytes: int) -> list[_Block]:
+def _blocks(ranges: Sequence[HostRange]) -> list[_Block]:
     blocks: list[_Block] = []
     for found in ranges:
-        start = found.start // alignment_bytes * alignment_bytes
-        end = -(-found.end // alignment_bytes) * alignment_bytes
+        start = found.start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        end = -(-found.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if blocks and start < blocks[-1].end:
             blocks[-1].end = max(blocks[-1].end, end)
             blocks[-1].last_slot = found.slot

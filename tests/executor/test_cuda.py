@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
-from tests.helpers.runs import Bits, bits_of, run
+from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.gpu import TorchGpu
 from twinstream.executor.memory.pinned import Pinning, pinned_arena
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 # CUDA events are read in steps of 0.5 us, as float ms.
 EVENT_STEP_NS = 2000
+MODELS = [("packed", "tiny"), ("sliced", "tiny-qwen3")]
 
 
 def streaming(chain: Chain) -> Schedule:
@@ -27,6 +28,16 @@ def streaming(chain: Chain) -> Schedule:
 
 def on_cuda(schedule: Schedule, *, poison: bool = False) -> tuple[Execution, Bits]:
     return run(schedule, RunOptions(backend="cuda", num_passes=3, poison=poison))
+
+
+@pytest.mark.parametrize(("workload", "preset"), MODELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_streaming_has_the_bits_of_resident(workload, preset, dtype):
+    chain = tiny_chain(workload, preset, dtype=dtype)
+    resident = planned(chain, MACHINE, Caps(), "resident")
+    expected = on_cuda(resident)[1]
+    assert_same_bits(on_cuda(streaming(chain))[1], expected)
+    assert_same_bits(on_cuda(streaming(chain), poison=True)[1], expected)
 
 
 def test_losses_are_close_to_those_of_the_cpu():
@@ -74,6 +85,22 @@ def test_spans_respect_every_wait_within_and_between_passes():
 
 
 # --- how it is dispatched
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+def test_graphs_have_the_bits_of_ops_enqueued_one_by_one(policy):
+    chain = tiny_chain("packed")
+    schedule = (
+        streaming(chain) if policy == "streaming" else planned(chain, MACHINE, Caps(), policy)
+    )
+    found = {
+        graphs: run(schedule, RunOptions("cuda", num_passes=5, graphs=graphs))
+        for graphs in ("off", "on")
+    }
+    assert_same_bits(found["on"][1], found["off"][1])
+    told = found["on"][0].timeline.provenance.detail
+    assert " graphs for " in told
+    assert "refused" not in told
 
 
 def test_a_wait_in_a_graph_takes_the_record_made_before_the_graph_was_launched():

@@ -1,7 +1,5 @@
 """The pinned arena with a driver of the tests: what is locked is unlocked, however it ends."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -61,37 +59,6 @@ def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(pi
     assert len(cudart.asked) == piece + 1
     assert cudart.locked == {}
     assert cudart.last_error == 0, "torch's next kernel would raise it"
-
-
-def test_what_the_driver_refuses_is_locked_in_halves_of_the_same_pages(monkeypatch):
-    populated, map_pages = [], pinned._mapped
-    monkeypatch.setattr(pinned, "_mapped", lambda size: populated.append(size) or map_pages(size))
-    cudart, told = FakeCudart(most_bytes=3 * MIB // 2), list[tuple[int, int]]()
-    small = replace(pinning(cudart, told), max_piece_bytes=6 * MIB, min_piece_bytes=MIB)
-    with pinned_arena(6 * MIB, SLOTS, small) as memory:
-        assert populated == [6 * MIB]
-        assert cudart.asked == [6 * MIB, 3 * MIB, *[MIB] * 6]
-        assert [piece.start for piece in memory.pieces] == [i * MIB for i in range(6)]
-        assert [piece.bytes.numel() for piece in memory.pieces] == [MIB] * 6
-        for found in SLOTS:
-            assert memory[found.start : found.end].count_nonzero() == 0
-        assert cudart.last_error == 0
-    assert cudart.locked == {}
-    assert told[-1] == (6 * MIB, 6 * MIB)
-
-
-def test_halves_end_where_no_range_is_cut_and_no_page_is_shared():
-    ranges = [HostRange(0, MIB - 100, "a"), HostRange(MIB - 100, MIB + 100, "b")]
-    cudart = FakeCudart(most_bytes=3 * MIB // 2)
-    small = replace(pinning(cudart), min_piece_bytes=MIB)
-    with (
-        pytest.raises(HostMemoryError, match=r"cannot pin 2\.00 MiB of 2\.00 MiB"),
-        pinned_arena(2 * MIB, ranges, small),
-    ):
-        raise AssertionError("a cut at 1 MiB would go through b, and an earlier one through a")
-    ranges = [HostRange(0, MIB - 4096, "a"), HostRange(MIB - 4096, MIB + 100, "b")]
-    with pinned_arena(2 * MIB, ranges, small) as memory:
-        assert [piece.bytes.numel() for piece in memory.pieces] == [MIB - 4096, MIB, 4096]
 
 
 @pytest.mark.parametrize("piece", [0, 1, 2])

@@ -123,23 +123,6 @@ def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
         assert len(device.cudart.asked) == pinned
 
 
-def test_pieces_that_the_driver_wanted_smaller_serve_schedules_too(device, schedules, monkeypatch):
-    size = Arenas.sizes(schedules[1])[HOST]
-    slack = size // 4096 * 4096
-    monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", size // 2)
-    monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", slack)
-    device.cudart = FakeCudart(most_bytes=size * 3 // 4)
-    monkeypatch.setattr(
-        measuring, "arena_pinning", lambda: Pinning(device.cudart, min_piece_bytes=4096)
-    )
-    with MeasuringSession("cuda") as session:
-        session.take_host(size)
-        tries = len(device.cudart.asked)
-        assert len(device.cudart.locked) > 1
-        assert session.measure(schedules[1], 3).losses
-        assert len(device.cudart.asked) == tries
-
-
 def test_every_pass_has_the_clock_it_ran_at(device, schedules):
     with MeasuringSession("cuda") as session:
         states = session.measure(schedules[1], 3).states
