@@ -9,6 +9,7 @@ from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.run.training import step_state
+from twinstream.executor.state.random_weights import RandomWeights
 from twinstream.executor.state.training_state import (
     State,
     fill_carried,
@@ -70,6 +71,27 @@ def test_the_same_seed_gives_the_same_state_and_another_seed_another():
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["param.0"], other["param.0"])
     assert not torch.equal(first["param.0"], first["param.1"])
+
+
+def test_any_stretch_of_the_weights_is_as_in_the_whole():
+    spec = small("tiny-qwen3", qkv_bias=True)
+    layout = block_layout(spec)
+    weights = RandomWeights(spec, seed=3, num_elements=1000)  # shorter than any matrix
+    whole = torch.full((layout.size_bytes,), 0xFF, dtype=torch.uint8)
+    weights.write("0", 0, whole)
+    for start in range(0, layout.size_bytes, 4 * 1111):
+        part = torch.empty(min(4 * 1111, layout.size_bytes - start), dtype=torch.uint8)
+        weights.write("0", start, part)
+        assert torch.equal(part, whole[start : start + part.numel()])
+    for inner in layout.tensors:
+        values = whole[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
+        values = values.view(torch.float32)
+        if inner.name.endswith("norm"):
+            assert (values == 1).all()
+        elif inner.name.endswith("bias"):
+            assert (values == 0).all()
+        else:
+            assert 0.015 < values.std() < 0.025
 
 
 # --- carried slots
