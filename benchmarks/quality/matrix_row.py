@@ -32,11 +32,11 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.decide import decider as deciding
 from twinstream.planner.emit.emission import Emitted
-from twinstream.planner.pack.placement import Placement
 from twinstream.planner.emit.unrolling import of_all_rounds
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.lifetimes.stays import stay_intervals
 from twinstream.planner.lifetimes.live_bytes import live_peak
+from twinstream.planner.lifetimes.stays import stay_intervals
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
 from twinstream.planner.search import family, optimal
 from twinstream.planner.search.chunking import TrainingStep

@@ -8,8 +8,8 @@ from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import OPEN
 from twinstream.planner.decide import decider as deciding
 from twinstream.planner.decide.decider import Decider, DoesNotFit
-from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, with_rounds
 from twinstream.planner.lifetimes.live_bytes import ALIGNMENT_BYTES
+from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, with_rounds
 from twinstream.planner.refuse.last_resort import LastResort
 from twinstream.planner.search.congestion import full_shares
 from twinstream.schedule.chain import Chain

@@ -15,7 +15,6 @@ from twinstream.planner.decide.decider import Candidate, Decider
 from twinstream.planner.decide.margins import alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.emit.emission import Emitted, emitted
-from twinstream.planner.pack.placement import Placement
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.search.congestion import full_shares
 from twinstream.planner.search.timed import judged_clock, timed_allowances, timed_stays

@@ -11,7 +11,7 @@ from tests.helpers.bodies import random_bodies
 from tests.helpers.plans import planned
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.backends.virtual import VirtualBackend
+from tests.helpers.virtual_backend import VirtualBackend
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.hardware_profiles.loader import load_machine

@@ -15,8 +15,8 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
 from twinstream.planner.choices import Choices
 from twinstream.planner.kernel_choice import usual_recipe
-from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.planner import gc_paused, policy_names
+from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline

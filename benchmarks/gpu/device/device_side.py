@@ -15,7 +15,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 
 if TYPE_CHECKING:
-    from twinstream.executor.run.measuring import MeasuringSession
+    from benchmarks.gpu.device.measuring import MeasuringSession
 
 
 class DeviceSide:
@@ -76,7 +76,7 @@ class DeviceSide:
         )
 
     def _opened(self, host_bytes: int) -> MeasuringSession:
-        from twinstream.executor.run.measuring import MeasuringSession
+        from benchmarks.gpu.device.measuring import MeasuringSession
 
         if self._session is None:
             self._session = MeasuringSession(self._backend, host_bytes)

@@ -8,9 +8,13 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.vector_ops import LogitRows, NormGradients, VectorGradient
+from twinstream.executor.kernels.vector.vector_ops import (
+    LogitRows,
+    NormGradients,
+    RmsNorm,
+    VectorGradient,
+)
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
@@ -182,7 +186,7 @@ class _Case:
         if size := workspace_bytes(key, attributes):
             scratch = torch.empty(size, dtype=torch.uint8)
             operands = {**operands, "scratch": KernelOperand(bytes=scratch, mode="scratch")}
-        function = registered_kernel(key).function
+        function = registered_kernel(key)
         return _sample(cost[0], lambda: function(operands, attributes))
 
 

@@ -53,7 +53,7 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     for task in in_order(chain):
         call = chain.calls[task.call]
         operands = memory.operands(task)
-        function = registered_kernel(call.kernel).function
+        function = registered_kernel(call.kernel)
 
         run = partial(function, operands, call.attributes)
         with torch.no_grad():

@@ -1,5 +1,6 @@
 """The probe tells attention that is right on a device from attention that is not, and why."""
 
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +27,8 @@ PACKED = Workload(seq_len=16, chunk_tokens=64, chunks_per_round=1, rounds_per_st
 def broken(monkeypatch, name, **changes):
     """Replace what the registry has by that name."""
     known = dict(registry._IMPLEMENTATIONS)
-    known[name] = replace(known[name], **changes)
+    known[name] = copy(known[name])
+    vars(known[name]).update(changes)
     monkeypatch.setattr(registry, "_IMPLEMENTATIONS", known)
 
 

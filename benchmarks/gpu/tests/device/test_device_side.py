@@ -7,13 +7,13 @@ import torch
 
 from benchmarks.gpu.device import device_side, facts, requests
 from benchmarks.gpu.device.device_side import DeviceSide
+from benchmarks.gpu.device.measuring import MeasuringSession
 from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor.memory import arena_memory
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned import Pinning
 from twinstream.executor.probe import device as probed_device
 from twinstream.executor.run.execute import NoCudaError
-from twinstream.executor.run.measuring import MeasuringSession
 
 
 def test_memory_that_grows_as_it_is_used_is_taken_all_the_same(monkeypatch):

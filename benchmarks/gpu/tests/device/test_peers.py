@@ -5,6 +5,7 @@ import torch
 
 from benchmarks.gpu.peers.measure import PeerDoesNotFit, PeerWork, measure_peer
 from benchmarks.gpu.peers.trainers import trainer
+from tests.helpers.hf_weights import unpack_hf_state
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import random_tokens
 from tests.helpers.tiny_chains import small, tiny_chain
@@ -12,7 +13,6 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, initial_state
-from twinstream.executor.state.weights import unpack_hf_state
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps
 

@@ -1,4 +1,4 @@
-"""Hugging Face state dicts to the flat tensors of a schedule, and back."""
+"""Hugging Face state dicts to the flat tensors of a schedule, and back, to compare with."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,6 @@ from twinstream.models.layout import (
     head_layout,
 )
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError
 
 # Rows of an inner tensor come from these modules, one after the other.
 _BLOCK_MODULES = {
@@ -29,10 +28,6 @@ _BLOCK_MODULES = {
 }
 
 
-class HfStateError(TwinstreamError):
-    """A state dict does not belong to the model."""
-
-
 def flat_layouts(spec: ModelSpec) -> dict[str, Layout]:
     """The layouts of all flat tensors by name: "embedding", "layer.0", ..., "head"."""
     layers = {f"layer.{index}": block_layout(spec) for index in range(spec.num_layers)}
@@ -44,36 +39,14 @@ def pack_hf_state(
 ) -> dict[str, torch.Tensor]:
     """Return the flat uint8 tensors, by name, of a llama, mistral, qwen2 or qwen3 state dict.
 
-    Values are cast to the spec's dtype; padding is zero. With tied embeddings an LM head in the
-    state dict is left out.
-
-    Raises:
-        HfStateError: a tensor is missing, has another shape, or has no place in the model.
+    Values are cast to the spec's dtype; padding is zero.
     """
-    # Old checkpoints hold RoPE's frequencies, which follow from the spec.
-    used = {name for name in state_dict if name.endswith("rotary_emb.inv_freq")}
-    if spec.tied_embeddings:
-        used.add("lm_head.weight")
     flats = {}
     for flat_name, layout in flat_layouts(spec).items():
-        flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-        for hf_name, rows in _rows_by_hf_name(spec, flat_name, layout, flat):
-            if hf_name not in state_dict:
-                raise HfStateError(f"'{hf_name}' of model '{spec.name}' is not in the state dict")
-            value = state_dict[hf_name]
-            if value.shape != rows.shape:
-                raise HfStateError(
-                    f"'{hf_name}' is {list(value.shape)}, model '{spec.name}' has it as "
-                    f"{list(rows.shape)}"
-                )
-            rows.copy_(value)
-            used.add(hf_name)
-        flats[flat_name] = flat
-    if unknown := sorted(set(state_dict) - used):
-        raise HfStateError(
-            f"{len(unknown)} tensors of the state dict have no place in model '{spec.name}': "
-            f"{', '.join(unknown[:5])}"
-        )
+        flats[flat_name] = torch.zeros(layout.size_bytes, dtype=torch.uint8)
+        for hf_name, rows in _rows_by_hf_name(spec, flat_name, layout, flats[flat_name]):
+            assert state_dict[hf_name].shape == rows.shape
+            rows.copy_(state_dict[hf_name])
     return flats
 
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks.gpu import measuring
+from benchmarks.gpu.device.measuring import MeasuringSession
 from tests.helpers.fake_cudart import FakeCudart
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.fake_nvml import FakeNvml
@@ -14,10 +17,9 @@ from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceMemoryError
 from twinstream.executor.memory.pinned import Pinning
-from twinstream.executor.run import cuda_run, execute, measuring
+from twinstream.executor.run import cuda_run, execute
 from twinstream.executor.run.cuda_run import run_on_cuda
 from twinstream.executor.run.device_state import DeviceState, StateReader, StateWatch
-from twinstream.executor.run.measuring import MeasuringSession
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 
@@ -64,16 +66,16 @@ def device(monkeypatch) -> Device:
         found.slabs.append(size_bytes)
         return torch.zeros(size_bytes, dtype=torch.uint8)
 
-    def run(schedule, program, arenas, works, *rest):
+    def run(job, options):
         gpu = FakeGpu()
         monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: gpu)
-        return run_on_cuda(schedule, program, arenas, gpu.works(program, works), *rest)
+        return run_on_cuda(replace(job, works=gpu.works(job.program, job.works)), options)
 
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
     monkeypatch.setattr(measuring, "_reader", lambda backend: StateReader(FakeNvml(), "handle"))
     monkeypatch.setattr(measuring, "StateWatch", Constant)
     monkeypatch.setattr(measuring, "device_slab", slab)
-    monkeypatch.setattr(measuring, "arena_pinning", lambda **more: Pinning(found.cudart, **more))
+    monkeypatch.setattr(measuring, "arena_pinning", lambda: Pinning(found.cudart))
     monkeypatch.setattr(execute, "run_on_cuda", run)
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
         monkeypatch.setenv(name, "as the user wants")
@@ -109,7 +111,7 @@ def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
     monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", most)
     monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", most)
     monkeypatch.setattr(
-        measuring, "arena_pinning", lambda **more: Pinning(device.cudart, max_piece_bytes=most)
+        measuring, "arena_pinning", lambda: Pinning(device.cudart, max_piece_bytes=most)
     )
     with MeasuringSession("cuda") as session:
         session.take_host(size)
@@ -119,23 +121,6 @@ def test_an_arena_in_pieces_is_a_little_larger_and_never_pinned_again(
         found = [session.measure(one, 3).losses for one in (*schedules, schedules[1])]
         assert found == [found[0]] * 3
         assert len(device.cudart.asked) == pinned
-
-
-def test_pieces_that_the_driver_wanted_smaller_serve_schedules_too(device, schedules, monkeypatch):
-    size = Arenas.sizes(schedules[1])[HOST]
-    slack = size // 4096 * 4096
-    monkeypatch.setattr(measuring, "MAX_PIECE_BYTES", size // 2)
-    monkeypatch.setattr(measuring, "_PIECE_SLACK_BYTES", slack)
-    device.cudart = FakeCudart(most_bytes=size * 3 // 4)
-    monkeypatch.setattr(
-        measuring, "arena_pinning", lambda **more: Pinning(device.cudart, min_piece_bytes=4096)
-    )
-    with MeasuringSession("cuda") as session:
-        session.take_host(size)
-        tries = len(device.cudart.asked)
-        assert len(device.cudart.locked) > 1
-        assert session.measure(schedules[1], 3).losses
-        assert len(device.cudart.asked) == tries
 
 
 def test_every_pass_has_the_clock_it_ran_at(device, schedules):

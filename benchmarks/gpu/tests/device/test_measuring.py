@@ -3,15 +3,14 @@
 import pytest
 import torch
 
+from benchmarks.gpu import measuring
+from benchmarks.gpu.device.measuring import MeasuringSession, fill_random
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned_pieces import NoBoundaryError, host_ranges, piece_ends
-from twinstream.executor.run import measuring
-from twinstream.executor.run.measuring import MeasuringSession, fill_random
 from twinstream.executor.state.random_weights import RandomWeights
-from twinstream.models.layout import block_layout
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import HOST
 
@@ -117,24 +116,3 @@ def test_carried_slots_hold_weights_and_a_zero_optimizer_state(schedules):
         if root.startswith("param."):
             weights.write(root.removeprefix("param."), tensor.offset_bytes, expected)
         assert torch.equal(found, expected)
-
-
-def test_any_stretch_of_the_weights_is_as_in_the_whole():
-    spec = small("tiny-qwen3", qkv_bias=True)
-    layout = block_layout(spec)
-    weights = RandomWeights(spec, seed=3, num_elements=1000)  # shorter than any matrix
-    whole = torch.full((layout.size_bytes,), 0xFF, dtype=torch.uint8)
-    weights.write("0", 0, whole)
-    for start in range(0, layout.size_bytes, 4 * 1111):
-        part = torch.empty(min(4 * 1111, layout.size_bytes - start), dtype=torch.uint8)
-        weights.write("0", start, part)
-        assert torch.equal(part, whole[start : start + part.numel()])
-    for inner in layout.tensors:
-        values = whole[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
-        values = values.view(torch.float32)
-        if inner.name.endswith("norm"):
-            assert (values == 1).all()
-        elif inner.name.endswith("bias"):
-            assert (values == 0).all()
-        else:
-            assert 0.015 < values.std() < 0.025

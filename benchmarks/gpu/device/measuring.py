@@ -8,7 +8,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -39,7 +39,7 @@ from twinstream.executor.run.device_state import (
     StateWatch,
     cuda_reader,
 )
-from twinstream.executor.run.execute import execute_in
+from twinstream.executor.run.execute import execute_in, prove
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.random_weights import RandomWeights
 from twinstream.models.spec import ModelSpec
@@ -97,6 +97,7 @@ class MeasuringSession:
         Raises:
             TwinstreamError: the schedule is unsafe, or memory is short.
         """
+        prove(schedule, self._backend)
         check_attention(schedule, self._backend)  # it takes a call's memory beside the arena
         sizes = Arenas.sizes(schedule)
         memory = {HOST: self._host_arena(schedule), DEVICE: self._slab(sizes[DEVICE])}
@@ -116,14 +117,16 @@ class MeasuringSession:
             HostMemoryError: so much cannot be had, or not pinned.
         """
         self.close()
+        limits = host_limits()
+        if not heeds_available:
+            limits = replace(limits, available_bytes=None)
+        check_host_memory(size_bytes, limits)
         if self._backend == "cpu":
-            check_host_memory(size_bytes, host_limits(), pinned=False)
             self._pieces = [torch.empty(size_bytes, dtype=torch.uint8)]
             return
         if size_bytes > MAX_PIECE_BYTES:
             size_bytes += _PIECE_SLACK_BYTES
-        pinning = arena_pinning(heeds_available=heeds_available)
-        memory = self._pinned.enter_context(pinned_arena(size_bytes, (), pinning))
+        memory = self._pinned.enter_context(pinned_arena(size_bytes, (), arena_pinning()))
         self._pieces = [piece.bytes for piece in memory.pieces]
 
     def take_host_anyway(self, size_bytes: int) -> str:
