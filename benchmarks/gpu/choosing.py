@@ -8,8 +8,8 @@ from benchmarks.gpu import requests
 from benchmarks.gpu.requests import Request
 from benchmarks.gpu.results import KernelsFound
 from benchmarks.gpu.worker import Backend, JobFailed, JobRefused, JobTimeout, Worker
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_scratch import attention_names, require_known_attention
+from twinstream.models.demand.attention_limits import attention_limits, attention_names
+from twinstream.models.demand.attention_scratch import require_known_attention
 from twinstream.models.recipe import KernelChoice
 from twinstream.planner.kernel_choice import KernelsOption, UnknownKernelsError
 

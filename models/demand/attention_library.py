@@ -15,8 +15,10 @@ cpu/FlashAttentionKernel.cpp.
 
 from collections.abc import Callable, Mapping
 
-from twinstream.models.demand.attention_scratch import require_known_attention
+from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.demand.workspace import attention_shape, typed_attribute
+from twinstream.schedule.ops import KernelCall
 
 # No formula is for a device with more multiprocessors: FlashAttention-2's deterministic backward
 # keeps a sum of dQ for as many blocks of keys as it takes to occupy all of them.
@@ -34,7 +36,25 @@ _LOOKUP_SEQUENCES = (
 _LOOKUP_ROWS = 64  # of a block there at least
 _CPU_KEYS = 512  # of a tile of PyTorch's flash attention for CPUs
 
-LibraryFormula = Callable[[AttentionShape], int]
+# The kernels that call attention, and what of it.
+_PASS_OF: Mapping[str, AttentionPass] = {
+    "block_forward": "forward",
+    "block_recompute_input": "forward",
+    "block_backward": "backward",
+}
+
+
+def library_bytes(call: KernelCall) -> int:
+    """Bytes beside the arenas that one call takes at most; only attention takes any.
+
+    Raises:
+        TwinstreamError: an attribute of the call is missing, or its attention is unknown.
+    """
+    of_pass = _PASS_OF.get(call.kernel.split("/")[0])
+    if of_pass is None:
+        return 0
+    name = typed_attribute(call.attributes, "attention", str)
+    return attention_library_bytes(name, of_pass, attention_shape(call.attributes))
 
 
 def attention_library_bytes(name: str, of_pass: AttentionPass, shape: AttentionShape) -> int:
@@ -43,11 +63,11 @@ def attention_library_bytes(name: str, of_pass: AttentionPass, shape: AttentionS
     Raises:
         UnknownAttentionError: there is no implementation of that name.
     """
-    require_known_attention(name)
+    attention_limits(name)  # raises
     return _formulas()[name][of_pass](shape)
 
 
-def _formulas() -> Mapping[str, Mapping[AttentionPass, LibraryFormula]]:
+def _formulas() -> Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]:
     return {
         "eager": {"forward": _none, "backward": _none},
         "sdpa_cpu": {"forward": _sdpa_cpu_forward, "backward": _sdpa_cpu_backward},

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from twinstream.models.demand.attention_scratch import attention_scratch_bytes
 from twinstream.models.demand.attention_shape import AttentionShape
-from twinstream.models.layout import ALIGNMENT_BYTES
+from twinstream.models.layout import aligned
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
@@ -131,7 +131,7 @@ class _Block:
     @property
     def positions_bytes(self) -> int:
         """Those of all tokens, where sequences of unequal lengths are packed."""
-        return _aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
+        return aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
 
 
 def _block(attributes: Attributes) -> _Block:
@@ -174,7 +174,7 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
 
 def _block_forward(attributes: Attributes) -> int:
     block = _block(attributes)
-    swiglu = _aligned(block.tokens * block.f * block.itemsize)
+    swiglu = aligned(block.tokens * block.f * block.itemsize)
     most = max(_normed(block), _rotated_and_attention(block), swiglu)
     return block.positions_bytes + most
 
@@ -196,7 +196,7 @@ def _block_backward(attributes: Attributes) -> int:
 def _block_backward_triton(attributes: Attributes) -> int:
     """Beside the gradients of gate and up: SwiGLU's product, then normed rows and sums."""
     block = _block(attributes)
-    product = _aligned(block.tokens * block.f * block.itemsize)
+    product = aligned(block.tokens * block.f * block.itemsize)
     normed = _normed(block) + _partial_sums(block.tokens, block.d)
     beside_ffn = max(product, normed)
     return _backward_with(block, beside_ffn, lambda width: _partial_sums(block.tokens, width))
@@ -205,12 +205,12 @@ def _block_backward_triton(attributes: Attributes) -> int:
 def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]) -> int:
     """`sums_of` is what the gradient of a vector of so many weights takes to be summed up."""
     tokens, itemsize = block.tokens, block.itemsize
-    ffn = _aligned(tokens * 2 * block.f * itemsize) + beside_ffn
-    d_qkv = _aligned(tokens * (block.q + 2 * block.k) * itemsize)
-    d_attention_and_rotated_q = 2 * _aligned(tokens * block.q * itemsize)
+    ffn = aligned(tokens * 2 * block.f * itemsize) + beside_ffn
+    d_qkv = aligned(tokens * (block.q + 2 * block.k) * itemsize)
+    d_attention_and_rotated_q = 2 * aligned(tokens * block.q * itemsize)
     normed, widths = _normed(block), [block.d]
     if block.qk_norm:
-        normed += _aligned(tokens * block.k * itemsize)
+        normed += aligned(tokens * block.k * itemsize)
         widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
@@ -224,11 +224,11 @@ def _partial_sums(num_rows: int, width: int) -> int:
 
 
 def _normed(block: _Block) -> int:
-    return _aligned(block.tokens * block.d * block.itemsize)
+    return aligned(block.tokens * block.d * block.itemsize)
 
 
 def _rotated_and_attention(block: _Block) -> int:
-    return _aligned(block.tokens * block.q * block.itemsize) + _attention_forward(block)
+    return aligned(block.tokens * block.q * block.itemsize) + _attention_forward(block)
 
 
 def _attention_forward(block: _Block) -> int:
@@ -255,7 +255,7 @@ def _head_buffers(attributes: Attributes) -> int:
         typed_attribute(attributes, name, int) for name in ("num_tokens", "vocab_size", "d_model")
     )
     rows, itemsize = _head_rows(attributes), _itemsize(attributes)
-    slices = _aligned(rows * d_model * itemsize) + _aligned(rows * vocab_size * itemsize)
+    slices = aligned(rows * d_model * itemsize) + aligned(rows * vocab_size * itemsize)
     return slices + _float32(rows) + _float32(tokens) + _float32(d_model)
 
 
@@ -274,7 +274,7 @@ def _embed_backward(attributes: Attributes) -> int:
     tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
     elements = tokens * embed_block_columns(tokens, d_model)
     dtypes = {typed_attribute(attributes, "dtype", str), gradient_dtype_name(attributes)}
-    rows = sum(_aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
+    rows = sum(aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
     return _sorted_tokens(tokens) + 2 * _float32(elements) + rows
 
 
@@ -284,7 +284,7 @@ def _embed_backward_triton(attributes: Attributes) -> int:
 
 def _sorted_tokens(tokens: int) -> int:
     """Ids, order, and the last of each run."""
-    return 3 * _aligned(tokens * _INT64_BYTES)
+    return 3 * aligned(tokens * _INT64_BYTES)
 
 
 def _none(attributes: Attributes) -> int:
@@ -320,8 +320,4 @@ def _itemsize(attributes: Attributes) -> int:
 
 
 def _float32(elements: int) -> int:
-    return _aligned(elements * _FLOAT32_BYTES)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return aligned(elements * _FLOAT32_BYTES)

@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.cost import work_alone_ns
 from twinstream.hardware_profiles.curve_choice import curve_for, efficiency_keys, with_own_rates
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, machine_toml
 from twinstream.hardware_profiles.schema import AttentionChoice, ComputeCapability, Machine
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import attention_names
 from twinstream.schedule.cost import Work
 
 HOPPER = ComputeCapability(value="9.0", kind="assumed", source="test")

@@ -6,7 +6,7 @@ from benchmarks.gpu import requests
 from benchmarks.gpu.choosing import Tries, check_kernels, choose_kernels
 from benchmarks.gpu.tests.stand_ins import Clock, FakeDevice
 from benchmarks.gpu.worker import JobFailed, JobRefused, JobTimeout
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import attention_names
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.errors import TwinstreamError
 

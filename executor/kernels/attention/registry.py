@@ -12,7 +12,6 @@ from twinstream.executor.kernels.attention.libraries.sdpa_cudnn import SDPA_CUDN
 from twinstream.executor.kernels.attention.libraries.sdpa_flash import SDPA_FLASH
 from twinstream.models.demand.attention_library import MOST_MULTIPROCESSORS
 from twinstream.models.demand.attention_limits import DeviceName, attention_limits
-from twinstream.models.demand.attention_scratch import require_known_attention
 from twinstream.models.demand.attention_shape import AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
@@ -32,7 +31,7 @@ def attention_implementation(name: str) -> AttentionImplementation:
     Raises:
         UnknownAttentionError: there is none of that name; the message lists those there are.
     """
-    require_known_attention(name)
+    attention_limits(name)  # raises
     return _IMPLEMENTATIONS[name]
 
 

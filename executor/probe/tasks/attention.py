@@ -23,8 +23,7 @@ from twinstream.executor.probe.timing.fit import fit_line
 from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.hardware_profiles.schema import AttentionChoice, Efficiency, Machine
 from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import DeviceName
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import DeviceName, attention_names
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.demand.work import ChunkWork
 from twinstream.models.spec import ModelSpec

@@ -11,7 +11,7 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_scratch import UnknownAttentionError
+from twinstream.models.demand.attention_limits import UnknownAttentionError
 
 MIB = 2**20
 # Attention of 8B at 8,192 tokens: 32 query heads, 8 key heads of 128.
