@@ -1,6 +1,5 @@
 """Changing some numbers of a machine: a profile with a base, or a what-if."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,7 @@ from twinstream.hardware_profiles.schema import (
     Machine,
     Number,
 )
+from twinstream.schedule.errors import did_you_mean
 from twinstream.schedule.node import Node
 
 _WHAT_IF = "+what-if"
@@ -150,8 +150,7 @@ def _each_hint_once(faults: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def nearest(name: str, known: list[str]) -> str:
     """A hint at the known name that was probably meant, or all known names."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    return did_you_mean(name, known) or f"known: {', '.join(known)}"
 
 
 def _fault(loc: tuple[int | str, ...], fault: Any) -> tuple[str, str]:

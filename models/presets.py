@@ -1,6 +1,5 @@
 """Models by name: the TOML files in presets/, or a path to a Hugging Face config.json."""
 
-import difflib
 import os
 import tomllib
 from importlib.resources import files
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from twinstream.models.hf_config import states_dtype
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
 
 class UnknownModelError(TwinstreamError):
@@ -17,8 +16,8 @@ class UnknownModelError(TwinstreamError):
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
-        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-        meant = f": did you mean '{close[0]}'?" if close else "."
+        hint = did_you_mean(name, known)
+        meant = f": {hint}" if hint else "."
         super().__init__(
             f"unknown model '{name}'{meant} The presets are {', '.join(known)}; for another model "
             "give the path of a Hugging Face config.json or of a folder that holds one."
