@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from twinstream.hardware_profiles.calibration.fitting import Observation
 from twinstream.hardware_profiles.curve_choice import efficiency_keys
-from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.schedule.comparison import require_timeline_of
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy
@@ -58,13 +58,9 @@ def timeline_observations(
     the time, so that the step is what the fit gets right.
 
     Raises:
-        CalibrationError: the timeline is of another schedule.
+        TimelineMismatch: the timeline is of another schedule.
     """
-    if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
-        raise CalibrationError(
-            f"the timeline has {len(timeline.op_ids)} ops that are not the schedule's "
-            f"{len(schedule.ops)} in its order; make it with `twinstream run` of this schedule"
-        )
+    require_timeline_of(schedule, timeline, "measured")
     classes = op_classes(schedule)
     seconds = mean_seconds(classes, timeline)
     shares = [s * len(one.positions) for s, one in zip(seconds, classes, strict=True)]

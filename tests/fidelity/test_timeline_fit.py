@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.fidelity.timeline_fit import fit_timeline, fit_timelines
+from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
@@ -13,10 +13,10 @@ from twinstream.hardware_profiles.calibration.parameters import (
     prepared,
 )
 from twinstream.hardware_profiles.calibration.timelines import op_classes, works_of
-from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
+from twinstream.schedule.comparison import TimelineMismatch
 from twinstream.schedule.document import Caps
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import Workload
@@ -55,7 +55,7 @@ def timeline(schedule):
 
 
 def test_known_constants_come_back_from_a_noisy_timeline(schedule, timeline):
-    found = fit_timeline(H100, schedule, timeline)
+    found = fit_timelines(H100, [(schedule, timeline)])
     by_name = {p.parameter.name: p for p in found.parameters}
     for name, factor in TRUTH.items():
         assert by_name[name].told
@@ -97,7 +97,7 @@ def test_runs_are_fitted_together(schedule, timeline):
         }
     )
     both = fit_timelines(H100, [(schedule, timeline), (schedule, halved)])
-    alone = fit_timeline(H100, schedule, timeline)
+    alone = fit_timelines(H100, [(schedule, timeline)])
     assert len(both.observations) == 2 * len(alone.observations)
     sums_s = [sum(o.predicted_s for o in fit.observations) for fit in (alone, both)]
     assert sums_s[0] < sums_s[1] / 2 < 2 * sums_s[0]
@@ -105,8 +105,8 @@ def test_runs_are_fitted_together(schedule, timeline):
 
 def test_a_timeline_of_another_schedule_is_refused(schedule, timeline):
     other = timeline.model_copy(update={"op_ids": timeline.op_ids[::-1]})
-    with pytest.raises(CalibrationError, match="ops that are not the schedule's"):
-        fit_timeline(H100, schedule, other)
+    with pytest.raises(TimelineMismatch, match="ops that are not the schedule's"):
+        fit_timelines(H100, [(schedule, other)])
 
 
 def test_every_compute_and_copy_is_in_one_class(schedule):

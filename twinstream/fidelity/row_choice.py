@@ -56,7 +56,7 @@ def rows_of(
     try:
         named = [name for name in machines if class_named(name) == class_of(profile)]
     except UnknownMachineClass:
-        named = [name for name in machines if _called_after(profile.name, name)]
+        named = []
     if len(named) != 1:
         raise CalibrationError(
             f"the table has rows of {', '.join(machines)}, and the profile is called "
@@ -129,8 +129,3 @@ def _value(column: str, text: str, where: str) -> str | float:
         return float(text)
     except ValueError:
         raise CalibrationError(f"{where}: {column} needs a number, got '{text}'") from None
-
-
-def _called_after(profile_name: str, machine: str) -> bool:
-    profile, name = profile_name.lower(), machine.lower()
-    return profile == name or (profile.startswith(name) and not profile[len(name)].isalnum())

@@ -32,29 +32,16 @@ from twinstream.simulator.replay import simulate
 MeasuredRun = tuple[Schedule, Timeline]
 
 
-def fit_timeline(
-    base: Machine,
-    schedule: Schedule,
-    timeline: Timeline,
-    on_prediction: Callable[[], None] = lambda: None,
-) -> Fit:
-    """Fit a profile to the measured mean duration of each distinct call and copy of a run.
-
-    Raises:
-        CalibrationError: the timeline is of another schedule, has too little in it, or the fitted
-            profile is still off by more than a factor of two.
-        MissingNumberError: the base lacks a number that the schedule needs.
-    """
-    return fit_timelines(base, [(schedule, timeline)], on_prediction)
-
-
 def fit_timelines(
     base: Machine, runs: Sequence[MeasuredRun], on_prediction: Callable[[], None] = lambda: None
 ) -> Fit:
-    """The same of several runs together.
+    """Fit a profile to the measured mean duration of each distinct call and copy of some runs.
 
     Raises:
-        CalibrationError, MissingNumberError: as `fit_timeline`, of any of them.
+        CalibrationError: a timeline has too little in it, or the fitted profile is still off by
+            more than a factor of two.
+        TimelineMismatch: a timeline is of another schedule.
+        MissingNumberError: the base lacks a number that a schedule needs.
     """
     observations: list[Observation] = []
     places: list[tuple[_Replays, int]] = []

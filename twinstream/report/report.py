@@ -45,7 +45,7 @@ def report_html(
         predicted, measured: at least one of them.
 
     Raises:
-        TimelineOfAnother: a timeline is not of this schedule.
+        TimelineMismatch: a timeline is not of this schedule.
         MissingNumberError: the machine lacks a number that a figure needs.
     """
     given = {"predicted": predicted, "measured": measured}

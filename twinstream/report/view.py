@@ -8,18 +8,14 @@ from numpy.typing import NDArray
 
 from twinstream.schedule.analysis.idle import IdleInterval, idle_intervals
 from twinstream.schedule.analysis.resource_use import bytes_by_op
+from twinstream.schedule.comparison import require_timeline_of
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 
 Times = NDArray[np.int64]
-
-
-class TimelineOfAnother(TwinstreamError):
-    """A timeline has other ops than the schedule it is to be shown with."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +34,7 @@ class View:
     """The last pass of a timeline; `name` is `predicted` or `measured`."""
 
     def __init__(self, name: str, schedule: Schedule, timeline: Timeline) -> None:
-        if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
-            raise TimelineOfAnother(
-                f"the {name} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
-                f"{len(schedule.ops)} in its order; make it from this schedule"
-            )
+        require_timeline_of(schedule, timeline, name)
         self.name, self.schedule, self.timeline = name, schedule, timeline
         self.start_ns: Times = np.asarray(timeline.passes[-1].start_ns, np.int64)
         self.end_ns: Times = np.asarray(timeline.passes[-1].end_ns, np.int64)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.accuracy.borrowing import borrowed
 from tests.hardware_profiles.machines import curve, number, toy_machine
-from twinstream.hardware_profiles.calibration.borrowing import borrowed
 from twinstream.hardware_profiles.cost import work_alone_ns
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.schedule.cost import Work
