@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.link import DUPLEX
 from twinstream.hardware_profiles.overrides import (
     merge,
     nearest,
@@ -131,8 +132,10 @@ def _load_text(text: str, source: str, directory: Path, loading: tuple[Path, ...
     base = _load_base(base_name, source, directory, loading)
     document.setdefault("description", f"{base.name} with other numbers: {source}")
     tables = _with_tables(document, base, source)
-    require_duplex(tables, base, source)
-    return merge(base, tables, source)
+    machine = merge(base, tables, source)
+    if DUPLEX not in tables:
+        require_duplex(machine, base, source)
+    return machine
 
 
 def _load_base(base_name: Any, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:

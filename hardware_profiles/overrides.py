@@ -65,29 +65,21 @@ def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
     return merge(machine, document, where)
 
 
-def require_duplex(document: Mapping[str, Any], base: Machine, where: str) -> None:
+def require_duplex(machine: Machine, base: Machine, where: str) -> None:
     """Refuse a profile with another link than its base's and the base's rate of both together.
 
     Raises:
         ProfileError: it has the line to add.
     """
-    before = _link(base)
-    given = {way: document[way] for way in (H2D, D2H) if way in document}
-    if DUPLEX in document or DUPLEX not in before or not given:
+    now, before = _link(machine), _link(base)
+    changed = [way for way in (H2D, D2H) if now.get(way) != before.get(way)]
+    if not changed or before.get(DUPLEX) is None:
         return
-    try:
-        now = {way: Number.model_validate(table) for way, table in given.items()}
-    except ValidationError:
-        return  # whoever reads the document as a machine says what is wrong
-    after = {way: math.inf if n.value is None else n.value for way, n in now.items()}
-    if all(before.get(way) == rate for way, rate in after.items()):
-        return
-    rates = {**before, **after}
     line = "the rate of both directions together"
     if len(before) == 3:
-        line = f"{duplex_that_follows(before, rates[H2D], rates[D2H]):g}"
+        line = f"{duplex_that_follows(before, now[H2D], now[D2H]):g}"
     raise ProfileError(
-        f"{where}: {', '.join(after)} changes, and {DUPLEX} would stay that of '{base.name}', "
+        f"{where}: {', '.join(changed)} changes, and {DUPLEX} would stay that of '{base.name}', "
         f"{before[DUPLEX]:g}: both directions together would be as fast as before. Add the line "
         f"{DUPLEX} = {line}"
     )

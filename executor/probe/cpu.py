@@ -16,7 +16,7 @@ from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.kernels import Sample, kernel_samples, pace_samples
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.fit import Line, fit_line
-from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def cpu_pace(machine: Machine, compute_threads: int = 1) -> float:
         MissingNumberError: the profile lacks a number of one of them.
     """
     samples = _in_a_thread(lambda: list(pace_samples("float32")), compute_threads)
-    return median(work_alone_ns(s.work, machine) / s.time_ns for s in samples)
+    return median(work_time(s.work, machine).alone_ns / s.time_ns for s in samples)
 
 
 def _in_a_thread(measure: Callable[[], T], compute_threads: int) -> T:

@@ -64,7 +64,7 @@ def test_a_number_that_no_shipped_profile_states_says_so():
         ("hbm_bytes_per_s", {"value": 0.0}, "value_zero"),
         ("pcie_h2d_bytes_per_s", {"value": 128.0}, "value_too_small"),
         ("hbm_bytes_per_s", {"value": 1e30}, "value_beyond"),
-        ("device_memory_bytes", {"value": 48.0}, "value_in_gib"),
+        ("device_memory_bytes", {"value": 48.0}, "value_too_small"),
         ("hbm_bytes_per_s", {"value": math.inf}, "finite_number"),
         ("hbm_bytes_per_s", {"value": True}, "float_type"),
         ("hbm_bytes_per_s", {"value": "1e12"}, "float_type"),
@@ -156,7 +156,7 @@ def test_the_hash_is_of_what_plans_follow_from():
         ("peak_bf16_flop_per_s", 989.0, "989 is so many FLOPs a second; 989 TFLOP/s are 9.89e+14"),
         ("pcie_h2d_bytes_per_s", 64.0, "64 is so many bytes a second; 64 GB/s are 6.4e+10"),
         ("device_memory_bytes", 48.0, "48 is so many bytes; 48 GiB are 51539607552"),
-        ("hbm_bytes_per_s", 1e30, "1e+30 a second is no limit; write inf"),
+        ("hbm_bytes_per_s", 1e30, "1e+30 bytes a second is no limit; write inf"),
     ],
 )
 def test_a_slip_in_the_unit_is_told_what_was_meant(field, value, told):

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.hardware_profiles.machines import number
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.flat_machine import D2H_PER_NS, FLOP_PER_NS, flat_machine
 from tests.helpers.plans import MACHINE, tiny_plans
 from tests.helpers.sketches import CALL, feed, op, sketch
@@ -11,7 +12,6 @@ from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.cost import Work
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 from twinstream.schedule.timeline import Provenance, Timeline
-from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay, replay_passes, simulate, steady_state
 
 PROVENANCE = Provenance(kind="simulated", where="a clock")

@@ -20,7 +20,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     prepared,
 )
 from twinstream.hardware_profiles.calibration.search import Trial
-from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
 
@@ -48,7 +48,7 @@ PARAMETERS = declared_parameters(BASE, [work for works, _ in STEPS for work in w
 def seconds(machine: Machine, index: int) -> float:
     works, both_ways = STEPS[index]
     dram = machine.rate("host_dram_bytes_per_s")
-    return sum(work_alone_ns(work, machine) for work in works) / 1e9 + both_ways / dram
+    return sum(work_time(work, machine).alone_ns for work in works) / 1e9 + both_ways / dram
 
 
 def predict(trials: list[Trial]) -> list[float]:

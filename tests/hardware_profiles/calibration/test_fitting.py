@@ -15,7 +15,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     prepared,
 )
 from twinstream.hardware_profiles.calibration.search import Trial
-from twinstream.hardware_profiles.cost import copy_alone_ns, work_alone_ns
+from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
@@ -43,7 +43,7 @@ COPIES = [10**8, 10**9, 4 * 10**9]
 
 def seconds(machine: Machine, index: int) -> float:
     if index < len(WORKS):
-        return work_alone_ns(WORKS[index], machine) / 1e9
+        return work_time(WORKS[index], machine).alone_ns / 1e9
     return copy_alone_ns(COPIES[index - len(WORKS)], "h2d", machine) / 1e9
 
 
@@ -216,8 +216,8 @@ def test_making_a_base_explicit_leaves_the_price_of_float32_alone():
     demand = Work(
         unit="matmul", shape=(64, 64, 64), flops=10**9, hbm_bytes=0, launches=1, dtype="float32"
     )
-    before = work_alone_ns(demand, base)
-    assert work_alone_ns(demand, prepared(base)) == pytest.approx(before)
+    before = work_time(demand, base).alone_ns
+    assert work_time(demand, prepared(base)).alone_ns == pytest.approx(before)
     names = [p.name for p in declared_parameters(prepared(base), [demand])]
     assert "matmul_float32" in names
     assert "sustained" not in names
