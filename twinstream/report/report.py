@@ -10,7 +10,6 @@ from twinstream.measures.metrics import Summary, rate_text, summarize
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.page import Card, Page, Section, Table, html_of
-from twinstream.report.palette import readable
 from twinstream.report.share_figures import (
     critical_path_figure,
     idle_figure,
@@ -25,7 +24,7 @@ from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
-from twinstream.screens.tables import seconds, workload_line
+from twinstream.screens.tables import readable, seconds, workload_line
 
 _NUM_WAITS = 8
 _WORTH_NAMING = 0.05  # tokens/s
@@ -157,7 +156,7 @@ def _sections(
         ),
         _if_any(
             "Idle time of the compute stream, by cause",
-            "What compute waited for when it had nothing to run.",
+            "What compute waited for when it had nothing to run; copies are hatched.",
             idle_figure(views), "Compute never waited.",
         ),
         Section(

@@ -13,17 +13,12 @@ from plotly.subplots import make_subplots
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.report.bars import Bar
 from twinstream.report.memory import memory_curve, memory_samples
-from twinstream.report.palette import (
-    OTHER_COLOUR,
-    ROLE_COLOURS,
-    TASK_COLOURS,
-    readable,
-    task_colour,
-)
+from twinstream.report.palette import OTHER_COLOUR, ROLE_COLOURS, TASK_COLOURS, task_colour
 from twinstream.report.view import Span, View, size_unit
 from twinstream.schedule.analysis.resource_use import use_over_time
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
+from twinstream.screens.tables import readable
 
 _NUM_POINTS = 500
 _RATES = {
