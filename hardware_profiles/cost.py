@@ -181,7 +181,10 @@ def _link_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine
 
 def _peak_field(work: Work) -> str:
     if work.dtype not in PEAK_OF_DTYPE:
-        raise UnknownDtypeError(dtype=work.dtype, unit=work.unit, known=tuple(PEAK_OF_DTYPE))
+        raise UnknownDtypeError(
+            f"work of unit '{work.unit}' has dtype '{work.dtype}', for which profiles state no "
+            f"peak. Known dtypes: {', '.join(PEAK_OF_DTYPE)}."
+        )
     return PEAK_OF_DTYPE[work.dtype]
 
 

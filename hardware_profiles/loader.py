@@ -51,18 +51,6 @@ def load_machine(name_or_path: str | Path | Machine) -> Machine:
     return _load_file(path, loading=())
 
 
-def load_machine_text(
-    text: str, *, source: str = "profile", directory: Path | None = None
-) -> Machine:
-    """The machine of a TOML text.
-
-    Args:
-        source: what error messages call the text; a machine without `name` is called so too.
-        directory: where a relative `base` path starts; the working directory if None.
-    """
-    return _load_text(text, source, Path() if directory is None else directory, loading=())
-
-
 def save_machine(machine: Machine, path: str | Path) -> None:
     """Write a profile that loads back equal; numbers it inherited are written out.
 
@@ -119,10 +107,19 @@ def _load_file(path: Path, loading: tuple[Path, ...]) -> Machine:
     except OSError as error:
         by = f" (the base of {loading[-1].name})" if loading else ""
         raise ProfileError(f"cannot read profile {path}{by}: {error.strerror}") from None
-    return _load_text(text, str(path), path.parent, (*loading, path.resolve()))
+    return load_machine_text(text, str(path), path.parent, (*loading, path.resolve()))
 
 
-def _load_text(text: str, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:
+def load_machine_text(
+    text: str, source: str = "profile", directory: Path = Path(), loading: tuple[Path, ...] = ()
+) -> Machine:
+    """The machine of a TOML text.
+
+    Args:
+        source: what error messages call the text; a machine without `name` is called so too.
+        directory: where a relative `base` path starts.
+        loading: the files that are being read, of which this is the last.
+    """
     document = _parsed(text, source)
     document.setdefault("name", Path(source).stem)
     base_name = document.pop("base", None)

@@ -154,7 +154,10 @@ class _Run:
         """Run until the next pass is through; fails if some op never ends."""
         self._env.run(self._pass(self._ended).ended)
         if self._env.now > MOST_NS:
-            raise TooLongError(most_days=MOST_NS / 86_400e9)
+            raise TooLongError(
+                f"a few passes take over {MOST_NS / 86_400e9:.0f} days on this machine: a number "
+                "of its profile (a rate, an efficiency, a latency) or the step is a slip"
+            )
         self._ended += 1
         return self.spans(self._ended - 1)
 
