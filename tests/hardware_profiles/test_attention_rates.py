@@ -4,11 +4,11 @@ import pytest
 from pydantic import ValidationError
 
 from tests.hardware_profiles.machines import curve, toy_machine
-from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS, attention_ratio
+from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for, efficiency_keys, with_own_rates
-from twinstream.hardware_profiles.loader import load_machine, load_machine_text, machine_toml
+from twinstream.hardware_profiles.loader import load_machine_text, machine_toml
 from twinstream.hardware_profiles.schema import AttentionChoice, ComputeCapability, Machine
 from twinstream.models.demand.attention_limits import attention_names
 from twinstream.schedule.cost import Work
@@ -107,18 +107,6 @@ def test_on_hopper_another_is_slower_by_what_is_told_of_both(unit, implementatio
     assert time_ns == pytest.approx(25_000 / ratio)
 
 
-def test_the_bytes_of_another_take_as_long_as_they_did():
-    work = attention("sdpa_flash").model_copy(update={"flops": 0, "hbm_bytes": 9 * 10**6})
-    machine = with_curves({"attention_forward": of("flash3")}, compute_capability=HOPPER)
-    assert work_time(work, machine).alone_ns == pytest.approx(10_000)
-
-
-def test_elsewhere_nothing_is_known_and_the_ratio_is_one():
-    assert attention_ratio("attention_forward", "sdpa_flash", "flash3", 8).source is None
-    machine = with_curves({"attention_forward": of("flash3")})
-    assert work_time(attention("sdpa_flash"), machine).alone_ns == pytest.approx(25_000)
-
-
 @pytest.mark.parametrize("implementation", [None, "sdpa_flash"])
 def test_work_of_old_documents_and_curves_of_nobody_are_priced_as_before(implementation):
     stated = of("flash3") if implementation is None else of(None)
@@ -170,10 +158,3 @@ def test_the_hash_tells_whose_rate_a_curve_is_and_is_as_before_where_none_says()
     assert named.content_hash != unnamed.content_hash
     assert toy_machine().content_hash == "fab97c3b108246c5"  # of a version that knew no such field
     assert load_machine_text(machine_toml(named)) == named
-
-
-def test_fitted_profiles_say_whose_rates_they_have():
-    for name, implementation in (("h100", "flash3"), ("rtx3090", "flash3"), ("cpu", "eager")):
-        curves = load_machine(name).efficiency
-        assert curves["attention_forward"].implementation == implementation
-        assert curves["attention_backward"].implementation == implementation

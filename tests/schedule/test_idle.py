@@ -48,11 +48,6 @@ def test_a_gap_after_waits_that_were_over_is_latency():
     assert found == [gap(10, 13, "b", None, None, None)]
 
 
-def test_ops_that_follow_at_once_leave_no_gap():
-    ops = [op("load", "h2d"), op("a", "compute"), op("b", "compute", ("load",))]
-    assert gaps(ops, [(0, 9), (0, 10), (10, 20)]) == []
-
-
 def test_the_gap_between_passes_counts_once_there_are_two():
     ops = [op("a", "compute", (), ("store",)), op("store", "d2h", ("a",))]
     first, second = [(0, 10), (10, 50)], [(51, 61), (61, 101)]

@@ -34,29 +34,6 @@ def timeline(ops, durations, wait_ns=0) -> Timeline:
 # --- one pass
 
 
-def test_ops_of_one_stream_run_one_after_the_other_and_streams_side_by_side():
-    ops = [op("a", "compute"), op("b", "h2d"), op("c", "compute")]
-    assert spans(ops, {"a": 3, "b": 10, "c": 4}) == [[(0, 3), (0, 10), (3, 7)]]
-
-
-def test_an_op_starts_when_its_predecessor_and_all_its_waits_have_ended():
-    ops = [
-        op("a", "h2d"),
-        op("b", "d2h"),
-        op("c", "compute", ("a", "b")),
-        op("d", "h2d", ("c",)),
-        op("e", "compute2", ("a",)),
-    ]
-    durations = {"a": 5, "b": 9, "c": 2, "d": 1, "e": 1}
-    assert spans(ops, durations) == [[(0, 5), (0, 9), (9, 11), (11, 12), (5, 6)]]
-
-
-def test_waiting_costs_its_latency_once_however_many_waits_and_even_if_they_are_over():
-    ops = [op("a", "h2d"), op("b", "d2h"), op("c", "compute"), op("d", "compute", ("a", "b"))]
-    durations = {"a": 1, "b": 2, "c": 10, "d": 1}
-    assert spans(ops, durations, wait_ns=3)[0][3] == (10 + 3, 10 + 3 + 1)
-
-
 # --- several passes
 
 
@@ -67,20 +44,6 @@ def test_passes_follow_one_another_without_a_barrier():
         [(2, 4), (7, 12)],
         [(4, 6), (12, 17)],
     ]
-
-
-def test_an_op_waits_for_ops_of_the_pass_before_but_not_in_the_first_pass():
-    ops = [op("a", "compute", (), ("b",)), op("b", "d2h", ("a",))]
-    assert spans(ops, {"a": 2, "b": 5}, 2, wait_ns=1) == [
-        [(0, 2), (3, 8)],
-        [(9, 11), (12, 17)],
-    ]
-
-
-def test_an_op_may_wait_for_itself_in_the_pass_before():
-    assert spans([op("a", "compute", (), ("a",))], {"a": 2}, 3, wait_ns=1) == [
-        [(0, 2)], [(3, 5)], [(6, 8)],
-    ]  # fmt: skip
 
 
 # --- the periodic rule

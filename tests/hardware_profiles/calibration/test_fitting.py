@@ -9,7 +9,6 @@ from tests.hardware_profiles.machines import toy_machine
 from twinstream.hardware_profiles.calibration.fitting import Observation, fit
 from twinstream.hardware_profiles.calibration.parameters import (
     Parameter,
-    Target,
     applied,
     declared_parameters,
     prepared,
@@ -82,11 +81,6 @@ def test_known_constants_come_back_from_noisy_times():
         assert width < 0.3
     assert found.summary().mean_error < 0.01
     assert found.summary().left_out_max_error < 0.05
-
-
-def test_without_noise_the_fit_is_nearly_exact():
-    _, found = factors_of(measured())
-    assert found.summary().max_error < 0.01
 
 
 def test_what_no_time_depends_on_stays_at_its_prior_and_is_reported():
@@ -193,21 +187,6 @@ def test_only_what_the_work_needs_is_declared():
         p.name for p in declared_parameters(BASE, both[:1])
     ]
     assert "attention_forward_head_dim_64" in [p.name for p in declared_parameters(BASE, both)]
-
-
-def test_factors_on_the_same_number_multiply():
-    target = Target("h2d", "max")
-    ones = [Parameter(name, name, (target,), 0.1, 0.1, 1.0) for name in ("a", "b")]
-    machine = applied(BASE, ones, [0.5, 0.9], "test")
-    assert machine.efficiency["h2d"].max == pytest.approx(0.45 * BASE.efficiency["h2d"].max)
-
-
-def test_other_head_dimensions_come_along_where_only_one_was_measured():
-    (forward,) = [
-        p for p in declared_parameters(BASE, [attention(512, 512)]) if p.name == "attention_forward"
-    ]
-    keys = [target.curve for target in forward.targets]
-    assert keys == ["attention_forward", "attention_forward/head_dim_64"]
 
 
 def test_making_a_base_explicit_leaves_the_price_of_float32_alone():
