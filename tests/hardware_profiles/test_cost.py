@@ -19,20 +19,29 @@ def work(unit="matmul", flops=0, hbm_bytes=0, launches=1, dtype="bfloat16", shap
     )
 
 
-def test_a_large_matmul_runs_at_peak_times_its_efficiency_at_that_size():
-    # 4e9 flops: efficiency 0.5 * 4 / (4 + 1) = 0.4, so 4e9 / 40e12 = 100 us, plus a launch
-    assert work_time(work(flops=4 * 10**9), toy_machine()).alone_ns == pytest.approx(103_000)
-
-
-def test_the_efficiency_depends_on_the_flops_of_one_launch():
-    # two launches of 1e9 flops: efficiency 0.25, so 2e9 / 25e12 = 80 us, plus two launches
-    assert work_time(work(flops=2 * 10**9, launches=2), toy_machine()).alone_ns == pytest.approx(
-        86_000
-    )
-
-
-def test_work_without_launches_has_no_launch_cost_and_runs_at_full_efficiency():
-    assert work_time(work(flops=10**9, launches=0), toy_machine()).alone_ns == pytest.approx(20_000)
+@pytest.mark.parametrize(
+    ("demand", "ns"),
+    [
+        # 4e9 flops: efficiency 0.5 * 4 / (4 + 1) = 0.4, so 4e9 / 40e12 = 100 us, plus a launch
+        (work(flops=4 * 10**9), 103_000),
+        # two launches of 1e9 flops: efficiency 0.25, so 2e9 / 25e12 = 80 us, plus two launches
+        (work(flops=2 * 10**9, launches=2), 86_000),
+        # without launches at full efficiency
+        (work(flops=10**9, launches=0), 20_000),
+        # float32 has its peak and its own curve: 8e9 / (10e12 * 0.8) = 1 ms
+        (work(flops=8 * 10**9, dtype="float32"), 1_003_000),
+        # bound by memory: 4e6 bytes / (1e12 * 0.4) = 10 us; 1e6 flops / 10e12 hide under it
+        (work("rms_norm", 10**6, 4 * 10**6), 13_000),
+        # 1e9 / 10e12 = 100 us at the float32 peak, whatever the dtype in memory
+        (work("rms_norm", 10**9, 4 * 10**6), 103_000),
+        # an unknown unit is `vector`, 3e6 bytes a launch: 0.8 * 3 / 4 = 0.6, so 10 us
+        (work("gelu", hbm_bytes=6 * 10**6, launches=2), 16_000),
+        # its own curve says 1.2 of nominal; the memory gives 0.9: 9e6 / 0.9e12 = 10 us
+        (work("cached", hbm_bytes=9 * 10**6), 13_000),
+    ],
+)
+def test_work_takes_the_slower_of_arithmetic_and_memory_and_its_launches(demand, ns):
+    assert work_time(demand, toy_machine()).alone_ns == pytest.approx(ns)
 
 
 def test_a_thin_matmul_is_bound_by_memory_at_the_hbm_efficiency():
@@ -42,36 +51,6 @@ def test_a_thin_matmul_is_bound_by_memory_at_the_hbm_efficiency():
     assert time.compute_ns == pytest.approx((1e6 + 1e9) / 50e12 * 1e9)
     assert time.launch_ns == 3000
     assert time.alone_ns == pytest.approx(103_000)
-
-
-def test_float32_uses_its_peak_and_its_own_curve():
-    # 8e9 / (10e12 * 0.8) = 1 ms
-    found = work_time(work(flops=8 * 10**9, dtype="float32"), toy_machine()).alone_ns
-    assert found == pytest.approx(1_003_000)
-
-
-def test_a_memory_bound_unit_uses_its_curve_on_bytes():
-    # 4e6 bytes / (1e12 * 0.4) = 10 us; 1e6 flops / 10e12 = 0.1 us hides under it
-    found = work_time(work("rms_norm", 10**6, 4 * 10**6), toy_machine()).alone_ns
-    assert found == pytest.approx(13_000)
-
-
-def test_the_flops_of_a_memory_bound_unit_run_at_the_float32_peak():
-    # 1e9 / 10e12 = 100 us, whatever the dtype in memory
-    found = work_time(work("rms_norm", 10**9, 4 * 10**6), toy_machine()).alone_ns
-    assert found == pytest.approx(103_000)
-
-
-def test_an_unknown_unit_uses_the_vector_curve():
-    # 3e6 bytes per launch: efficiency 0.8 * 3 / 4 = 0.6, so 6e6 / 0.6e12 = 10 us, two launches
-    found = work_time(work("gelu", hbm_bytes=6 * 10**6, launches=2), toy_machine()).alone_ns
-    assert found == pytest.approx(16_000)
-
-
-def test_no_kernel_is_faster_than_the_usable_hbm_rate():
-    # its own curve says 1.2 of nominal; the memory gives 0.9: 9e6 / 0.9e12 = 10 us
-    found = work_time(work("cached", hbm_bytes=9 * 10**6), toy_machine()).alone_ns
-    assert found == pytest.approx(13_000)
 
 
 @pytest.mark.parametrize(

@@ -74,16 +74,16 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "parts that overlap": (
         with_tensor("hidden.1", offset_bytes=255),
         BadPart(
-            "part 'hidden.1' takes bytes 255 to 455 of 'hidden', which has 512 bytes, the first 256 "
-            "of them taken by parts before it",
+            "part 'hidden.1' takes bytes 255 to 455 of 'hidden', which has 512 bytes, the first "
+            "256 of them taken by parts before it",
             tensor="hidden.1",
         ),
     ),
     "a part outside its parent": (
         with_tensor("hidden.1", offset_bytes=313),
         BadPart(
-            "part 'hidden.1' takes bytes 313 to 513 of 'hidden', which has 512 bytes, the first 256 "
-            "of them taken by parts before it",
+            "part 'hidden.1' takes bytes 313 to 513 of 'hidden', which has 512 bytes, the first "
+            "256 of them taken by parts before it",
             tensor="hidden.1",
         ),
     ),
@@ -120,8 +120,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "a tensor larger than its slot": (
         with_slot("device.loss", size_bytes=3),
         TensorOutsideSlot(
-            "in op 'op-head' 'loss' takes bytes 0 to 4 of its root, slot 'device.loss' holds bytes 0 "
-            "to 3",
+            "in op 'op-head' 'loss' takes bytes 0 to 4 of its root, slot 'device.loss' holds bytes "
+            "0 to 3",
             ("op-head",),
             "loss",
             "device.loss",
@@ -152,8 +152,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "a slot that starts behind the tensor": (
         with_slot("device.loss", origin_bytes=1),
         TensorOutsideSlot(
-            "in op 'op-head' 'loss' takes bytes 0 to 4 of its root, slot 'device.loss' holds bytes 1 "
-            "to 5",
+            "in op 'op-head' 'loss' takes bytes 0 to 4 of its root, slot 'device.loss' holds bytes "
+            "1 to 5",
             ("op-head",),
             "loss",
             "device.loss",
@@ -181,8 +181,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "an operand over another": (
         with_slot("device.hidden", offset_bytes=256, size_bytes=768),
         OperandsOverlap(
-            "op 'op-step' writes slot 'device.hidden' (256 to 512 of device:0) as 'hidden' and writes "
-            "it as another",
+            "op 'op-step' writes slot 'device.hidden' (256 to 512 of device:0) as 'hidden' and "
+            "writes it as another",
             ("op-step", "op-step"),
             "hidden",
             "device.hidden",
@@ -211,8 +211,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "content that is missing": (
         without("load"),
         WrongContent(
-            "op 'op-step' needs version 0 of 'weight' in slot 'device.weight', but nothing valid is "
-            "there",
+            "op 'op-step' needs version 0 of 'weight' in slot 'device.weight', but nothing valid "
+            "is there",
             ("op-step",),
             "weight",
             "device.weight",
@@ -221,8 +221,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "another version": (
         with_operand("op-head", 0, version=2),
         WrongContent(
-            "op 'op-head' needs version 2 of 'hidden.0' in slot 'device.hidden', but it holds version "
-            "1 of 'hidden.0'",
+            "op 'op-head' needs version 2 of 'hidden.0' in slot 'device.hidden', but it holds "
+            "version 1 of 'hidden.0'",
             ("op-head",),
             "hidden",
             "device.hidden",
@@ -231,8 +231,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "content copied in after it is read": (
         with_op("op-step", waits=("feed",)),
         ReadTooEarly(
-            "op 'op-step' reads version 0 of 'weight' in slot 'device.weight' without waiting for op "
-            "'load', which makes it",
+            "op 'op-step' reads version 0 of 'weight' in slot 'device.weight' without waiting for "
+            "op 'load', which makes it",
             ("op-step", "load"),
             "weight",
             "device.weight",
@@ -261,8 +261,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "an input overwritten while it is read": (
         with_op("feed", waits_previous=()),
         OverwriteTooEarly(
-            "op 'feed' writes 'tokens' over slot 'device.tokens' (1024 to 1088 of device:0) without "
-            "waiting for op 'op-step' of the pass before, which reads there",
+            "op 'feed' writes 'tokens' over slot 'device.tokens' (1024 to 1088 of device:0) "
+            "without waiting for op 'op-step' of the pass before, which reads there",
             ("feed", "op-step"),
             "tokens",
             "device.tokens",

@@ -1,5 +1,7 @@
 """What ops cost on a machine: latencies, flows, and numbers that the profile lacks."""
 
+from typing import Any
+
 import pytest
 
 from tests.hardware_profiles.machines import number
@@ -30,6 +32,16 @@ def call(*works: Work) -> dict[str, KernelCall]:
 
 def matmul(flops: int, hbm_bytes: int, launches: int = 1) -> Work:
     return Work(unit="matmul", shape=(), flops=flops, hbm_bytes=hbm_bytes, launches=launches)
+
+
+def of_size(size: int) -> dict[str, Any]:
+    """Fields of a sketch whose tensor `x` has so many bytes, in both memories."""
+    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
+    slots = tuple(
+        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
+        for tier in (DEVICE, HOST)
+    )
+    return {"tensors": (x,), "slots": slots}
 
 
 def one_pass(ops, machine, **fields):
@@ -65,25 +77,19 @@ def test_a_copy_inside_the_device_reads_and_writes_hbm_on_whatever_queue():
 
 
 def test_a_copy_of_some_parts_moves_their_bytes_and_the_padding_between_them():
-    tensors = (
-        Tensor(tensor_id="x", size_bytes=2000, role="context", dtype="uint8", shape=(2000,)),
-        *(
-            Tensor(
-                tensor_id=f"x.{i}", size_bytes=400, role="context", dtype="uint8", shape=(400,),
-                parent="x", offset_bytes=600 * i,
-            )
-            for i in range(3)
-        ),
+    fields = of_size(2000)
+    fields["tensors"] += tuple(
+        Tensor(
+            tensor_id=f"x.{i}", size_bytes=400, role="context", dtype="uint8", shape=(400,),
+            parent="x", offset_bytes=600 * i,
+        )
+        for i in range(3)
     )  # fmt: skip
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=2000)
-        for tier in (DEVICE, HOST)
-    )
     copy = Copy(
         op_id="a", stream=Stream(queue="h2d"), tensor="x", version=0, source="host.x",
         destination="device.x", num_parts=2,
     )  # fmt: skip
-    spans = one_pass([copy], flat_machine(), tensors=tensors, slots=slots)
+    spans = one_pass([copy], flat_machine(), **fields)
     assert spans == [(0, COPY_NS + 1000 // H2D_PER_NS)]
 
 
@@ -105,12 +111,7 @@ def test_an_op_that_waits_pays_the_event_latency_once_after_the_last_of_its_wait
 def test_two_directions_at_once_share_the_duplex_limit():
     # 60 bytes per ns together, d2h alone would get 40: 30 each until both are through
     size = 30 * 1000
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
-        for tier in (DEVICE, HOST)
-    )
-    spans = one_pass([op("a", "h2d"), op("b", "d2h")], flat_machine(), tensors=(x,), slots=slots)
+    spans = one_pass([op("a", "h2d"), op("b", "d2h")], flat_machine(), **of_size(size))
     assert spans == [(0, COPY_NS + 1000)] * 2
 
 
@@ -132,14 +133,9 @@ def test_a_task_of_the_host_takes_the_slower_of_its_arithmetic_and_host_dram(flo
 def test_a_task_of_the_host_and_a_copy_share_host_dram():
     """Both together need 200 B/ns + 50 B/ns of 200: the copy has its 50, the task 150, then 200."""
     size = H2D_PER_NS * 1000
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
-        for tier in (DEVICE, HOST)
-    )
     spans = one_pass(
         [op("a", "compute"), op("b", "h2d")], flat_machine(copy_latency_ns=number(0)),
-        tensors=(x,), slots=slots, calls=host_call(0, 2000 * DRAM_PER_NS),
+        **of_size(size), calls=host_call(0, 2000 * DRAM_PER_NS),
     )  # fmt: skip
     assert spans == [(0, 1000 + (2000 * 200 - 1000 * 150) // 200), (0, 1000)]
 
