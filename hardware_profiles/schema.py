@@ -109,12 +109,6 @@ class Efficiency(Node):
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
     source: Text
 
-    def at(self, amount_per_launch: float) -> float:
-        """The fraction at this many FLOPs or bytes per launch."""
-        if self.half == 0:
-            return self.max
-        return self.max * amount_per_launch / (amount_per_launch + self.half)
-
 
 class AttentionChoice(Node):
     """The attention implementation that plans for the machine name where none is asked for."""

@@ -29,25 +29,13 @@ def attention_scratch_bytes(name: str, of_pass: AttentionPass, shape: AttentionS
         UnknownAttentionError: there is none of that name.
     """
     attention_limits(name)  # raises
-    return _formulas()[name][of_pass](shape)
+    return _FORMULAS[name][of_pass](shape)
 
 
 def merge_block_rows(shape: AttentionShape) -> int:
     """Queries whose outputs, one from each of two parts, are merged at a time."""
     width = shape.num_heads * shape.head_dim
     return max(1, min(shape.num_queries, MERGE_BLOCK_ELEMENTS // width))
-
-
-def _formulas() -> Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]:
-    return {
-        "eager": {"forward": _eager_forward, "backward": _eager_backward},
-        "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
-        "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
-        "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
-        "flash2": {"forward": _starts, "backward": _written_backward},
-        "flash3": {"forward": _starts, "backward": _written_backward},
-        "flash4": {"forward": _flash4_forward, "backward": _written_backward},
-    }
 
 
 def starts_bytes(lengths: tuple[int, ...]) -> int:
@@ -73,10 +61,6 @@ def _dense_lse_of_each(shape: AttentionShape) -> int:
     if shape.lengths:
         return _float32(shape.longest.rows) if shape.num_heads > 1 else 0
     return _dense_lse(shape)
-
-
-def _flash4_forward(shape: AttentionShape) -> int:
-    return _starts(shape) + _dense_lse(shape)
 
 
 def _merged_forward(shape: AttentionShape) -> int:
@@ -145,3 +129,17 @@ def _score_tiles(shape: AttentionShape, count: int) -> int:
 
 def _float32(elements: int) -> int:
     return aligned(elements * _FLOAT32_BYTES)
+
+
+_FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]] = {
+    "eager": {"forward": _eager_forward, "backward": _eager_backward},
+    "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
+    "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
+    "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
+    "flash2": {"forward": _starts, "backward": _written_backward},
+    "flash3": {"forward": _starts, "backward": _written_backward},
+    "flash4": {
+        "forward": lambda shape: _starts(shape) + _dense_lse(shape),
+        "backward": _written_backward,
+    },
+}

@@ -47,12 +47,11 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
     >>> workspace_bytes("embed_forward/eager", {})
     0
     """
-    formulas = _formulas()
-    if kernel not in formulas:
+    if kernel not in _FORMULAS:
         raise TwinstreamError(
-            f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(formulas)}"
+            f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(_FORMULAS)}"
         )
-    return formulas[kernel](attributes)
+    return _FORMULAS[kernel](attributes)
 
 
 _T = TypeVar("_T", int, float, str, bool)
@@ -214,7 +213,9 @@ def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]
         widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
-    attention = d_attention_and_rotated_q + _attention_backward(block)
+    attention = d_attention_and_rotated_q + attention_scratch_bytes(
+        block.attention, "backward", block.attention_shape
+    )
     most = max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
     return block.positions_bytes + most
 
@@ -228,15 +229,9 @@ def _normed(block: _Block) -> int:
 
 
 def _rotated_and_attention(block: _Block) -> int:
-    return aligned(block.tokens * block.q * block.itemsize) + _attention_forward(block)
-
-
-def _attention_forward(block: _Block) -> int:
-    return attention_scratch_bytes(block.attention, "forward", block.attention_shape)
-
-
-def _attention_backward(block: _Block) -> int:
-    return attention_scratch_bytes(block.attention, "backward", block.attention_shape)
+    return aligned(block.tokens * block.q * block.itemsize) + attention_scratch_bytes(
+        block.attention, "forward", block.attention_shape
+    )
 
 
 def _head_loss(attributes: Attributes) -> int:
@@ -287,37 +282,38 @@ def _sorted_tokens(tokens: int) -> int:
     return 3 * aligned(tokens * _INT64_BYTES)
 
 
-def _none(attributes: Attributes) -> int:
-    """No scratch: temporaries are a few blocks of bounded size."""
-    return 0
-
-
-def _formulas() -> dict[str, Callable[[Attributes], int]]:
-    return {
-        "embed_forward/eager": _none,
-        "block_forward/eager": _block_forward,
-        "block_recompute_attention/eager": _block_recompute_attention,
-        "block_recompute_input/eager": _block_recompute_input,
-        "block_backward/eager": _block_backward,
-        "head_loss/eager": _head_loss,
-        "embed_backward/eager": _embed_backward,
-        "adamw_step/eager": _none,
-        "embed_forward/triton": _none,
-        "block_forward/triton": _block_forward,
-        "block_recompute_attention/triton": _block_recompute_attention,
-        "block_recompute_input/triton": _block_recompute_input,
-        "block_backward/triton": _block_backward_triton,
-        "head_loss/triton": _head_loss_triton,
-        "embed_backward/triton": _embed_backward_triton,
-        "adamw_step/triton": _none,
-        "adamw_step/host": _none,
-        "accumulate/host": _none,
-    }
-
-
 def _itemsize(attributes: Attributes) -> int:
     return ITEMSIZE_BYTES[typed_attribute(attributes, "dtype", str)]
 
 
 def _float32(elements: int) -> int:
     return aligned(elements * _FLOAT32_BYTES)
+
+
+def _none(attributes: Attributes) -> int:
+    """No scratch: temporaries are a few blocks of bounded size."""
+    return 0
+
+
+_EAGER: Mapping[str, Callable[[Attributes], int]] = {
+    "embed_forward": _none,
+    "block_forward": _block_forward,
+    "block_recompute_attention": _block_recompute_attention,
+    "block_recompute_input": _block_recompute_input,
+    "block_backward": _block_backward,
+    "head_loss": _head_loss,
+    "embed_backward": _embed_backward,
+    "adamw_step": _none,
+}
+_TRITON = {
+    **_EAGER,
+    "block_backward": _block_backward_triton,
+    "head_loss": _head_loss_triton,
+    "embed_backward": _embed_backward_triton,
+}
+_FORMULAS = {
+    **{f"{kernel}/eager": formula for kernel, formula in _EAGER.items()},
+    **{f"{kernel}/triton": formula for kernel, formula in _TRITON.items()},
+    "adamw_step/host": _none,
+    "accumulate/host": _none,
+}

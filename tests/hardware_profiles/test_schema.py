@@ -11,12 +11,6 @@ from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, M
 from twinstream.hardware_profiles.shipped import machine_names
 
 
-def test_a_curve_reaches_half_its_maximum_at_half():
-    assert curve(0.8, 1e6, "bytes").at(1e6) == pytest.approx(0.4)
-    assert curve(0.8, 1e6, "bytes").at(3e6) == pytest.approx(0.6)
-    assert curve(0.8, 0, "bytes").at(0) == 0.8
-
-
 def test_the_usable_rate_of_a_link_is_nominal_times_its_efficiency():
     assert toy_machine().rate("pcie_h2d_bytes_per_s") == pytest.approx(8e9)
     assert toy_machine().number("pcie_h2d_bytes_per_s") == 10e9
