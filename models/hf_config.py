@@ -220,17 +220,14 @@ def _attention_refusals(config: _Config, model_type: str) -> Iterator[Refusal]:
 def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:
     for key, rope in _ropes(config).items():
         if rope.kind not in ("default", "llama3"):
-            yield Refusal(
-                key,
-                raw[key],
+            reason = (
                 "only RoPE types 'default' and 'llama3' are; to plan, set it to null: "
-                "neither time nor memory depends on it",
+                "neither time nor memory depends on it"
             )
+            yield Refusal(key, raw[key], reason)
             continue
-        if rope.partial_rotary_factor not in (None, 1):
-            yield Refusal(
-                f"{key}.partial_rotary_factor", rope.partial_rotary_factor, "not implemented"
-            )
+        if (factor := rope.partial_rotary_factor) not in (None, 1):
+            yield Refusal(f"{key}.partial_rotary_factor", factor, "not implemented")
         if rope.type not in (None, rope.kind):
             yield Refusal(f"{key}.type", rope.type, f"rope_type says {rope.kind}")
         for name, value in (rope.model_extra or {}).items():
@@ -241,8 +238,9 @@ def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]
         yield Refusal("rope_scaling", raw["rope_scaling"], "rope_parameters says otherwise")
     thetas = _rope_thetas(config)
     for key, theta in thetas.items():
-        if theta != next(iter(thetas.values())):
-            yield Refusal(key, theta, f"{next(iter(thetas))} says {next(iter(thetas.values()))}")
+        first, said = next(iter(thetas.items()))
+        if theta != said:
+            yield Refusal(key, theta, f"{first} says {said}")
 
 
 def _ropes(config: _Config) -> dict[str, _Rope]:
