@@ -283,11 +283,11 @@ def _number_fault(field: str, value: float | None) -> tuple[str, str] | None:
         return None
     if value == 0:
         return "value_zero", "0 is not positive; drop an unknown number"
+    least, most, unit = _LEAST_RATE, _MOST_RATE, "bytes a second"
     if field in CAPACITY_FIELDS:
         least, most, unit = _LEAST_CAPACITY, _MOST_CAPACITY, "bytes"
         usual = f"{value:g} GiB are {value * 2**30:.0f}"
     else:
-        least, most, unit = _LEAST_RATE, _MOST_RATE, "bytes a second"
         usual = f"{value:g} GB/s are {value * 1e9:g}"
         if field.endswith("flop_per_s"):
             unit, usual = "FLOPs a second", f"{value:g} TFLOP/s are {value * 1e12:g}"

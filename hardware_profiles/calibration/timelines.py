@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from twinstream.hardware_profiles.calibration.fitting import Observation
 from twinstream.hardware_profiles.curve_choice import efficiency_keys
-from twinstream.schedule.comparison import require_timeline_of
+from twinstream.schedule.analysis.comparison import require_timeline_of
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy

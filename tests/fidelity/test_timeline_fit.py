@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.calibration.timelines import op_classes, works
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.schedule.comparison import TimelineMismatch
+from twinstream.schedule.analysis.comparison import TimelineMismatch
 from twinstream.schedule.document import Caps
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import Workload

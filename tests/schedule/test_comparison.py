@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.sketches import feed, op, sketch
-from twinstream.schedule.comparison import Pair, TimelineMismatch, compare
+from twinstream.schedule.analysis.comparison import Pair, TimelineMismatch, compare
 from twinstream.schedule.ops import Label, Op
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 

@@ -136,7 +136,7 @@ def _predicted(
 ) -> Iterator[tuple[CellKey, Prediction]]:
     """Predictions, the longest first."""
     keys = sorted(tasks, key=lambda key: (-tasks[key][0].seq_len, tasks[key][0].line))
-    rows, machines = ([tasks[key][i] for key in keys] for i in (0, 1))
+    rows, machines = [tasks[key][0] for key in keys], [tasks[key][1] for key in keys]
     jobs = min(jobs or os.cpu_count() or 1, len(keys))
     if jobs == 1 or len(keys) <= _FEW_SCHEDULES:
         yield from zip(keys, map(predict_row, rows, machines), strict=True)

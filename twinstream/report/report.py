@@ -19,8 +19,8 @@ from twinstream.report.share_figures import (
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name
+from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.analysis.idle import IdleInterval
-from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline

@@ -13,9 +13,9 @@ from twinstream.report.palette import (
     task_colour,
 )
 from twinstream.report.view import View, size_unit
+from twinstream.schedule.analysis.comparison import Comparison, kind_of
 from twinstream.schedule.analysis.critical_path import critical_path
 from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
-from twinstream.schedule.comparison import Comparison, kind_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.screens.tables import readable, seconds

@@ -14,8 +14,8 @@ import numpy as np
 from twinstream.report.bars import shrunk
 from twinstream.report.memory import memory_curve, memory_samples
 from twinstream.report.view import Span, View, stream_name
+from twinstream.schedule.analysis.comparison import kind_of
 from twinstream.schedule.analysis.resource_use import use_over_time
-from twinstream.schedule.comparison import kind_of
 from twinstream.schedule.files import write_bytes
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE, HOST

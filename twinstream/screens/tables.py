@@ -16,7 +16,7 @@ from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.models.demand.attention_limits import nondeterministic_kernels
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
+from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
