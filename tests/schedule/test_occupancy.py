@@ -1,19 +1,10 @@
 """Live bytes over time on hand-drawn schedules."""
 
-from tests.helpers.sketches import op, sketch
+from tests.helpers.sketches import op, sketch, tensor
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.ops import Compute, Copy, Mode, Op, Operand, Stream
-from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role, Slot, Tensor
+from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role, Slot
 from twinstream.schedule.timeline import PassSpans
-
-
-def tensor(
-    name: str, size: int, role: Role = "activation", parent: str | None = None, offset: int = 0
-) -> Tensor:
-    return Tensor(
-        tensor_id=name, size_bytes=size, role=role, dtype="uint8", shape=(size,), parent=parent,
-        offset_bytes=offset,
-    )  # fmt: skip
 
 
 def device(name: str, offset: int, size: int) -> Slot:

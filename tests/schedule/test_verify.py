@@ -2,12 +2,12 @@
 
 import pytest
 
+from tests.helpers.sketches import tensor
 from tests.schedule.small import (
     CALL,
     COMPUTE,
     SCHEDULE,
     TENSORS,
-    tensor,
     with_op,
     with_operand,
     with_slot,
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
         ),
     ),
     "a part of a part": (
-        SCHEDULE.model_copy(update={"tensors": (*TENSORS, tensor("inner", 8, "hidden.0"))}),
+        SCHEDULE.model_copy(update={"tensors": (*TENSORS, tensor("inner", 8, parent="hidden.0"))}),
         BadPart("'hidden.0' is a part of 'hidden' and has parts itself", tensor="hidden.0"),
     ),
     "an offset into nothing": (

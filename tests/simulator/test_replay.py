@@ -10,7 +10,6 @@ from tests.helpers.sketches import CALL, feed, op, sketch
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.cost import Work
-from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 from twinstream.schedule.timeline import Provenance, Timeline
 from twinstream.simulator.replay import replay, replay_passes, simulate, steady_state
 
@@ -102,11 +101,6 @@ def test_only_the_last_passes_count_when_nothing_repeats():
 @pytest.mark.parametrize(("latency_ns", "moving_ns"), [(0, 1010), (20, 990), (500, 700)])
 def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_takes(latency_ns, moving_ns):
     size = moving_ns * D2H_PER_NS
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
-        for tier in (DEVICE, HOST)
-    )
     ops = [op("a", "compute"), op("late", "d2h"), feed("odd")]
     work = Work(
         unit="matmul", shape=(1,), flops=1000 * FLOP_PER_NS, hbm_bytes=0, launches=1,
@@ -114,7 +108,7 @@ def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_takes(latency_ns
     )  # fmt: skip
     calls = {"call": CALL.model_copy(update={"cost": (work,)})}
     machine = flat_machine(launch_latency_ns=number(0), copy_latency_ns=number(latency_ns))
-    schedule = sketch(ops, tensors=(x,), slots=slots, calls=calls)
+    schedule = sketch(ops, x_bytes=size, calls=calls)
     found = simulate(schedule, machine)
     assert found.period_passes is None, "it never repeats: the copies are ever later"
     assert found.passes[-1].end_ns[0] == 32 * 1000
