@@ -123,21 +123,10 @@ def validated(document: Mapping[str, Any], where: str) -> Machine:
         machine = Machine.model_validate(document)
         if (fault_of_link := link_fault(_link(machine))) is None:
             return machine
-        faults = [(fault_of_link, "")]
+        faults = [fault_of_link]
     except ValidationError as error:
         faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
-    told = [f"{fault}: {hint}" if hint else fault for fault, hint in _each_hint_once(faults)]
-    raise ProfileError(f"{where}: " + "; ".join(told))
-
-
-def _each_hint_once(faults: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The list of all known fields is long: it stands where it is first needed."""
-    seen: set[str] = set()
-    found = []
-    for fault, hint in faults:
-        found.append((fault, "" if hint in seen else hint))
-        seen.add(hint)
-    return found
+    raise ProfileError(f"{where}: " + "; ".join(faults))
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -145,19 +134,19 @@ def nearest(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or f"known: {', '.join(known)}"
 
 
-def _fault(loc: tuple[int | str, ...], fault: Any) -> tuple[str, str]:
+def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
     """What is wrong, and a hint at what was meant."""
     names = [str(part) for part in loc]
     field = ".".join(names)
     if fault["type"] == "extra_forbidden":
-        return f"unknown field '{field}'", nearest(names[-1], _known_beside(names))
+        return f"unknown field '{field}': {nearest(names[-1], _known_beside(names))}"
     if fault["type"] == "missing":
-        return f"{field} is missing", ""
+        return f"{field} is missing"
     if fault["type"] in ("model_type", "dict_type"):
         kinds = "a table" if names[0] in _TABLES else "a number or a table"
-        return f"{field} needs {kinds}, got {fault['input']!r}", ""
+        return f"{field} needs {kinds}, got {fault['input']!r}"
     got = "" if isinstance(fault["input"], dict | Number) else f", got {fault['input']!r}"
-    return f"{field}: {fault['msg']}{got}", ""
+    return f"{field}: {fault['msg']}{got}"
 
 
 def _known_beside(names: list[str]) -> list[str]:

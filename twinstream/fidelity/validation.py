@@ -30,10 +30,10 @@ class Errors(Node):
     """Absolute relative errors of tokens/s, as fractions, over distinct schedules; None of none."""
 
     schedules: int
-    mean_error: float | None
-    median_error: float | None
-    p90_error: float | None
-    max_error: float | None
+    mean_error: float | None = None
+    median_error: float | None = None
+    p90_error: float | None = None
+    max_error: float | None = None
 
 
 class ValidatedRow(Node):
@@ -197,9 +197,7 @@ def errors_of(rows: Iterable[ValidatedRow]) -> Errors:
         by_schedule.setdefault(each.schedule, []).append(each)
     errors = [_error(group) for group in by_schedule.values()]
     if not errors:
-        return Errors(
-            schedules=0, mean_error=None, median_error=None, p90_error=None, max_error=None
-        )
+        return Errors(schedules=0)
     return Errors(
         schedules=len(errors),
         mean_error=fmean(errors),
