@@ -110,6 +110,6 @@ def test_a_timeline_of_another_schedule_is_refused(schedule, timeline):
 
 
 def test_every_compute_and_copy_is_in_one_class(schedule):
-    positions = [i for one in op_classes(schedule) for i in one.positions]
+    positions = [i for one in op_classes(schedule).values() for i in one]
     kinds = [schedule.ops[i].kind for i in range(len(schedule.ops))]
     assert sorted(positions) == [i for i, k in enumerate(kinds) if k in ("compute", "copy")]

@@ -1,7 +1,6 @@
 """Attention is priced by its implementation: by its own rate, or by another's and a ratio."""
 
 import pytest
-from pydantic import ValidationError
 
 from tests.hardware_profiles.machines import curve, toy_machine
 from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
@@ -45,40 +44,6 @@ def test_keys_name_the_implementation_then_the_head_dim_then_the_dtype():
         "attention_forward/head_dim_64/bfloat16", "attention_forward/bfloat16",
         "attention_forward/head_dim_64", "attention_forward",
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("key", "fits"),
-    [
-        ("attention_forward/flash3", True),
-        ("attention_backward/sdpa_cudnn/head_dim_64/bfloat16", True),
-        ("attention_forward/head_dim_64/flash3", False),
-        ("attention_forward/bfloat16/flash3", False),
-        ("attention_forward/flash9", False),
-        ("matmul/flash3", False),
-    ],
-)
-def test_keys_in_another_order_or_of_no_implementation_are_refused(key, fits):
-    document = {"name": "m", "description": "", "device": "cuda", "efficiency": {key: of(None)}}
-    if fits:
-        Machine.model_validate(document)
-        return
-    with pytest.raises(ValidationError, match="is no efficiency key"):
-        Machine.model_validate(document)
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "told"),
-    [
-        ("attention_forward/flash3", "flash3", "takes no implementation"),
-        ("matmul", "flash3", "takes no implementation"),
-        ("attention_forward", "flash9", "which no attention implementation is"),
-    ],
-)
-def test_only_an_attention_curve_whose_key_names_none_says_whose_it_is(key, name, told):
-    document = {"name": "m", "description": "", "device": "cuda", "efficiency": {key: of(name)}}
-    with pytest.raises(ValidationError, match=told):
-        Machine.model_validate(document)
 
 
 def test_its_own_rate_is_taken_as_it_is():

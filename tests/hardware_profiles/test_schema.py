@@ -85,19 +85,27 @@ def test_a_latency_may_be_zero():
 
 
 @pytest.mark.parametrize(
-    ("key", "of", "code"),
+    ("key", "of", "implementation", "code"),
     [
-        ("matmul", "bytes", "curve_of_compute"),
-        ("attention_forward/float32", "bytes", "curve_of_compute"),
-        ("h2d", "flops", "curve_of_link"),
-        ("matmul/fp32", "flops", "curve_key"),
-        ("Matmul", "flops", "curve_key"),
-        ("sustained", "bytes", "curve_of_peak"),
+        ("matmul", "bytes", None, "curve_of_compute"),
+        ("attention_forward/float32", "bytes", None, "curve_of_compute"),
+        ("h2d", "flops", None, "curve_of_link"),
+        ("matmul/fp32", "flops", None, "curve_key"),
+        ("Matmul", "flops", None, "curve_key"),
+        ("sustained", "bytes", None, "curve_of_peak"),
+        ("attention_forward/head_dim_64/flash3", "flops", None, "curve_key"),
+        ("attention_forward/bfloat16/flash3", "flops", None, "curve_key"),
+        ("attention_forward/flash9", "flops", None, "curve_key"),
+        ("matmul/flash3", "flops", None, "curve_key"),
+        ("attention_forward/flash3", "flops", "flash3", "curve_implementation"),
+        ("matmul", "flops", "flash3", "curve_implementation"),
+        ("attention_forward", "flops", "flash9", "implementation_unknown"),
     ],
 )
-def test_a_curve_that_does_not_fit_its_key_is_refused(key, of, code):
+def test_a_curve_that_does_not_fit_its_key_is_refused(key, of, implementation, code):
+    wrong = curve(1, 0, of).model_copy(update={"implementation": implementation})
     with pytest.raises(ValidationError) as caught:
-        Machine(name="m", description="", device="cuda", efficiency={key: curve(1, 0, of)})
+        Machine(name="m", description="", device="cuda", efficiency={key: wrong})
     assert [fault["type"] for fault in caught.value.errors()] == [code]
 
 

@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
 )
 from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.calibration.timelines import (
-    OpClass,
+    OpClasses,
     mean_seconds,
     timeline_observations,
     works_of,
@@ -79,7 +79,7 @@ class _Replays:
     """Replays the schedule once for each machine that is asked for."""
 
     schedule: Schedule
-    classes: Sequence[OpClass]
+    classes: OpClasses
     on_prediction: Callable[[], None]
     known: dict[str, list[float]] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from twinstream.report.palette import (
     WORLD_COLOURS,
     task_colour,
 )
-from twinstream.report.view import View, size_unit
+from twinstream.report.view import View, size_unit, time_unit
 from twinstream.schedule.analysis.comparison import Comparison, kind_of
 from twinstream.schedule.analysis.critical_path import critical_path
 from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
@@ -20,7 +20,6 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.screens.tables import readable, seconds
 
-_LONG_NS = 5e9
 _LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 _LEGEND_ROW_PX = 20
 LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
@@ -157,7 +156,7 @@ def kinds_figure(views: Sequence[View], comparison: Comparison | None) -> go.Fig
                 one[view.name] += float(lasting[i])
     names = sorted(busy, key=lambda name: max(busy[name].values()))
     longest_ns = max(max(found.values()) for found in busy.values())
-    unit_ns, unit = (1e9, "s") if longest_ns > _LONG_NS else (1e6, "ms")
+    unit_ns, unit = time_unit(longest_ns)
     figure = go.Figure()
     for view in reversed(views):
         times = [busy[name][view.name] / unit_ns for name in names]

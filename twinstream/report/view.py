@@ -16,6 +16,7 @@ from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 
 Times = NDArray[np.int64]
+_LONG_NS = 5e9
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class View:
 
 def stream_name(op: Op) -> str:
     return op.stream.queue if op.stream.device == 0 else f"{op.stream.queue}, {op.stream.device}"
+
+
+def time_unit(lasting_ns: float) -> tuple[int, str]:
+    """Seconds, or ms of what is shorter than five."""
+    return (10**9, "s") if lasting_ns > _LONG_NS else (10**6, "ms")
 
 
 def size_unit(schedule: Schedule) -> tuple[int, str]:
