@@ -64,11 +64,7 @@ def machine_toml(machine: Machine) -> str:
     """The profile as TOML: one table for each number and each curve."""
     head = {"name": machine.name, "description": machine.description, "device": machine.device}
     lines = [f"{key} = {_toml_value(value)}" for key, value in head.items()]
-    for field in NUMBER_FIELDS:
-        number: Node | None = getattr(machine, field)
-        if number is not None:
-            lines += ["", f"[{field}]", *_toml_lines(number)]
-    for field in ("compute_capability", "attention", "expected_error"):
+    for field in (*NUMBER_FIELDS, "compute_capability", "attention", "expected_error"):
         node: Node | None = getattr(machine, field)
         if node is not None:
             lines += ["", f"[{field}]", *_toml_lines(node)]

@@ -26,7 +26,7 @@ from benchmarks.accuracy.borrowing import borrowed
 from benchmarks.accuracy.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.predict import step_s
-from twinstream.fidelity.row_choice import listed_rows
+from twinstream.fidelity.rows import listed_rows
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.schema import Machine

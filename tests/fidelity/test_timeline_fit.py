@@ -6,9 +6,9 @@ import pytest
 from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import WORKLOADS, small
 from twinstream.fidelity.timeline_fit import fit_timelines
-from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
+    cpu_parameters,
     declared_parameters,
     prepared,
 )

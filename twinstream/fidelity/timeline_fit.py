@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
 from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
@@ -12,6 +11,7 @@ from twinstream.hardware_profiles.calibration.fitting import (
 )
 from twinstream.hardware_profiles.calibration.parameters import (
     Parameter,
+    cpu_parameters,
     declared_parameters,
     prepared,
 )

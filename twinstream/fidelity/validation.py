@@ -10,8 +10,8 @@ from statistics import fmean
 import numpy as np
 
 from twinstream.fidelity.cells import CellKey, PlanKey
-from twinstream.fidelity.matching import Known, nothing_left, planned, profiles_of
 from twinstream.fidelity.predict import Prediction, predict_row
+from twinstream.fidelity.rows import Known, nothing_left, planned, profiles_of
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError

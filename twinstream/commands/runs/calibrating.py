@@ -15,7 +15,7 @@ from twinstream.fidelity.fit_report import (
     parameter_table,
     provenance,
 )
-from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit

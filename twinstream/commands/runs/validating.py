@@ -10,7 +10,7 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.report import rows_csv, validation_screen
-from twinstream.fidelity.row_choice import rows_that
+from twinstream.fidelity.rows import rows_that
 from twinstream.fidelity.validation import Validation
 from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.loader import load_machine

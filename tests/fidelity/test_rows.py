@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredTableError, read_measured
