@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.timelines import op_classes, works_of
+from twinstream.hardware_profiles.calibration.timelines import mean_seconds, op_classes, works_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
@@ -113,3 +113,10 @@ def test_every_compute_and_copy_is_in_one_class(schedule):
     positions = [i for one in op_classes(schedule).values() for i in one]
     kinds = [schedule.ops[i].kind for i in range(len(schedule.ops))]
     assert sorted(positions) == [i for i, k in enumerate(kinds) if k in ("compute", "copy")]
+
+
+def test_a_class_takes_the_mean_of_its_ops_in_all_passes(schedule, timeline):
+    classes = op_classes(schedule)
+    for positions, found in zip(classes.values(), mean_seconds(classes, timeline), strict=True):
+        took_ns = [p.end_ns[i] - p.start_ns[i] for p in timeline.passes for i in positions]
+        assert found == pytest.approx(np.mean(took_ns) / 1e9)
