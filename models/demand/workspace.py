@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.layout import aligned
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
@@ -118,30 +118,38 @@ class _Block:
 
     tokens: int
     d: int
-    q: int
-    k: int
     f: int
-    itemsize: int
     qk_norm: bool
     qkv_bias: bool
     attention: str
     attention_shape: AttentionShape
 
     @property
+    def q(self) -> int:
+        return self.attention_shape.num_heads * self.attention_shape.head_dim
+
+    @property
+    def k(self) -> int:
+        return self.attention_shape.num_kv_heads * self.attention_shape.head_dim
+
+    @property
+    def itemsize(self) -> int:
+        return self.attention_shape.itemsize_bytes
+
+    @property
     def positions_bytes(self) -> int:
         """Those of all tokens, where sequences of unequal lengths are packed."""
         return aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
 
+    def attention_scratch(self, of_pass: AttentionPass) -> int:
+        return attention_scratch_bytes(self.attention, of_pass, self.attention_shape)
+
 
 def _block(attributes: Attributes) -> _Block:
-    head_dim = typed_attribute(attributes, "head_dim", int)
     return _Block(
         tokens=typed_attribute(attributes, "num_tokens", int),
         d=typed_attribute(attributes, "d_model", int),
-        q=typed_attribute(attributes, "num_heads", int) * head_dim,
-        k=typed_attribute(attributes, "num_kv_heads", int) * head_dim,
         f=typed_attribute(attributes, "d_ff", int),
-        itemsize=_itemsize(attributes),
         qk_norm=typed_attribute(attributes, "qk_norm", bool),
         qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
         attention=typed_attribute(attributes, "attention", str),
@@ -213,9 +221,7 @@ def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]
         widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
-    attention = d_attention_and_rotated_q + attention_scratch_bytes(
-        block.attention, "backward", block.attention_shape
-    )
+    attention = d_attention_and_rotated_q + block.attention_scratch("backward")
     most = max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
     return block.positions_bytes + most
 
@@ -229,9 +235,7 @@ def _normed(block: _Block) -> int:
 
 
 def _rotated_and_attention(block: _Block) -> int:
-    return aligned(block.tokens * block.q * block.itemsize) + attention_scratch_bytes(
-        block.attention, "forward", block.attention_shape
-    )
+    return aligned(block.tokens * block.q * block.itemsize) + block.attention_scratch("forward")
 
 
 def _head_loss(attributes: Attributes) -> int:

@@ -2,21 +2,9 @@
 
 import pytest
 
+from tests.models.small_model import SMALL
 from twinstream.models.flops import SavedLevel, model_flops_per_sequence, saved_bytes_per_token
 from twinstream.models.presets import load_preset
-from twinstream.models.spec import ModelSpec
-
-# d_q = 24 and d_kv = 12 differ from d_model = 10
-SMALL = ModelSpec(
-    name="small",
-    num_layers=3,
-    d_model=10,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    d_ff=7,
-    vocab_size=11,
-)
 
 
 def test_flops_of_a_small_model_by_hand() -> None:

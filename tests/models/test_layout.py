@@ -4,20 +4,9 @@ from math import prod
 
 import pytest
 
+from tests.models.small_model import SMALL
 from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
 from twinstream.models.presets import load_preset, preset_names
-from twinstream.models.spec import ModelSpec
-
-SMALL = ModelSpec(
-    name="small",
-    num_layers=1,
-    d_model=10,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    d_ff=7,
-    vocab_size=11,
-)
 
 
 def rows(layout: Layout) -> list[tuple[str, tuple[int, ...], int, int]]:

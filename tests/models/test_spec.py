@@ -7,22 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tests.models.small_model import SMALL
 from twinstream.models.hf_config import HfConfigError
 from twinstream.models.presets import UnknownModelError, load_model, load_preset, preset_names
 from twinstream.models.spec import ModelSpec
 
 PRESET_FOLDER = Path(__file__).parents[2] / "models" / "presets"
-
-SMALL = {
-    "name": "small",
-    "num_layers": 3,
-    "d_model": 10,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 6,
-    "d_ff": 7,
-    "vocab_size": 11,
-}
 
 SIZES = {
     "1b": (16, 2048, 32, 8, 64, 8192, 128256),
@@ -35,7 +25,7 @@ SIZES = {
 
 
 def small(**changes: object) -> ModelSpec:
-    return ModelSpec.model_validate(SMALL | changes)
+    return ModelSpec.model_validate(SMALL.model_dump() | changes)
 
 
 @pytest.mark.parametrize("file", sorted(PRESET_FOLDER.glob("*")), ids=lambda file: file.name)
