@@ -13,7 +13,7 @@ from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.search.chunking import TrainingStep
-from twinstream.schedule.comparison import Comparison, compare
+from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document

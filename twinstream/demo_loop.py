@@ -10,7 +10,7 @@ from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
-from twinstream.schedule.comparison import Pair
+from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import PassSpans, Timeline
 

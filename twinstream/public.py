@@ -10,7 +10,7 @@ from twinstream.models.presets import load_model
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.search.chunking import TrainingStep
-from twinstream.schedule.comparison import Comparison, compare
+from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.conforms import conforms

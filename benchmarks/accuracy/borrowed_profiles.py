@@ -10,7 +10,7 @@ cards at large (docs/benchmarks/accuracy.md).
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinstream.hardware_profiles.calibration.borrowing import borrowed
+from benchmarks.accuracy.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.shipped import shipped_path
 

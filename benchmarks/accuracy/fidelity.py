@@ -22,13 +22,18 @@ from statistics import fmean, median
 
 import numpy as np
 
+from benchmarks.accuracy.borrowing import borrowed
 from benchmarks.accuracy.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
-from twinstream.fidelity.predict import phases
-from twinstream.fidelity.row_choice import listed_rows
-from twinstream.hardware_profiles.calibration.borrowing import borrowed
+from twinstream.fidelity.predict import step_s
+from twinstream.fidelity.rows import listed_rows
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.seed_system.policy import timed_ns
+from twinstream.schedule.ops import Compute
+from twinstream.simulator.costs import MachineCosts
+from twinstream.simulator.replay import replay_passes
 
 STALLED = 0.10
 # The two profiled runs of als244/ml_dataflow (8B, H100): seconds of forward, head, backward, round,
@@ -139,6 +144,46 @@ def profiled_cells(measured: Path) -> dict[str, tuple[Cell, float]]:
                 found[name] = cell_of(row), row.step_time_s
                 break
     return found
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of the parts of a round in the middle (of the last one, where there are few rounds),
+    of what follows the last round, and of the whole step."""
+
+    forward_s: float
+    head_s: float
+    backward_s: float
+    round_s: float
+    optimizer_s: float
+    step_s: float
+
+
+def phases(cell: Cell, machine: Machine) -> Phases:
+    """Where a step's time goes, by the starts and ends of compute tasks.
+
+    A recompute before the first backward counts as backward.
+    """
+    (spans,) = replay_passes(cell.timed, MachineCosts(cell.timed, machine), 1)
+    rounds = cell.schedule.workload.rounds_per_step
+    starts: list[dict[str, int]] = [{} for _ in range(rounds)]
+    ends: list[dict[str, int]] = [{} for _ in range(rounds)]
+    for op, start_ns, end_ns in zip(cell.schedule.ops, spans.start_ns, spans.end_ns, strict=True):
+        if isinstance(op, Compute) and op.label.round is not None:
+            kind = "block_backward" if op.label.kind == "block_recompute" else op.label.kind
+            starts[op.label.round].setdefault(kind, start_ns)
+            ends[op.label.round][kind] = end_ns
+    middle = min(1, rounds - 1)
+    mark, end = starts[middle], ends[middle]["embed_backward"]
+    after = timed_ns(cell.schedule, spans) + starts[0]["embed_forward"]
+    return Phases(
+        forward_s=(mark["head_loss"] - mark["embed_forward"]) / 1e9,
+        head_s=(mark["block_backward"] - mark["head_loss"]) / 1e9,
+        backward_s=(end - mark["block_backward"]) / 1e9,
+        round_s=(end - mark["embed_forward"]) / 1e9,
+        optimizer_s=(after - ends[-1]["embed_backward"]) / 1e9,
+        step_s=step_s(cell, machine),
+    )
 
 
 def phase_lines(machine: Path, measured: Path) -> list[str]:

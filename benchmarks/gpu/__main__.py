@@ -20,7 +20,7 @@ from benchmarks.gpu.run.budget import Budget
 from benchmarks.gpu.run.engine import Engine
 from benchmarks.gpu.run.settings import AUTO, Settings
 from twinstream.commands.arguments.backends import backend_named
-from twinstream.models.demand.attention_scratch import require_known_attention
+from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.schedule.sizes import parse_bytes
 
 # Wait nodes, graphs, a streaming plan with the bits of the resident one.
@@ -103,7 +103,7 @@ def run(  # noqa: PLR0913
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
     if attention != AUTO:
-        require_known_attention(attention)
+        attention_limits(attention)
     is_tiny = size is SizeName.tiny
     settings = Settings(
         backend="cuda" if backend_named(backend) == "cuda" else "cpu",

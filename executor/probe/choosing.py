@@ -15,8 +15,7 @@ from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
 from twinstream.executor.probe.tasks.attention import Candidate, attention_cases, try_attention
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
-from twinstream.models.demand.attention_limits import DeviceName, attention_limits
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import DeviceName, attention_limits, attention_names
 from twinstream.models.recipe import KernelChoice
 from twinstream.models.spec import ModelSpec
 

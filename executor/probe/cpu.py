@@ -16,7 +16,7 @@ from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.kernels import kernel_samples, pace_samples
 from twinstream.executor.probe.tasks.task_samples import TaskSample, best_matmul_flop_per_s
 from twinstream.executor.probe.timing.fit import Line, fit_line
-from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def cpu_pace(machine: Machine) -> float:
         MissingNumberError: the profile lacks a number of one of them.
     """
     samples = _in_a_thread(lambda: list(pace_samples("float32")))
-    return median(work_alone_ns(s.works[0], machine) / s.time_ns for s in samples)
+    return median(work_time(s.works[0], machine).alone_ns / s.time_ns for s in samples)
 
 
 def _in_a_thread(measure: Callable[[], T]) -> T:

@@ -18,7 +18,7 @@ from tests.helpers.plans import (
 from tests.helpers.runs import Bits, assert_same_bits, bits_of
 from tests.helpers.tiny_chains import WORKLOADS as WORKLOADS_BY_NAME
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.lowering.declarations import Shapes, optimizer_parts
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain
@@ -137,7 +137,7 @@ def gradients(chain: Chain, bits: Bits) -> dict[str, torch.Tensor]:
         flat = bits.state[f"opt.{group}"].view(dtype)
         parts = [
             flat[2 * part.element_offset :][: part.num_elements]
-            for part in shapes.optimizer_parts(group)
+            for part in optimizer_parts(spec, group)
         ]
         found[group] = torch.cat(parts)
     return found

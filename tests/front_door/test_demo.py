@@ -9,7 +9,7 @@ from tests.front_door.command_line import SUMMARY_KEYS, call
 from twinstream.demo import DemoSettings, run_demo
 from twinstream.demo_loop import Loop, Row, Trial
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.schedule.comparison import Pair
+from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import Timeline

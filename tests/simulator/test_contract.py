@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.bodies import random_bodies
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.plans import planned
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
@@ -17,7 +18,6 @@ from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.timeline import PassSpans
-from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay_passes
 
 

@@ -19,8 +19,8 @@ from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.screens.tables import (
-    QUEUE_NAMES,
     nondeterminism_notes,
+    readable,
     seconds,
     sequences_text,
     speed_text,
@@ -82,12 +82,11 @@ def _headlines(
         if bound.fixed:
             shown += f"\nof plans with {', '.join(bound.fixed)}"
         table.add_row("lower bound", shown)
-        limits = (QUEUE_NAMES.get(limit, limit) for limit in explanation.limits)
-        table.add_row("limited by", ", ".join(limits) or "-")
+        limits = ", ".join(map(readable, explanation.limits))
+        table.add_row("limited by", limits or "-")
     table.add_row("compute waits", _waits(explanation))
-    queues = QUEUE_NAMES | {"compute": "inside the device"}
     moved = ", ".join(
-        f"{gib(size)} {queues.get(queue, queue)}"
+        f"{gib(size)} {'inside the device' if queue == 'compute' else readable(queue)}"
         for queue, size in explanation.copied_bytes.items()
     )
     table.add_row("copied per step", moved or "nothing")
@@ -106,7 +105,7 @@ def _waits(explanation: Explanation) -> str:
     if not idle:
         return "never"
     causes = ", ".join(
-        f"{QUEUE_NAMES.get(cause, cause)} {share:.1%}"
+        f"{readable(cause)} {share:.1%}"
         for cause, share in sorted(idle.items(), key=lambda item: -item[1])
     )
     return f"{sum(idle.values()):.1%} of the step, for {causes}"
@@ -178,7 +177,7 @@ def _prices_table(explanation: Explanation, step_s: float) -> Group:
             if unit == "GiB" and price.saves_s_per_step > step_s:
                 unit, share = "MiB", _MIB / _GIB
             table.add_row(
-                f"one more {unit} of {QUEUE_NAMES.get(thing, thing)}",
+                f"one more {unit} of {readable(thing)}",
                 f"+{share * price.adds_tokens_per_s:,.1f} tokens/s",
                 f"saves {seconds(share * price.saves_s_per_step)} a step",
             )

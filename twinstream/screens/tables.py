@@ -16,22 +16,34 @@ from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.models.demand.attention_limits import nondeterministic_kernels
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
+from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 
-QUEUE_NAMES = {
+_NAMES = {
     "h2d": "H2D",
     "d2h": "D2H",
-    "h2d_inputs": "inputs",
-    "h2d_context": "context",
-    "d2h_loss": "the loss",
-    "host_compute": "the host CPU",
+    "h2d_inputs": "H2D inputs",
+    "h2d_context": "H2D context",
+    "d2h_loss": "D2H loss",
+    "host_compute": "host CPU",
+    "hbm": "HBM",
+    "host_dram": "host DRAM",
+    "pcie": "PCIe, both ways",
 }
 
 _MAX_LOSSES = 20
+
+
+def readable(name: str) -> str:
+    """How people call a queue, a resource, a role or a kind of task.
+
+    >>> readable("optimizer_step"), readable("h2d")
+    ('optimizer step', 'H2D')
+    """
+    return _NAMES.get(name, name.replace("_", " "))
 
 
 def models_table(models: Sequence[ModelSpec]) -> Group:
@@ -139,7 +151,7 @@ def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
     saved = [f"one more {what} saves {seconds(price)}" for what, price in prices.items() if price]
     return {
         "lower bound": f"{seconds(bound.step_s)}; this step is {gap:.1%} above it",
-        "limited by": ", ".join(QUEUE_NAMES.get(name, name) for name in limits_of(bound)) or "-",
+        "limited by": ", ".join(readable(name) for name in limits_of(bound)) or "-",
         "worth buying": "\n".join(saved) or "-",
     }
 

@@ -1,6 +1,6 @@
 """A pass as a few lists of small integers, so that many timelines fit one file."""
 
-from twinstream.schedule.comparison import kind_of
+from twinstream.schedule.analysis.comparison import kind_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import PassSpans, Timeline
 

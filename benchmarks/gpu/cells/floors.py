@@ -4,7 +4,7 @@ from benchmarks.gpu.jobs.results import KindTime
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.measures.residence import copied_sizes
-from twinstream.schedule.comparison import compare, kind_of
+from twinstream.schedule.analysis.comparison import compare, kind_of
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute

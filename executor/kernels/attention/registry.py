@@ -8,7 +8,6 @@ from twinstream.executor.kernels.attention.implementation import AttentionImplem
 from twinstream.executor.kernels.attention.sdpa import SdpaCpu, SdpaCudnn, SdpaFlash
 from twinstream.models.demand.attention_library import MOST_MULTIPROCESSORS
 from twinstream.models.demand.attention_limits import DeviceName, attention_limits
-from twinstream.models.demand.attention_scratch import require_known_attention
 from twinstream.models.demand.attention_shape import AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
@@ -28,7 +27,7 @@ def attention_implementation(name: str) -> AttentionImplementation:
     Raises:
         UnknownAttentionError: there is none of that name; the message lists those there are.
     """
-    require_known_attention(name)
+    attention_limits(name)  # raises
     return _IMPLEMENTATIONS[name]
 
 

@@ -12,7 +12,7 @@ import typer
 
 from twinstream import api
 from twinstream.measures.policies_compared import ALL
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import attention_names
 from twinstream.planner.step_plan import policy_names
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError

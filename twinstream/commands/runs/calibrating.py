@@ -15,9 +15,9 @@ from twinstream.fidelity.fit_report import (
     parameter_table,
     provenance,
 )
-from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
 from twinstream.fidelity.table_fit import fit_table, informative_rows
-from twinstream.fidelity.timeline_fit import fit_timeline
+from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
@@ -108,4 +108,4 @@ def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bo
     _, measured = read_timelines(None, timeline, "--timeline")
     assert measured is not None
     with progress("fitting: replays", quiet=quiet) as step:
-        return fit_timeline(profile, document, measured, step)
+        return fit_timelines(profile, [(document, measured)], step)

@@ -9,14 +9,15 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.fidelity.report import write_rows, write_scatter
-from twinstream.fidelity.row_choice import rows_that
-from twinstream.fidelity.screen import validation_screen
+from twinstream.fidelity.report import rows_csv, validation_screen
+from twinstream.fidelity.rows import rows_that
+from twinstream.fidelity.seed_system.policy import NAME
 from twinstream.fidelity.validation import Validation
 from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.planner.plan import UnknownPolicyError
+from twinstream.schedule.files import write_text
 
 
 def validate(  # noqa: PLR0913
@@ -71,9 +72,11 @@ def _deliver(
 ) -> None:
     try:
         if output is not None:
-            write_rows(validation, output)
+            write_text(rows_csv(validation), output)
         if html is not None:
-            write_scatter(validation, html)
+            from twinstream.fidelity.scatter import scatter_html  # plotly is slow to import
+
+            write_text(scatter_html(validation), html)
     finally:  # what was found is told, on a full disk too
         if as_json:
             print_json(validation_json(validation))

@@ -91,12 +91,20 @@ def kind_of(op: Op) -> str:
     return f"{op.kind} {op.stream.queue}"
 
 
-def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[float]:
+def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str) -> None:
+    """
+    Raises:
+        TimelineMismatch: the timeline, called `which`, has other ops than the schedule.
+    """
     if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
         raise TimelineMismatch(
             f"the {which} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
             f"{len(schedule.ops)} in its order; make it from this schedule"
         )
+
+
+def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[float]:
+    require_timeline_of(schedule, timeline, which)
     return [
         fmean(spans.end_ns[i] - spans.start_ns[i] for spans in timeline.passes)
         for i in range(len(schedule.ops))

@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.accuracy.borrowing import borrowed
 from tests.hardware_profiles.machines import curve, number, toy_machine
-from twinstream.hardware_profiles.calibration.borrowing import borrowed
-from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.schedule.cost import Work
 
@@ -26,7 +26,7 @@ def test_fractions_carry_over_and_a_launch_ramps_up_in_the_same_time():
     assert machine.number("peak_bf16_flop_per_s") == 200e12
     assert machine.efficiency["matmul"].max == 0.5
     # 8e9 flops at 100 TFLOP/s are 80 us; the ramp is the toy's 1e9 / 50e12 = 20 us; a launch 3 us
-    assert work_alone_ns(matmul(8 * 10**9), machine) == pytest.approx(103_000)
+    assert work_time(matmul(8 * 10**9), machine).alone_ns == pytest.approx(103_000)
 
 
 def test_every_borrowed_curve_is_labelled():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredTableError, read_measured
@@ -74,10 +74,7 @@ def test_without_a_list_the_successful_rows_are_candidates(rows):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is empty; it needs the columns seq_len, host_mem_gib, dev_mem_gib"),
-        ("line\n2\n", "no column seq_len, host_mem_gib, dev_mem_gib"),
         ("seq_len,host_mem_gib\n512,75\n", "has no column dev_mem_gib"),
-        ("seq_len,host_mem_gib,dev_mem_gib\n", "no rows under its header"),
         ("seq_len,host_mem_gib,dev_mem_gib\n512,75,79\n", "line 2: no successful row .*dev_mem_g"),
         ("seq_len,host_mem_gib,dev_mem_gib\n1024,60,24\n", "no successful row .*line 5 failed"),
         ("seq_len,host_mem_gib,dev_mem_gib\n512,75,x\n", "line 2: dev_mem_gib needs a number"),
@@ -90,18 +87,6 @@ def test_a_wrong_list_of_cells_is_one_clear_error(rows, tmp_path, text, message)
     cells.write_text(text)
     with pytest.raises((CalibrationError, MeasuredTableError), match=message):
         listed_rows(rows, cells)
-
-
-@pytest.mark.parametrize("name", ["none.csv", ""])
-def test_a_list_that_is_not_there_or_a_folder_is_named(rows, tmp_path, name):
-    with pytest.raises(MeasuredTableError, match=rf"cannot read .*{name}: "):
-        listed_rows(rows, tmp_path / name)
-
-
-def test_a_list_is_read_as_spreadsheets_and_people_write_it(rows, tmp_path):
-    cells = tmp_path / "cells.csv"
-    cells.write_bytes(b"\xef\xbb\xbfSeq_Len, Host_Mem_GiB ,dev_mem_gib\r\n 512 ,75, 78\r\n\r\n")
-    assert [row.line for row in listed_rows(rows, cells)] == [4]
 
 
 def test_a_cell_that_several_models_or_machines_have_is_not_guessed(rows, tmp_path):
