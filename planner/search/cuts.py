@@ -53,8 +53,8 @@ class Cuts:
             return usual
         preferred += chunkings(self.spec, self.request.step, self.limits)
         for workloads in self._others_by_size(preferred):
-            cuts = _least_first([*usual, *self._bounded(workloads, every=True)])
-            helped = cuts[0].bound.step_s * self.limits.worth_a_plan < usual[0].bound.step_s
+            cuts = self._least_first([*usual, *self._bounded(workloads, every=True)])
+            helped = cuts[0] is not usual[0]
             usual = cuts
             if not helped:
                 break
@@ -67,7 +67,7 @@ class Cuts:
             return []
         others = self._others_by_size(self.workloads)
         workloads = [workload for of_size in others for workload in of_size]
-        return _least_first([*self.usual, *self._bounded(workloads, every=True)])
+        return self._least_first([*self.usual, *self._bounded(workloads, every=True)])
 
     @cached_property
     def workloads(self) -> list[Workload]:
@@ -137,7 +137,18 @@ class Cuts:
         with ThreadPoolExecutor(_SOLVERS) as pool:
             bounds = [first, *pool.map(self._bound, left)]
         found = zip([workloads[0], *left], bounds, strict=True)
-        return _least_first([Cut(w, bound) for w, bound in found if bound is not None])
+        return self._least_first([Cut(w, bound) for w, bound in found if bound is not None])
+
+    def _least_first(self, cuts: Sequence[Cut]) -> list[Cut]:
+        """By their bounds; of nearly equal ones the shortest chain first."""
+        near_s = self.limits.near_equal * min((cut.bound.step_s for cut in cuts), default=0.0)
+
+        def order(cut: Cut) -> tuple[float, int]:
+            rounds = min(cut.workload.rounds_per_step, PROGRAM_ROUNDS)
+            length = rounds * cut.workload.chunks_per_round
+            return max(cut.bound.step_s, near_s), length if cut.bound.step_s <= near_s else 0
+
+        return sorted(cuts, key=order)
 
     def _bound(self, workload: Workload) -> Relaxation | None:
         """What a step takes at least by a cut; None where nothing fits."""
@@ -172,7 +183,3 @@ class Cuts:
             middle = chain.tasks[chain.round_starts[1] : chain.round_starts[2]]
             total_ns += more * sum(alone[task.call] for task in middle)
         return total_ns / 1e9
-
-
-def _least_first(cuts: Iterable[Cut]) -> list[Cut]:
-    return sorted(cuts, key=lambda cut: cut.bound.step_s)

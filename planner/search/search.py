@@ -42,7 +42,7 @@ def promising(cuts: Cuts, plans: Sequence[Attempt]) -> Iterator[Cut]:
     most = 1 if cuts.choices.effort == "quick" else limits.cuts
     for planned, cut in enumerate(cuts.usual):
         if (best := fastest(plans)) is not None:
-            pays = cut.bound.step_s * 1e9 * limits.worth_a_plan < best.step_ns
+            pays = cut.bound.step_s * 1e9 * limits.near_equal < best.step_ns
             if planned >= most or not pays:
                 return
         yield cut
