@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import DEFAULT_POLICY, TrainingStep
 from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -145,11 +145,11 @@ def plan_within_tight_caps(
 
     device_bytes = _device_cap(settings, machine, resident, _DEVICE_SHARE)
     most_host = arena_bytes(planned(device_bytes, None), HOST)
-    least_host = _shortage(lambda: planned(device_bytes, 0)).smallest_host_bytes
+    least_host = _shortage(lambda: planned(device_bytes, 0)).enough_host_bytes
     assert least_host is not None, "without a host cap this device cap does"
     host_caps = [least_host + (most_host - least_host) // share for share in _HOST_SHARES]
     for host_bytes in (*host_caps, least_host):
-        schedule = planned(device_bytes, host_bytes, api.DEFAULT_POLICY)
+        schedule = planned(device_bytes, host_bytes, DEFAULT_POLICY)
         if executed_flops(schedule)[1] and copied_bytes(schedule).get("h2d"):
             return schedule
     raise DemoError("no caps make the planner offload and recompute this model; make it larger")
@@ -158,9 +158,9 @@ def plan_within_tight_caps(
 def _device_cap(settings: DemoSettings, machine: Machine, resident: Schedule, share: int) -> int:
     """The least that would do, and one part in `share` of what lies between it and everything."""
     least = _shortage(lambda: _planned(settings, machine, (0, None), "streaming"))
-    assert least.smallest_device_bytes is not None, "without a host cap some device cap does"
+    assert least.enough_device_bytes is not None, "without a host cap some device cap does"
     most = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes
-    return least.smallest_device_bytes + (most - least.smallest_device_bytes) // share
+    return least.enough_device_bytes + (most - least.enough_device_bytes) // share
 
 
 def _planned(

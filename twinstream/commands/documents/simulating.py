@@ -8,11 +8,13 @@ import typer
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
+from twinstream.planner.request import caps_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -24,7 +26,7 @@ from twinstream.screens.tables import summary_table, utilization_table
 def simulate(
     schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
     machine: options.MachineIfKnown = None,
-    output: Annotated[Path | None, options.output("Write the predicted timeline here.")] = None,
+    output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Predict a schedule's timeline on a machine, whatever machine it was planned for."""
@@ -60,7 +62,7 @@ def simulate(
 
 def missing_bytes(schedule: Schedule, machine: Machine) -> int:
     """Device memory that a schedule takes, with reserve and libraries, and the machine lacks."""
-    has = api.caps_of(machine, None, None).device_bytes
+    has = caps_of(machine, None, None).device_bytes
     taken = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
     return 0 if has is None else max(0, taken - has)
 
