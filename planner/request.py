@@ -118,6 +118,7 @@ class PlanRequest:
         return replace(self, step=replace(self.step, recipe=recipe))
 
     def with_tokens(self, tokens_per_step: int) -> PlanRequest:
+        """With so many tokens per step."""
         return replace(self, step=replace(self.step, tokens_per_step=tokens_per_step))
 
     def with_effort(self, effort: Effort) -> PlanRequest:

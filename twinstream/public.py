@@ -24,7 +24,7 @@ from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import steady_state
+from twinstream.simulator.replay import SteadyState, steady_state
 
 __all__ = [
     "Caps",
@@ -47,6 +47,7 @@ __all__ = [
     "Schedule",
     "SearchLimits",
     "Shortage",
+    "SteadyState",
     "Summary",
     "Timeline",
     "TrainingStep",

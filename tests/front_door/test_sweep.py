@@ -111,7 +111,7 @@ def test_a_cell_that_does_not_fit_says_what_would(swept):
     row = next(r for r in rows_of(swept) if r["device_mem"] == "1MiB")
     assert row["status"] == "infeasible"
     assert "--device-mem" in row["reason"]
-    assert int(row["smallest_device_bytes"]) > 2**20
+    assert int(row["enough_device_bytes"]) > 2**20
     assert row["less_may_do"] == str("Less may do" in row["reason"])
     assert row["tokens_per_s"] == ""
 
@@ -259,7 +259,7 @@ def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):
         ("[axes]\nseq_len = [64, 64]", "twice"),
         ("[fixed]\nseq_len = 64\n[axes]\nseq_len = [64]", "leave one out"),
         ("[fixed]\npolicy = 'greedy'", "known: optimal"),
-        ("[fixed]\neffort = 'most'", "known: quick, normal, thorough"),
+        ("[fixed]\neffort = 'most'", "known: quick, normal"),
         ("[fixed]\ndevice_mem = 1.5", "needs a size"),
         ("[axes]\ndevice_mem = ['8MiB', '24XiB']", "wrong.toml: axes.device_mem: cannot read"),
         ("[fixed]\nhost_mem = '-4GiB'", "wrong.toml: fixed.host_mem: cannot read"),

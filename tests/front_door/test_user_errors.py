@@ -8,7 +8,7 @@ from tests.front_door.command_line import TINY_STEP, call, error_of
 from tests.front_door.conftest import Files
 from twinstream.hardware_profiles.loader import machine_names
 from twinstream.models.presets import preset_names
-from twinstream.planner.plan import policies
+from twinstream.planner.policies import policy_names
 
 PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
 
@@ -40,7 +40,7 @@ def test_an_unknown_machine_gets_the_profiles():
 def test_an_unknown_policy_gets_the_policies():
     message = error_of(*PLAN, "--policy", "greedy")
     assert "'greedy'" in message
-    assert all(name in message for name in policies())
+    assert all(name in message for name in policy_names())
 
 
 @pytest.mark.parametrize("size", ["24XiB", "lots", "-4GiB", "", "9" * 400 + "GiB"])
@@ -71,7 +71,7 @@ def test_unequal_lengths_are_refused_where_a_policy_cannot_pack_them():
 
 def test_a_cap_that_is_too_small_gets_one_that_would_do():
     message = error_of(*PLAN, "--device-mem", "1MiB")
-    suggested = message.split("--device-mem ")[-1].split(" ")[0].rstrip(".")
+    suggested = message.split("--device-mem ")[-1].split()[0].rstrip(".")
     assert suggested.endswith("MiB")
     assert call(*PLAN, "--device-mem", suggested).code == 0
 
@@ -79,7 +79,7 @@ def test_a_cap_that_is_too_small_gets_one_that_would_do():
 def test_a_host_cap_that_is_too_small_gets_one_that_would_do():
     caps = ("--device-mem", "6MiB")
     message = error_of(*PLAN, *caps, "--host-mem", "1MiB")
-    suggested = message.split("--host-mem ")[-1].split(" ")[0].rstrip(".")
+    suggested = message.split("--host-mem ")[-1].split()[0].rstrip(".")
     assert call(*PLAN, *caps, "--host-mem", suggested).code == 0
 
 
