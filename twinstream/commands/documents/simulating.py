@@ -20,7 +20,8 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
-from twinstream.screens.tables import summary_table, utilization_table
+from twinstream.screens.plan_screen import plan_screen
+from twinstream.screens.tables import utilization_table
 
 
 def simulate(
@@ -34,8 +35,7 @@ def simulate(
         document = checked_schedule(schedule)
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
-    summary = summarize(document, timeline, profile)
-    missing, uncertainty = missing_bytes(document, profile), uncertainty_of(profile, document)
+    missing = missing_bytes(document, profile)
     notes = prediction_notes(document, profile, timeline)
     if output is not None:
         write_document(timeline, output)
@@ -44,20 +44,22 @@ def simulate(
             "simulated_on": profile.name,
             "utilization": timeline.utilization,
             "device_memory_missing_bytes": missing,
-            "uncertainty": uncertainty,
+            "uncertainty": uncertainty_of(profile, document),
             "notes": notes,
         }
+        summary = summarize(document, timeline, profile)
         print_json(summary.model_dump() | describe(document) | more)
-    else:
-        print_report(
-            f"Simulated on {profile.name}:",
-            *_told(missing, profile),
-            summary_table(summary, document, profile.name, uncertainty),
-            utilization_table(timeline),
-            *notes,
-        )
-        if output is not None:
-            print_report(f"Wrote the timeline to {output}.")
+        return
+    print_report(
+        f"Simulated on {profile.name}:",
+        *_told(missing, profile),
+        plan_screen(document, timeline, profile),
+        "",
+        utilization_table(timeline),
+        *notes,
+    )
+    if output is not None:
+        print_report(f"Wrote the timeline to {output}.")
 
 
 def missing_bytes(schedule: Schedule, machine: Machine) -> int:

@@ -98,18 +98,18 @@ def _tell(
     machine = request.machine
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, machine)
-    summary = summarize(schedule, timeline, machine, plan_seconds)
-    explanation = explain(schedule, timeline, machine)
-    uncertainty = uncertainty_of(machine, schedule)
     notes = [*notes, *plan_notes(schedule, machine, timeline)]
     if as_json:
         more = {
-            "explanation": explanation, "known_plan": known_plan, "notes": notes,
-            "uncertainty": uncertainty,
-        }  # fmt: skip
+            "explanation": explain(schedule, timeline, machine),
+            "known_plan": known_plan,
+            "notes": notes,
+            "uncertainty": uncertainty_of(machine, schedule),
+        }
+        summary = summarize(schedule, timeline, machine, plan_seconds)
         print_json(summary.model_dump() | describe(schedule) | more)
         return
-    print_report(plan_screen(schedule, summary, explanation, uncertainty), *_narrow(notes))
+    print_report(plan_screen(schedule, timeline, machine, plan_seconds), *_narrow(notes))
     if known_plan is not None:
         print_report(f"Nothing faster than {known_plan} was found: this is that plan.")
 
