@@ -303,18 +303,6 @@ def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
     return probe_cpu(dtypes=dtypes)
 
 
-def pace(machine: Machine) -> float:
-    """How fast this machine's CPU is now, of what its probed profile says; takes a second.
-
-    Raises:
-        NoTorchError: torch is not installed.
-    """
-    require_torch()
-    from twinstream.executor.probe.cpu import cpu_pace
-
-    return cpu_pace(machine)
-
-
 def require_torch() -> None:
     """Raise NoTorchError where running and probing are impossible."""
     if importlib.util.find_spec("torch") is None:

@@ -103,7 +103,6 @@ def _loop_json(loop: Loop) -> dict[str, object]:
             }
             for row in loop.rows
         ],
-        "pace": loop.pace,
         "disturbed": loop.disturbed,
         "fit": fit_json(loop.fit),
     }
