@@ -116,7 +116,7 @@ class Planner:
         if request.step.tokens_per_step is None and not own_step:
             tokens = proposed_tokens(request.with_optimizer(ON_DEVICE))
             request = request.with_tokens(tokens)
-        return request.with_optimizer(places)
+        return request if own_step else request.with_optimizer(places)
 
     def _planned(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         if request.policy == DEFAULT_POLICY:

@@ -28,6 +28,7 @@ class SteadyState:
 
     @property
     def step_ns(self) -> float:
+        """How long a step takes."""
         return self.step.step_ns
 
 

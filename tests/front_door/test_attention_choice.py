@@ -87,9 +87,7 @@ def test_a_profile_that_names_an_unknown_attention_is_told_so(tmp_path):
     assert "'flash9' is unknown" in error_of("plan", *step)
 
 
-@pytest.mark.parametrize(
-    "other", [("--attention", "flash4"), ("--kernels", "triton"), ("--optimizer", "device")]
-)
+@pytest.mark.parametrize("other", [("--attention", "flash4"), ("--kernels", "triton")])
 def test_the_seed_policy_does_not_take_other_kernels(other):
     step = ("--model", "8b", "--seq-len", 1024, "--machine", "h100", "--policy", "ml_dataflow")
     told = error_of("plan", *step, *other)

@@ -8,6 +8,7 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.fit_report import (
     fit_json,
@@ -57,7 +58,7 @@ def calibrate(  # noqa: PLR0913
     only: options.OnlyRows = None,
     schedule: ScheduleFile = None,
     timeline: TimelineFile = None,
-    output: Annotated[Path | None, options.output("Write the profile here, as TOML.")] = None,
+    output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Fit a machine's profile to measured runs: a table of step times, or a run of our own."""
