@@ -1,14 +1,16 @@
 """Which knobs to try on a cut, each after what came of those before."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from twinstream.planner.choices import Choices
+from twinstream.planner.choices import Choices, Home
 from twinstream.planner.search.congestion import Shares, less_where_waited, scaled
 from twinstream.planner.search.knobs import Attempt, Knobs
 from twinstream.planner.search.workbench import Workbench
 
-_AT_HOME = {"parameter": "host", "gradient": "host", "optimizer_state": "host"}
+_AT_HOME: Mapping[str, Home] = {
+    "parameter": "host", "gradient": "host", "optimizer_state": "host",
+}  # fmt: skip
 _LEAST_ROOM_BYTES = 2**20
 
 
@@ -116,26 +118,18 @@ def _wider(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
 
     After each, copies get their time as it was judged, while that helps.
     """
-    limits = bench.cuts.limits
-    full = bench.full_shares
-    first = _best(tried)
+    limits, full = bench.cuts.limits, bench.full_shares
+    first = _best(tried).knobs
     most = len(tried) + limits.wider_tasks // len(bench.few.chain.tasks)
+    rooms = [(round(more * first.room_bytes), full) for more in limits.wider_rooms]
+    less = [(None, scaled(full, share)) for share in limits.wider_shares]
     yield from _reclocked(bench, tried)
-    for knobs in (
-        *(
-            lambda best, more=more: replace(
-                best.knobs, room_bytes=round(more * first.knobs.room_bytes), shares=full
-            )
-            for more in limits.wider_rooms
-        ),
-        *(
-            lambda best, share=share: replace(best.knobs, shares=scaled(full, share))
-            for share in limits.wider_shares
-        ),
-    ):
+    for room, shares in (*rooms, *less):
         if len(tried) >= most:
             return
-        yield replace(knobs(_best(tried)), after=None)
+        best = _best(tried).knobs
+        room = best.room_bytes if room is None else room
+        yield replace(best, room_bytes=room, shares=shares, after=None)
         yield from _reclocked(bench, tried)
     yield from _learned(bench, tried, lambda knobs: knobs)
 
