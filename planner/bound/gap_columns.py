@@ -42,7 +42,7 @@ class GapColumns:
         return (self.written,) if self.valid is None else (self.valid, self.written)
 
 
-class GapColumnsOf:
+class ChainGaps:
     """All gaps of a chain. A key is (element, gap, whether it is the one between two middles)."""
 
     def __init__(

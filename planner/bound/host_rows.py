@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.bound.gap_columns import GapColumnsOf, Terms
+from twinstream.planner.bound.gap_columns import ChainGaps, Terms
 from twinstream.planner.bound.interval_columns import Interval
 from twinstream.planner.bound.program import Program
 
@@ -43,7 +43,7 @@ class HostRows:
     def __init__(
         self,
         program: Program,
-        gaps: GapColumnsOf,
+        gaps: ChainGaps,
         intervals: Sequence[Interval],
         used_gib: Sequence[float],
         all_gib: float,

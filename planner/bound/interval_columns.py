@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound.gap_columns import GIB, GapColumnsOf, Terms
+from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.program import Program
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
@@ -48,7 +48,7 @@ class Resource:
     gib_per_ms: float
 
 
-class IntervalColumns:
+class ChainIntervals:
     """Intervals of all tasks, and the rows that tie them to the machine and to each other."""
 
     def __init__(
@@ -170,7 +170,7 @@ class IntervalColumns:
             found.append(Resource(name, rows, gib_per_ms))
         return found
 
-    def add_loads(self, gaps: GapColumnsOf) -> None:
+    def add_loads(self, gaps: ChainGaps) -> None:
         """What a task needs has been copied before it starts; what is early lies there."""
         due: list[Terms] = [[] for _ in self.intervals]
         for at, terms in gaps.loads():
@@ -192,7 +192,7 @@ class IntervalColumns:
         after = (segment + 1) % len(self.intervals)
         return None if self.rounds.begins_class(after) else after
 
-    def add_stores(self, gaps: GapColumnsOf) -> None:
+    def add_stores(self, gaps: ChainGaps) -> None:
         """What leaves the device stays until it is copied; in a step everything is."""
         made: list[Terms] = [[] for _ in self.intervals]
         for task, terms in gaps.evictions():

@@ -12,9 +12,9 @@ from typing import Literal
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import is_hopeless, with_library_memory
-from twinstream.planner.bound.gap_columns import GIB, GapColumnsOf, Terms
+from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.host_rows import Cap, HostRows
-from twinstream.planner.bound.interval_columns import IntervalColumns, LinkShares, Resource
+from twinstream.planner.bound.interval_columns import ChainIntervals, LinkShares, Resource
 from twinstream.planner.bound.program import Basis, Program, Solution
 from twinstream.planner.bound.relaxation import GapFractions, Relaxation
 from twinstream.planner.bound.round_classes import RoundClasses
@@ -82,10 +82,10 @@ class BoundProgram:
         self.chain, self.segments = view.chain, Segments.of(view.chain, kind.most_segments)
         rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
         self.program = Program()
-        self.gaps = GapColumnsOf(
+        self.gaps = ChainGaps(
             self.program, view, self.segments, rounds, kind.choices, tied=kind.tied
         )
-        self.intervals = IntervalColumns(self.program, self.chain, self.segments, machine, rounds)
+        self.intervals = ChainIntervals(self.program, self.chain, self.segments, machine, rounds)
         self._all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
         self._host = HostRows(
             self.program, self.gaps, self.intervals.intervals, self._used_gib, self._all_gib

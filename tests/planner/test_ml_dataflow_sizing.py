@@ -12,8 +12,8 @@ from twinstream.fidelity.seed_system.sizing import (
     Sizing,
     SizingRefused,
     UnknownTarget,
-    cut_round,
     size_step,
+    sizes_of_round,
 )
 from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
@@ -117,9 +117,9 @@ def test_a_class_is_known_by_the_beginning_of_a_name():
 
 def test_a_step_longer_than_the_least_chunk_is_cut_into_divisors():
     machine = replace(machine_class("h100"), min_chunk_tokens=1000)
-    cut = cut_round(load_preset("8b"), 3600, machine)
+    cut = sizes_of_round(load_preset("8b"), 3600, machine)
     assert (cut.chunk_tokens, cut.chunks_per_round) == (1200, 3)
-    packed = cut_round(load_preset("8b"), 300, machine)
+    packed = sizes_of_round(load_preset("8b"), 300, machine)
     assert (packed.chunk_tokens, packed.sequences_per_chunk) == (1200, 4)
 
 

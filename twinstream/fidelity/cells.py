@@ -10,7 +10,7 @@ from itertools import groupby
 from twinstream.fidelity.seed_system.classes import MachineClass, machine_class
 from twinstream.fidelity.seed_system.kernels import with_its_kernels
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain
-from twinstream.fidelity.seed_system.sizing import RoundsRule, Sizing, cut_round, size_step
+from twinstream.fidelity.seed_system.sizing import RoundsRule, Sizing, size_step, sizes_of_round
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
@@ -94,7 +94,7 @@ def _rounds(row: MeasuredRow, spec: ModelSpec, machine: MachineClass) -> RoundsR
         return row.rounds_rule
     if row.step_time_s is None or row.tokens_per_s is None:
         return "v2"
-    cut = cut_round(spec, row.seq_len, machine)
+    cut = sizes_of_round(spec, row.seq_len, machine)
     round_tokens = cut.chunk_tokens * cut.chunks_per_round
     return max(1, round(row.tokens_per_s * row.step_time_s / round_tokens))
 

@@ -102,14 +102,14 @@ def size_step(
             "policy 'ml_dataflow' knows models in bf16 with an LM head of their own, without "
             f"QK-norm and biases; '{spec.name}' is not one: take another policy or model"
         )
-    cut = cut_round(spec, seq_len, machine)
-    device = _Device(spec, cut, machine, device_bytes)
+    sizes = sizes_of_round(spec, seq_len, machine)
+    device = _Device(spec, sizes, machine, device_bytes)
     layers = spec.num_layers
     params, grads, slots = device.partition()
-    home = layers * cut.chunks_per_round - slots
-    budget = host_bytes - _host_base_bytes(spec, cut)
-    levels = choose_levels(_levels(spec, cut, machine, slots), home, budget)
-    used_host = _host_base_bytes(spec, cut) + sum(saved_bytes(spec, cut, lv) for lv in levels)
+    home = layers * sizes.chunks_per_round - slots
+    budget = host_bytes - _host_base_bytes(spec, sizes)
+    levels = choose_levels(_levels(spec, sizes, machine, slots), home, budget)
+    used_host = _host_base_bytes(spec, sizes) + sum(saved_bytes(spec, sizes, lv) for lv in levels)
     if used_host > host_bytes:
         raise SizingRefused(
             "failed_host_mem",
@@ -117,21 +117,23 @@ def size_step(
             f"activations at the levels chosen, {used_host / 2**30:.2f} GiB: raise --host-mem, or "
             "--device-mem so that more of them stay on the device",
         )
-    used = device.used_bytes + (params + grads) * cut.layer_bytes
+    used = device.used_bytes + (params + grads) * sizes.layer_bytes
     return Sizing(
         seq_len=seq_len,
-        chunk_tokens=cut.chunk_tokens,
-        chunks_per_round=cut.chunks_per_round,
-        rounds_per_step=rounds if isinstance(rounds, int) else _rounds(spec, cut, machine, rounds),
+        chunk_tokens=sizes.chunk_tokens,
+        chunks_per_round=sizes.chunks_per_round,
+        rounds_per_step=rounds
+        if isinstance(rounds, int)
+        else _rounds(spec, sizes, machine, rounds),
         param_blocks=params,
         grad_blocks=grads,
         device_acts=slots,
         num_optimizer_blocks=min(
-            layers, (device_bytes - used + device.released_bytes) // (2 * cut.layer_bytes)
+            layers, (device_bytes - used + device.released_bytes) // (2 * sizes.layer_bytes)
         ),
         levels=levels,
         used_host_bytes=used_host,
-        used_device_bytes=used + slots * saved_bytes(spec, cut, SavedLevel.FULL),
+        used_device_bytes=used + slots * saved_bytes(spec, sizes, SavedLevel.FULL),
     )
 
 
@@ -144,7 +146,7 @@ class UnknownTarget(TwinstreamError):
 
 
 @dataclass(frozen=True)
-class Cut:
+class RoundSizes:
     """How a round is cut, before any memory is looked at."""
 
     seq_len: int
@@ -167,13 +169,13 @@ class Cut:
         return max(self.chunk_tokens, self.seq_len)
 
 
-def cut_round(spec: ModelSpec, seq_len: int, machine: MachineClass) -> Cut:
+def sizes_of_round(spec: ModelSpec, seq_len: int, machine: MachineClass) -> RoundSizes:
     """Chunks no smaller than the class's minimum; rounds save of a layer what its weights take.
 
     >>> from twinstream.models.presets import load_preset
     >>> from twinstream.fidelity.seed_system.classes import machine_class
-    >>> cut = cut_round(load_preset("8b"), 65536, machine_class("h100"))
-    >>> cut.chunk_tokens, cut.chunks_per_round
+    >>> sizes = sizes_of_round(load_preset("8b"), 65536, machine_class("h100"))
+    >>> sizes.chunk_tokens, sizes.chunks_per_round
     (16384, 4)
     """
     least = machine.min_chunk_tokens
@@ -186,12 +188,12 @@ def cut_round(spec: ModelSpec, seq_len: int, machine: MachineClass) -> Cut:
     layer_bytes = spec.num_block_parameters * spec.itemsize
     act = _chunk_act_bytes(spec, chunk)
     groups = max(1, _half_up(layer_bytes / act / chunks))
-    return Cut(seq_len, chunk, chunks * groups, groups, layer_bytes, act)
+    return RoundSizes(seq_len, chunk, chunks * groups, groups, layer_bytes, act)
 
 
-def saved_bytes(spec: ModelSpec, cut: Cut, level: SavedLevel) -> int:
+def saved_bytes(spec: ModelSpec, sizes: RoundSizes, level: SavedLevel) -> int:
     """Bytes of one chunk's saved activations of a layer."""
-    return cut.chunk_tokens * saved_bytes_per_token(spec, level)
+    return sizes.chunk_tokens * saved_bytes_per_token(spec, level)
 
 
 def _chunk_act_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
@@ -205,9 +207,9 @@ def _half_up(value: float) -> int:
     return int(value + 0.5)
 
 
-def _rounds(spec: ModelSpec, cut: Cut, machine: MachineClass, rule: RoundsRule) -> int:
-    sequences = cut.sequence_groups * cut.sequences_per_chunk
-    flops = model_flops_per_sequence(spec, cut.seq_len) * sequences
+def _rounds(spec: ModelSpec, sizes: RoundSizes, machine: MachineClass, rule: RoundsRule) -> int:
+    sequences = sizes.sequence_groups * sizes.sequences_per_chunk
+    flops = model_flops_per_sequence(spec, sizes.seq_len) * sequences
     round_s = flops / (_ASSUMED_FLOP_SHARE * machine.peak_flop_per_s)
     if rule == "v1":
         if spec.name not in _V1_TARGET_S:
@@ -218,38 +220,38 @@ def _rounds(spec: ModelSpec, cut: Cut, machine: MachineClass, rule: RoundsRule) 
             )
         target_s = _V1_TARGET_S[spec.name]
     else:
-        state_bytes = 2 * cut.layer_bytes * spec.num_layers
+        state_bytes = 2 * sizes.layer_bytes * spec.num_layers
         link = _ASSUMED_LINK_SHARE * machine.link_bytes_per_s
         target_s = state_bytes / link / _OPTIMIZER_SHARE
     return max(1, _half_up(target_s / round_s))
 
 
-def _host_base_bytes(spec: ModelSpec, cut: Cut) -> int:
+def _host_base_bytes(spec: ModelSpec, sizes: RoundSizes) -> int:
     """All but saved activations; gradients and Adam state of embedding and head are not there."""
-    tokens = cut.chunk_tokens * cut.chunks_per_round
+    tokens = sizes.chunk_tokens * sizes.chunks_per_round
     ends = spec.itemsize * (spec.vocab_size * spec.d_model + spec.d_model * (1 + spec.vocab_size))
-    blocks = 4 * spec.num_layers * cut.layer_bytes
+    blocks = 4 * spec.num_layers * sizes.layer_bytes
     return ends + blocks + tokens * (_HOST_BYTES_PER_ROUND_TOKEN + 4 * spec.d_model)
 
 
-def _levels(spec: ModelSpec, cut: Cut, machine: MachineClass, slots: int) -> Levels:
+def _levels(spec: ModelSpec, sizes: RoundSizes, machine: MachineClass, slots: int) -> Levels:
     """What the choice of levels knows; its window is as long as the slots' forward compute.
 
     One of the projections of Q and of the output does not count: of what was tried, only so are
     the recorded runs of packed sequences all met, some of them within 1 % of a threshold.
     """
     window_bytes = None
-    if not cut.sliced:
+    if not sizes.sliced:
         width = spec.d_q + 2 * spec.d_kv + 3 * spec.d_ff
-        matmul = 2 * cut.chunk_tokens * spec.d_model * width
-        attention = 2 * cut.chunk_tokens * cut.seq_len * spec.d_q
+        matmul = 2 * sizes.chunk_tokens * spec.d_model * width
+        attention = 2 * sizes.chunk_tokens * sizes.seq_len * spec.d_q
         window_s = slots * (matmul + attention) / (_ASSUMED_FLOP_SHARE * machine.peak_flop_per_s)
         window_bytes = window_s * _ASSUMED_LINK_SHARE * machine.link_bytes_per_s
     return Levels(
         num_layers=spec.num_layers,
-        chunks_per_round=cut.chunks_per_round,
+        chunks_per_round=sizes.chunks_per_round,
         slots=slots,
-        bytes_of={level: saved_bytes(spec, cut, level) for level in SavedLevel},
+        bytes_of={level: saved_bytes(spec, sizes, level) for level in SavedLevel},
         window_bytes=window_bytes,
     )
 
@@ -257,47 +259,47 @@ def _levels(spec: ModelSpec, cut: Cut, machine: MachineClass, slots: int) -> Lev
 @dataclass(frozen=True)
 class _Device:
     spec: ModelSpec
-    cut: Cut
+    sizes: RoundSizes
     machine: MachineClass
     cap_bytes: int
 
     @property
     def sticky_bytes(self) -> int:
         """What the code takes off the cap before it divides the rest."""
-        spec, cut = self.spec, self.cut
-        d, v, c, n = spec.d_model, spec.vocab_size, cut.chunk_tokens, cut.chunks_per_round
-        contexts = 2 * (2 * cut.longer_tokens * spec.d_kv * 2)
+        spec, sizes = self.spec, self.sizes
+        d, v, c, n = spec.d_model, spec.vocab_size, sizes.chunk_tokens, sizes.chunks_per_round
+        contexts = 2 * (2 * sizes.longer_tokens * spec.d_kv * 2)
         ends = 8 * (v * d + d * (1 + v))
         transitions = 2 * n * c * d * 2
         workspace = 2 * c * (d + spec.d_ff)
         norms = 2 * c * d * 2
         fixed = _RESERVE_BYTES + self._workspace_bytes()
         kept = fixed + contexts + ends + transitions + workspace
-        return kept + norms + cut.chunk_act_bytes + self._head_bytes()
+        return kept + norms + sizes.chunk_act_bytes + self._head_bytes()
 
     @property
     def used_bytes(self) -> int:
         """What is there beside blocks and slots: some more than was taken off."""
-        cut = self.cut
-        uncounted = saved_bytes(self.spec, cut, SavedLevel.FULL) - cut.chunk_act_bytes
-        round_tokens = cut.chunk_tokens * cut.chunks_per_round
+        sizes = self.sizes
+        uncounted = saved_bytes(self.spec, sizes, SavedLevel.FULL) - sizes.chunk_act_bytes
+        round_tokens = sizes.chunk_tokens * sizes.chunks_per_round
         return self.sticky_bytes + uncounted + _DEVICE_BYTES_PER_ROUND_TOKEN * round_tokens
 
     @property
     def released_bytes(self) -> int:
         """Of the used bytes, those laid out after the activation slots' beginning: gradients of
         an activation, recomputed norms, head and logits. Adam state takes their place."""
-        norms = 2 * self.cut.chunk_tokens * self.spec.d_model * 2
-        return saved_bytes(self.spec, self.cut, SavedLevel.FULL) + norms + self._head_bytes()
+        norms = 2 * self.sizes.chunk_tokens * self.spec.d_model * 2
+        return saved_bytes(self.spec, self.sizes, SavedLevel.FULL) + norms + self._head_bytes()
 
     def _head_bytes(self) -> int:
-        d, v, c = self.spec.d_model, self.spec.vocab_size, self.cut.chunk_tokens
+        d, v, c = self.spec.d_model, self.spec.vocab_size, self.sizes.chunk_tokens
         return 2 * c * v + c * (2 * (d + v) + 4)
 
     def partition(self) -> tuple[int, int, int]:
         """Blocks of parameters, blocks of gradients, activation slots."""
-        cut, layers = self.cut, self.spec.num_layers
-        layer, act, n = cut.layer_bytes, cut.chunk_act_bytes, cut.chunks_per_round
+        sizes, layers = self.sizes, self.spec.num_layers
+        layer, act, n = sizes.layer_bytes, sizes.chunk_act_bytes, sizes.chunks_per_round
         left = self.cap_bytes - self.sticky_bytes - _RESERVE_BYTES
         if left < 2 * layer + 2 * act:
             needed = self.sticky_bytes + _RESERVE_BYTES + 2 * layer + 2 * act
@@ -321,18 +323,18 @@ class _Device:
 
     def _workspace_bytes(self) -> int:
         """Workspace of attention's backward kernel; semaphores count for the longest chunk."""
-        spec, cut = self.spec, self.cut
+        spec, sizes = self.spec, self.sizes
         heads, kv_heads, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        packed = cut.sequences_per_chunk
+        packed = sizes.sequences_per_chunk
         if self.machine.workspace == "flash2":
-            rows = cut.chunk_tokens + 128 * packed
+            rows = sizes.chunk_tokens + 128 * packed
             splits = -(-self.machine.num_multiprocessors // (packed * heads))
-            expanded = 4 * cut.seq_len * heads * head_dim
+            expanded = 4 * sizes.seq_len * heads * head_dim
             return 4 * heads * rows + expanded + splits * rows * heads * head_dim * 8
         tile_m, tile_n = self.machine.tiles(head_dim)
-        rows = _padded(cut.chunk_tokens, packed, tile_m)
-        keys = _padded(cut.seq_len, packed, tile_n)
-        semaphores = 4 * packed * heads * -(-cut.chunk_tokens // tile_m)
+        rows = _padded(sizes.chunk_tokens, packed, tile_m)
+        keys = _padded(sizes.seq_len, packed, tile_n)
+        semaphores = 4 * packed * heads * -(-sizes.chunk_tokens // tile_m)
         accumulated = 4 * heads * rows * head_dim + 8 * kv_heads * keys * head_dim
         return 8 * heads * rows + accumulated + semaphores
 

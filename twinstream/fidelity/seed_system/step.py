@@ -2,7 +2,7 @@
 
 from twinstream.fidelity.seed_system.classes import machine_class
 from twinstream.fidelity.seed_system.policy import NAME, emit_seed, seed_chain
-from twinstream.fidelity.seed_system.sizing import Cut, RoundsRule, cut_round, size_step
+from twinstream.fidelity.seed_system.sizing import RoundSizes, RoundsRule, size_step, sizes_of_round
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.recipe import Recipe
 from twinstream.planner.policies import Policy
@@ -54,7 +54,7 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
         constants,
         host_bytes=_NO_LIMIT_BYTES if caps.host_bytes is None else caps.host_bytes,
         device_bytes=_NO_LIMIT_BYTES if device_bytes is None else device_bytes,
-        rounds=_rounds(step, cut_round(spec, step.seq_len, constants)),
+        rounds=_rounds(step, sizes_of_round(spec, step.seq_len, constants)),
     )
     chain = seed_chain(spec, sizing.workload)
     ref = MachineRef(name=machine.name, content_hash=machine.content_hash)
@@ -75,17 +75,17 @@ def _require_its_recipe(recipe: Recipe) -> None:
         )
 
 
-def _rounds(step: TrainingStep, cut: Cut) -> RoundsRule | int:
+def _rounds(step: TrainingStep, sizes: RoundSizes) -> RoundsRule | int:
     fixed = {
-        "--chunk-tokens": (step.chunk_tokens, cut.chunk_tokens),
-        "--chunks-per-round": (step.chunks_per_round, cut.chunks_per_round),
+        "--chunk-tokens": (step.chunk_tokens, sizes.chunk_tokens),
+        "--chunks-per-round": (step.chunks_per_round, sizes.chunks_per_round),
     }
     for flag, (given, own) in fixed.items():
         if given not in (None, own):
             raise OtherCutError(f"policy '{NAME}' has {flag} {own} here, not {given}: leave it out")
     if step.tokens_per_step is None:
         return "v2"
-    round_tokens = cut.chunk_tokens * cut.chunks_per_round
+    round_tokens = sizes.chunk_tokens * sizes.chunks_per_round
     rounds, left = divmod(step.tokens_per_step, round_tokens)
     if left or not rounds:
         raise OtherCutError(
