@@ -6,12 +6,12 @@ import pytest
 
 from twinstream.fidelity.cells import Cell, cell_of, key_of, sizing_of
 from twinstream.fidelity.predict import phases, predict_cell, predict_row, step_s
+from twinstream.fidelity.seed_system.kernels import with_its_kernels
+from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain, timed_ns
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.overrides import override
 from twinstream.models.presets import load_preset
-from twinstream.fidelity.seed_system.kernels import with_its_kernels
-from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain, timed_ns
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 from twinstream.simulator.costs import MachineCosts

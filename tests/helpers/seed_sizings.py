@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from twinstream.models.flops import SavedLevel
 from twinstream.fidelity.seed_system.sizing import Sizing
+from twinstream.models.flops import SavedLevel
 
 LAYERS = 4
 _LEVELS = {"I": SavedLevel.INPUT, "A": SavedLevel.ATTENTION, "F": SavedLevel.FULL}

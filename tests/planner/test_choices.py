@@ -5,6 +5,7 @@ from functools import cache, partial
 import pytest
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.planning import plan_step
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
@@ -13,8 +14,7 @@ from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.refuse.last_resort import LastResort
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.verify import verify
@@ -169,7 +169,7 @@ def test_the_caps_named_for_fixed_homes_do_and_less_does_not():
     choices = Choices(homes={"optimizer_state": "device"})
     with pytest.raises(InfeasiblePlan) as refused:
         planned(choices, caps=Caps(device_bytes=320 * KIB))
-    smallest = refused.value.shortage.smallest_device_bytes
+    smallest = refused.value.shortage.enough_device_bytes
     assert smallest is not None
     assert planned(choices, caps=Caps(device_bytes=smallest))
     with pytest.raises(InfeasiblePlan):
@@ -206,7 +206,7 @@ def test_a_quick_refusal_names_caps_that_do_without_a_search_for_less(monkeypatc
         tried.clear()
         with pytest.raises(InfeasiblePlan) as refused:
             planned(Choices(effort=effort), caps=Caps(device_bytes=200 * KIB))  # type: ignore[arg-type]
-        named = refused.value.shortage.smallest_device_bytes
+        named = refused.value.shortage.enough_device_bytes
         assert bool(tried) == searches
         assert planned(Choices(effort=effort), caps=Caps(device_bytes=named))  # type: ignore[arg-type]
 
@@ -235,7 +235,7 @@ def test_where_homes_are_fixed_the_host_memory_that_a_refusal_names_does(effort,
 
     with pytest.raises(InfeasiblePlan) as refused:
         plan_within(0)
-    named = refused.value.shortage.smallest_host_bytes
+    named = refused.value.shortage.enough_host_bytes
     assert named is not None
     schedule = plan_within(named)
     assert arena_bytes(schedule, HOST) <= named

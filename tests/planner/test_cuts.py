@@ -8,7 +8,8 @@ from twinstream.models.presets import load_model
 from twinstream.planner.bound.kept_programs import FEW_SEGMENTS
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import Choices
-from twinstream.planner.search.chunking import TrainingStep, admissible
+from twinstream.planner.request import TrainingStep
+from twinstream.planner.search.chunking import admissible
 from twinstream.planner.search.cuts import Cuts
 
 H100 = load_machine("h100")

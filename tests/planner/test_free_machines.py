@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
 from twinstream.models.presets import load_model
-from twinstream.planner.search.chunking import ChunkingError, TrainingStep
+from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.planner.step_plan import plan_step, proposed_tokens
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify import verify

@@ -33,9 +33,9 @@ def alive_at(intervals, moment: int) -> int:
 
 
 def pack(intervals: list[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Offsets and the extent, tight, with no cap and no time to cut short."""
+    """Offsets and the extent, with no cap and no time to cut short."""
     items = [SoftItem((((begin, end),),), size) for begin, end, size in intervals]
-    packed = pack_soft(items, None, tight=True)
+    packed = pack_soft(items, None)
     return packed.offsets.tolist(), packed.extent_bytes
 
 

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.planning import plan_step
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.executor.memory.arenas import Arenas
@@ -12,8 +13,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import Choices
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.conforms import conforms

@@ -6,10 +6,10 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
+    enough_device_bytes,
+    enough_host_bytes,
     planned,
     recompute_levels,
-    smallest_device_bytes,
-    smallest_host_bytes,
     tiny_plans,
 )
 from tests.helpers.tiny_chains import small, tiny_chain
@@ -68,7 +68,7 @@ def test_every_plan_is_safe_conforms_and_stays_within_its_caps(workload, preset,
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_reserve_is_taken_off_the_device_cap(policy):
     chain = tiny_chain("packed")
-    smallest = smallest_device_bytes(chain, policy)
+    smallest = enough_device_bytes(chain, policy)
     caps = Caps(device_bytes=smallest + 1000, device_reserve_bytes=1000)
     assert extent_bytes(planned(chain, MACHINE, caps, policy), DEVICE) <= smallest
 
@@ -76,7 +76,7 @@ def test_the_reserve_is_taken_off_the_device_cap(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plans_of_the_same_inputs_are_the_same(policy):
     chain = tiny_chain("sliced")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, policy))
+    caps = Caps(device_bytes=enough_device_bytes(chain, policy))
     assert planned(chain, MACHINE, caps, policy) == planned(chain, MACHINE, caps, policy)
 
 
@@ -88,7 +88,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_plan_is_the_answer_of_its_policy(policy):
     chain = tiny_chain("sliced", "tiny-qwen3")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, policy))
+    caps = Caps(device_bytes=enough_device_bytes(chain, policy))
     found = plan_chain(chain, MACHINE, caps, policy, lambda plan: simulate(plan, MACHINE))
     assert found.model_copy(update={"bound": None}) == planned(chain, MACHINE, caps, policy)
 
@@ -110,7 +110,7 @@ def test_resident_moves_nothing_but_inputs_and_the_loss(workload, preset):
 
 def test_resident_recomputes_as_little_as_fits():
     chain = tiny_chain("packed")
-    smallest = smallest_device_bytes(chain, "resident")
+    smallest = enough_device_bytes(chain, "resident")
     seen = []
     for device_bytes in (None, *range(smallest * 3 // 2, smallest - 1, -smallest // 80)):
         schedule = planned(chain, MACHINE, Caps(device_bytes=device_bytes), "resident")
@@ -167,12 +167,12 @@ def test_the_blocks_kept_on_the_device_are_the_last_in_forward_order(workload, p
 
 def test_saved_activations_are_offloaded_where_the_host_has_room_and_recomputed_where_not():
     chain, machine = tiny_chain("packed"), fast_link_machine()
-    smallest = smallest_device_bytes(chain, "streaming")
+    smallest = enough_device_bytes(chain, "streaming")
     roomy = planned(chain, machine, Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(roomy) == set()
     assert {"projections.0.0", "attention.0.0"} <= set(copied_tensors(roomy, "d2h"))
 
-    least = smallest_host_bytes(chain, "streaming", smallest)
+    least = enough_host_bytes(chain, "streaming", smallest)
     tight = planned(
         chain, machine, Caps(device_bytes=smallest, host_bytes=least), "streaming"
     )  # fmt: skip
@@ -189,8 +189,8 @@ def test_saved_activations_are_offloaded_where_the_host_has_room_and_recomputed_
 @pytest.mark.parametrize(("workload", "preset"), CASES[:2])
 def test_the_more_room_on_the_host_the_less_is_recomputed(workload, preset):
     chain, machine = tiny_chain(workload, preset), fast_link_machine()
-    device_bytes = smallest_device_bytes(chain, "streaming")
-    least = smallest_host_bytes(chain, "streaming", device_bytes)
+    device_bytes = enough_device_bytes(chain, "streaming")
+    least = enough_host_bytes(chain, "streaming", device_bytes)
     roomy = planned(chain, machine, Caps(device_bytes=device_bytes), "streaming")
     most = extent_bytes(roomy, HOST) + 255
     counts = []
@@ -209,7 +209,7 @@ def is_recompute(op: Op) -> bool:
 
 def test_with_a_slow_link_activations_are_recomputed_rather_than_offloaded():
     chain = tiny_chain("packed")
-    smallest = smallest_device_bytes(chain, "streaming")
+    smallest = enough_device_bytes(chain, "streaming")
     schedule = planned(chain, slow_link_machine(), Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(schedule) == {"INPUT"}
 

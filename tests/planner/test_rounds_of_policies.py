@@ -12,9 +12,9 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.emit import unrolling
 from twinstream.planner.emit.emission import Emitted, emitted
-from twinstream.planner.pack.placement import Placement
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.plan import plan_chain, recipe_of
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps

@@ -9,6 +9,7 @@ import pytest
 
 from tests.hardware_profiles.machines import number
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.planning import plan_chain
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering.lower import lower
@@ -18,7 +19,6 @@ from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import Choices, Effort
 from twinstream.planner.decide.decider import Decider
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.plan import plan_chain
 from twinstream.planner.refuse.last_resort import LastResort
 from twinstream.planner.rules.streaming import streaming_placement
 from twinstream.planner.search import optimal
@@ -319,7 +319,7 @@ def test_the_device_cap_that_a_refusal_names_would_do(step, machine):
         plan_step(SPEC, STEPS[step], MACHINES[machine], caps, "optimal", judge)
     found = raised.value.shortage
     assert (found.policy, found.cap, found.cap_bytes) == ("optimal", "device", 200 * KIB)
-    least = found.smallest_device_bytes
+    least = found.enough_device_bytes
     assert least is not None and least == found.needed_bytes > 200 * KIB
     assert not found.smallest  # a whole search may fit less
     enough = Caps(device_bytes=least, device_reserve_bytes=1000)
@@ -338,7 +338,7 @@ def test_the_host_cap_that_a_refusal_names_is_of_the_way_to_cut_that_has_the_lea
             plan_step(
                 SPEC, step, MACHINE, caps, "optimal", judge_of("cpu"), Choices(effort="quick")
             )
-        return raised.value.shortage.smallest_host_bytes
+        return raised.value.shortage.enough_host_bytes
 
     least, more, most = (named(chunk_tokens=t, chunks_per_round=1) for t in (64, 128, 256))
     assert least is not None and more is not None and most is not None
@@ -412,10 +412,10 @@ def test_the_host_cap_that_a_refusal_names_would_do(step):
         plan_step(SPEC, STEPS[step], MACHINE, caps, "optimal", judge_of("cpu"))
     found = raised.value.shortage
     assert found.policy == "optimal"
-    assert found.smallest_host_bytes is not None or found.smallest_device_bytes is not None
+    assert found.enough_host_bytes is not None or found.enough_device_bytes is not None
     for field, least in (
-        ("host_bytes", found.smallest_host_bytes),
-        ("device_bytes", found.smallest_device_bytes),
+        ("host_bytes", found.enough_host_bytes),
+        ("device_bytes", found.enough_device_bytes),
     ):
         if least is not None:
             enough = caps.model_copy(update={field: least})
@@ -447,8 +447,8 @@ def test_the_caps_that_other_policies_name_are_the_smallest_of_all_ways_to_cut(s
     with pytest.raises(InfeasiblePlan) as error:
         small_step(device_bytes, host_bytes, "streaming")
     short = error.value.shortage
-    assert short.needed_bytes == short.smallest_host_bytes
-    least = short.smallest_device_bytes if side == "device" else short.smallest_host_bytes
+    assert short.needed_bytes == short.enough_host_bytes
+    least = short.enough_device_bytes if side == "device" else short.enough_host_bytes
     assert least is not None
 
     def within(size: int) -> Schedule:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.hardware_profiles.machines import number
 from tests.helpers.machines_for_plans import slow_link_machine
+from tests.helpers.planning import plan_step
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from tests.planner.test_plan_properties import SPECS, STEPS
@@ -18,9 +19,8 @@ from twinstream.models.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.known import Asked, KnownPlanError, fastest_of
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import TrainingStep
 from twinstream.planner.search.family import Family
-from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Copy
@@ -143,7 +143,7 @@ def test_a_refusal_that_need_not_name_caps_names_none(effort):
             Choices(effort=effort), name_caps=False,
         )  # fmt: skip
     short = error.value.shortage
-    assert short.smallest_device_bytes is short.smallest_host_bytes is None
+    assert short.enough_device_bytes is short.enough_host_bytes is None
     assert not short.smallest
     assert "is known to do" in str(error.value)
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.models.flops import SavedLevel
-from twinstream.models.presets import load_preset
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
 from twinstream.fidelity.seed_system.levels import Levels, choose_levels
 from twinstream.fidelity.seed_system.sizing import (
@@ -17,6 +15,8 @@ from twinstream.fidelity.seed_system.sizing import (
     cut_round,
     size_step,
 )
+from twinstream.models.flops import SavedLevel
+from twinstream.models.presets import load_preset
 
 GIB = 2**30
 TABLE = Path(__file__).parents[1] / "data" / "ml_dataflow_plans.csv"

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.helpers.seed_sizings import SIZINGS
-from twinstream.models.presets import load_preset
 from twinstream.fidelity.seed_system.kernels import with_its_kernels
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain
+from twinstream.models.presets import load_preset
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import KernelCall
 from twinstream.schedule.workload import MachineRef

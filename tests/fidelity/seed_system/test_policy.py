@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from tests.helpers.seed_sizings import LAYERS, SIZINGS, sizing, sliced
-from twinstream.models.presets import load_preset
 from twinstream.fidelity.seed_system.policy import COMPUTE, emit_seed, seed_chain, timed_ns
 from twinstream.fidelity.seed_system.sizing import Sizing
+from twinstream.models.presets import load_preset
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Copy, Op
