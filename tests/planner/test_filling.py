@@ -191,15 +191,6 @@ def test_what_has_a_home_anyway_is_given_up_before_what_would_need_one(home, giv
     assert kept["twice", (0, 2)] == (given_up == "long")
 
 
-@pytest.mark.parametrize(("home", "stays"), [(0.0, "twice"), (10.0, "long")])
-def test_room_goes_to_units_that_then_need_no_home(home, stays):
-    """Over its second gap one could stay for less; but not over its first, so it needs a home."""
-    sequence, nothing = small_sequence(build_chain([TWICE, LONG], [1.0] * 7), [1.0] * 7)
-    gone = {("twice", (0, 0)): False, ("twice", (0, 2)): False, ("long", (0, 1)): False}
-    kept = kept_in(sequence, nothing.with_kept(gone), [1, 1, 2, 1, 1, 2, 1], home)
-    assert [name for name, place in kept if kept[name, place]] == [stays]
-
-
 def priced(link_s_per_gb_per_s: dict[str, float], host_s_per_gib: float = 0.0) -> Relaxation:
     none = {"limits": (), "shares": (), "recomputed": {}, "interval_ms": (), "segment_of_task": ()}
     return Relaxation(2.0, 0.0, host_s_per_gib, link_s_per_gb_per_s, **none)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from tests.helpers.flat_machine import (
     flat_machine,
 )
 from tests.helpers.host_chains import preset_chain_of, some_on_host, tiny_chain_of, two_task_chain
+from tests.helpers.planning import plan_chain
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
@@ -29,7 +30,8 @@ from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.lowering.lower import lower_again
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.plan import WrongChainError, plan_chain, step_bound
+from twinstream.planner.policies import WrongChainError
+from twinstream.planner.proof import step_bound
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute

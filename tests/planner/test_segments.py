@@ -216,7 +216,7 @@ def test_no_plan_is_faster_than_the_bound(shape, policy, num_caps, bytes_per_s, 
     machine = link_machine(bytes_per_s)
     for device_bytes in some_caps(shape)[:num_caps]:
         schedule = plan_chain(
-            chain_of(shape), machine, Caps(device_bytes=device_bytes), policy
+            chain_of(shape), machine, Caps(device_bytes=device_bytes), policy, limits
         )  # fmt: skip
         assert schedule.bound is not None
         assert schedule.bound.step_s <= simulate(schedule, machine).step_ns / 1e9
