@@ -21,13 +21,13 @@ from benchmarks.accuracy.synthetic_machines import SYNTHETIC, configurations
 from twinstream.fidelity.cells import cell_of, key_of
 from twinstream.fidelity.predict import step_s
 from twinstream.fidelity.row_choice import candidate_rows
+from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.calibration.parameters import applied, prepared
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.schedule.ops import Copy, Op
 from twinstream.simulator.costs import MachineCosts, OpCost
 from twinstream.simulator.flows import Flow

@@ -21,11 +21,11 @@ from statistics import fmean
 from twinstream.fidelity.cells import cell_of, key_of
 from twinstream.fidelity.predict import predict_cell
 from twinstream.fidelity.row_choice import candidate_rows
+from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.fidelity.seed_system.sizing import SizingRefused
 
 NOISE = 0.01
 MOST_ROWS = 44

@@ -94,7 +94,7 @@ def test_where_the_largest_first_waste_bytes_others_go_elsewhere():
     assert pack(intervals, 2048) == pack(intervals, 2048)
 
 
-@pytest.mark.parametrize"seed", range(12))
+@pytest.mark.parametrize("seed", range(12))
 def test_of_many_pieces_the_extent_is_little_more_than_what_is_alive_at_once(seed):
     chance = Random(seed)
     sizes = [chance.choice([1, 2, 3, 5, 8, 13, 40]) * 2**20 + 256 * seed for _ in range(8)]

@@ -30,7 +30,7 @@ from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.lowering.lower import lower_again
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.policies import WrongChainError
+from twinstream.planner.policies import WrongChainError, optimizer_place
 from twinstream.planner.proof import step_bound
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -138,6 +138,7 @@ def test_any_tasks_of_any_chain_may_run_on_the_host(block):
         case = small_case(seed)
         chain = some_on_host(case.chain, Random(seed))
         for policy in ON_HOST:
+            chain = chain.model_copy(update={"recipe": {"optimizer": optimizer_place(policy)}})
             schedule = planned(chain, case.machine, Caps(), policy)
             assert verify(schedule) == [], (seed, policy)
             assert conforms(schedule, chain) == [], (seed, policy)
