@@ -20,7 +20,7 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.simulator.replay import steady_state
 
 
-def request_of(  # noqa: PLR0913
+def request_of(
     spec: ModelSpec,
     step: TrainingStep,
     machine: Machine,
@@ -75,7 +75,7 @@ def step_of(chain: Chain) -> TrainingStep:
     )
 
 
-def cuts_of(  # noqa: PLR0913
+def cuts_of(
     spec: ModelSpec,
     step: TrainingStep,
     machine: Machine,
