@@ -1,9 +1,11 @@
 """What the policies promise, read off the schedules they make."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
-from tests.helpers.planning import plan_chain
+from tests.helpers.planning import plan_chain, plan_step
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
@@ -14,12 +16,17 @@ from tests.helpers.plans import (
     tiny_plans,
 )
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.planner.policies import UnknownPolicyError
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner import policies
+from twinstream.planner.policies import Policy, UnknownPolicyError
+from twinstream.planner.request import TrainingStep
+from twinstream.planner.rules.resident import plan_resident
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import UnsafeSchedule, verify
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
@@ -79,6 +86,54 @@ def test_a_plan_is_the_answer_of_its_policy(policy):
     caps = Caps(device_bytes=enough_device_bytes(chain, policy))
     found = plan_chain(chain, MACHINE, caps, policy)
     assert found.model_copy(update={"bound": None}) == planned(chain, MACHINE, caps, policy)
+
+
+# --- policies of other packages
+
+
+def registered(policy: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if an installed package named it in its pyproject.toml."""
+    entry = SimpleNamespace(name="greedy", load=lambda: policy)
+
+    def entry_points(*, group: str) -> list[SimpleNamespace]:
+        return [entry] if group == "twinstream.policies" else []
+
+    monkeypatch.setattr(policies, "entry_points", entry_points)
+
+
+def test_a_policy_that_a_package_registers_is_planned_by_and_proven(monkeypatch):
+    def greedy(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+        return plan_resident(chain, machine, caps).model_copy(update={"policy": "greedy"})
+
+    registered(Policy.by_chain("greedy", greedy), monkeypatch)
+    assert "greedy" in policies.policy_names() and "greedy" not in policies.compared_names()
+    step = TrainingStep(seq_len=64, tokens_per_step=256)
+    schedule = plan_step(small("tiny"), step, MACHINE, Caps(), "greedy")
+    assert schedule.policy == "greedy"
+    assert schedule.bound is not None
+
+
+def test_a_plan_of_a_registered_policy_that_is_not_safe_is_not_handed_out(monkeypatch):
+    def unsafe(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+        schedule = plan_resident(chain, machine, caps)
+        ops = tuple(op.model_copy(update={"waits": ()}) for op in schedule.ops)
+        return schedule.model_copy(update={"ops": ops})
+
+    registered(Policy.by_chain("greedy", unsafe), monkeypatch)
+    with pytest.raises(UnsafeSchedule):
+        plan_step(small("tiny"), TrainingStep(64, 256), MACHINE, Caps(), "greedy")
+
+
+def test_what_is_registered_but_no_policy_is_refused_with_its_entry_point(monkeypatch):
+    registered(plan_resident, monkeypatch)
+    with pytest.raises(TwinstreamError, match="'greedy' of twinstream.policies is a function, not"):
+        plan_step(small("tiny"), TrainingStep(64, 256), MACHINE, Caps(), "greedy")
+
+
+def test_a_registered_policy_does_not_replace_one_of_ours(monkeypatch):
+    registered(Policy.by_chain("resident", pytest.fail), monkeypatch)
+    step = TrainingStep(64, 256)
+    assert plan_step(small("tiny"), step, MACHINE, Caps(), "resident").policy == "resident"
 
 
 # --- resident

@@ -59,12 +59,14 @@ def test_with_less_than_what_is_proven_to_be_needed_no_way_to_cut_the_step_has_a
     found = shortage_of(step, caps)
     assert found.policy == "optimal" and found.less_may_do
     for field, needed, _ in sides(found, caps):
-        assert needed is not None
+        if needed is None:  # no size of that memory would do
+            needed = 2**40
         below = caps.model_copy(update={field: needed - TOLERANCE_BYTES})
         above = caps.model_copy(update={field: needed + TOLERANCE_BYTES})
         chains = [lower(SPEC, workload) for workload in possible(SPEC, step)]
         assert all(lower_bound(chain, MACHINE, below) is None for chain in chains)
-        assert any(lower_bound(chain, MACHINE, above) is not None for chain in chains)
+        bounded = any(lower_bound(chain, MACHINE, above) is not None for chain in chains)
+        assert bounded == (needed < 2**40)
 
 
 @pytest.mark.parametrize("machine", [MACHINE, slow_link_machine()], ids=["cpu", "slow link"])
