@@ -1,7 +1,7 @@
 """Memory of a process that plans 8B 200 times.
 
 `pytest -m bench -s -o faulthandler_timeout=0 tests/bench/test_bench_memory.py`, for half an hour.
-What is kept from plan to plan (`planner/kept.py`, the explorer's last answers) fills up first.
+What a `Planner` keeps from plan to plan, and the explorer's last answers, fill up first.
 """
 
 import random
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from twinstream import api
 from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.state import State
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
 from twinstream.planner.choices import Choices
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.document import Caps
 from twinstream.sweep.cell import OK, run_cell
 from twinstream.sweep.config import Cell
@@ -35,7 +34,8 @@ def of_a_sweep(caps: Caps) -> bool:
 
 
 def of_a_what_if(caps: Caps) -> bool:
-    schedule, _ = question_of(SPEC, H100, STEP, caps, "optimal", QUICK).planned()
+    request = PlanRequest(SPEC, STEP, H100, caps, choices=QUICK)
+    schedule, _ = question_of(request).planned()
     return bool(schedule.ops)
 
 
@@ -52,7 +52,7 @@ def resident_mib() -> float:
 def test_memory_is_flat(planned: Callable[[Caps], bool]):
     rng, seen = random.Random(1), [resident_mib()]
     for number in range(NUM_PLANS):
-        caps = api.caps_of(H100, round(rng.uniform(9, 76) * 2**30), None)
+        caps = caps_of(H100, round(rng.uniform(9, 76) * 2**30), None)
         assert planned(caps)
         seen.append(resident_mib())
         if number % 10 == 9:

@@ -15,7 +15,7 @@ from tests.helpers.plans import (
     recompute_levels,
     tiny_plans,
 )
-from tests.helpers.tiny_chains import tiny_chain
+from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner import policies
 from twinstream.planner.policies import Policy, UnknownPolicyError
@@ -126,7 +126,7 @@ def test_a_plan_of_a_registered_policy_that_is_not_safe_is_not_handed_out(monkey
 
 def test_what_is_registered_but_no_policy_is_refused_with_its_entry_point(monkeypatch):
     registered(plan_resident, monkeypatch)
-    with pytest.raises(TwinstreamError, match="'greedy' of twinstream.policies is a function, not"):
+    with pytest.raises(TwinstreamError, match=r"'greedy' of twinstream\.policies is a function"):
         plan_step(small("tiny"), TrainingStep(64, 256), MACHINE, Caps(), "greedy")
 
 

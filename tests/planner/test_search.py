@@ -148,10 +148,10 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def stalls(monkeypatch) -> Iterator[None]:
-    """After every plan the links get a tenth less, down to a half."""
+    """After every plan the links get an eighth less, down to a half."""
 
     def less(shares, *_):
-        found = {way: tuple(max(0.5, s - 0.1) for s in of) for way, of in shares.items()}
+        found = {way: tuple(max(0.5, s - 0.125) for s in of) for way, of in shares.items()}
         return None if found == shares else found
 
     monkeypatch.setattr(tuning, "less_where_waited", less)
@@ -189,7 +189,7 @@ def test_the_links_get_less_where_compute_waited():
 
     tried = Bench(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
     assert rooms(tried) == [ROOM] * LIMITS.turns
-    assert shares(tried) == [1.0, 0.9, 0.8]
+    assert shares(tried) == [1.0, 0.875, 0.75]
 
 
 def test_far_from_the_bound_more_turns_are_taken_while_they_gain():
@@ -198,7 +198,7 @@ def test_far_from_the_bound_more_turns_are_taken_while_they_gain():
 
     tried = Bench(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
     assert len(tried) > LIMITS.turns
-    assert shares(tried) == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+    assert shares(tried) == [1.0, 0.875, 0.75, 0.625, 0.5]
 
 
 def test_less_room_is_tried_until_something_fits_and_offloads_that_end_with_the_step_at_last():
