@@ -78,9 +78,9 @@ def steps() -> list[Step]:
 
 
 def others(value: float | tuple[float, ...]) -> list[float | tuple[float, ...]]:
-    """Other values of a limit: half and twice as much; of a factor, as far from 1; of several less.
+    """Other values of a limit: half and twice as much; of several, fewer.
 
-    A factor is a number near 1: those of times and bounds.
+    Of a factor near 1 half and twice its distance from it; of a share no more than all.
     """
     if isinstance(value, tuple):
         return [value[: len(value) // 2], ()]
@@ -88,7 +88,7 @@ def others(value: float | tuple[float, ...]) -> list[float | tuple[float, ...]]:
         return list(dict.fromkeys((max(1, value // 2), 2 * value)))
     if 0.9 < value < 1.3:
         return [round(1 + (value - 1) * times, 6) for times in (0.5, 2.0)]
-    return [value / 2, value * 2]
+    return [value / 2, value * 2 if value >= 1 else min(value * 2, (1 + value) / 2)]
 
 
 def changed() -> Iterator[tuple[str, str, SearchLimits]]:

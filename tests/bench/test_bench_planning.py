@@ -139,7 +139,6 @@ def named(
 def planned(model: str, seq_len: int, tokens: int, device_mem: str, host_mem: str) -> Schedule:
     recipe = Recipe(kernels=KernelChoice(vector="triton", attention="sdpa_flash"))
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
-    roomy = override(
-        H100, {"device_memory_bytes": 2**40, "host_memory_bytes": 2**42}
-    )  # what would do may be more than it has
+    # What would do may be more than it has.
+    roomy = override(H100, {"device_memory_bytes": 2**40, "host_memory_bytes": 2**42})
     return plan_step(load_model(model), step, H100, caps_of(roomy, device_mem, host_mem))
