@@ -41,7 +41,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest tests/contract/test_types.py
 
-# What a lent GPU machine lacks, for its Python; docs/campaign.md says how they travel. The other
+# What a lent GPU machine lacks, for its Python; benchmarks/gpu/README.md says how they travel. The other
 # folder has flash-attn 4 in two parts, each for a call of 64 MiB.
 WHEELS := annotated-types highspy pydantic pydantic-core simpy typing-extensions typing-inspection
 FLASH4 := flash-attn-4==4.0.0b36 quack-kernels==0.6.5 apache-tvm-ffi==0.1.15.post2 \

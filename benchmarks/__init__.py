@@ -1,0 +1,1 @@
+"""What measures twinstream, and is not installed with it: on GPUs, of plans, of predictions."""

@@ -1,0 +1,1 @@
+"""Run a schedule on torch: on a GPU's streams, or on threads."""

@@ -49,24 +49,18 @@ def work_time(work: Work, machine: Machine) -> WorkTime:
     Raises:
         MissingNumberError: the profile lacks a number that this work needs.
         UnknownDtypeError: no peak belongs to the dtype.
+
+    >>> from twinstream.hardware_profiles.loader import load_machine
+    >>> square = Work(unit="matmul", shape=(8192,) * 3, flops=2 * 8192**3,
+    ...               hbm_bytes=3 * 2 * 8192**2, launches=1)
+    >>> round(work_time(square, load_machine("h100")).alone_ns / 1e6, 1)  # ms
+    1.6
     """
     return WorkTime(
         compute_ns=_compute_ns(work, machine) if work.flops else 0.0,
         memory_ns=_memory_ns(work, machine) if work.hbm_bytes else 0.0,
         launch_ns=work.launches * machine.number("launch_latency_ns") if work.launches else 0.0,
     )
-
-
-def work_alone_ns(work: Work, machine: Machine) -> float:
-    """max(arithmetic, memory traffic) + launches x launch latency; see `work_time`.
-
-    >>> from twinstream.hardware_profiles.loader import load_machine
-    >>> square = Work(unit="matmul", shape=(8192,) * 3, flops=2 * 8192**3,
-    ...               hbm_bytes=3 * 2 * 8192**2, launches=1)
-    >>> round(work_alone_ns(square, load_machine("h100")) / 1e6, 1)  # ms
-    1.6
-    """
-    return work_time(work, machine).alone_ns
 
 
 def cost_alone_ns(works: Iterable[Work], machine: Machine) -> float:
@@ -187,7 +181,10 @@ def _link_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine
 
 def _peak_field(work: Work) -> str:
     if work.dtype not in PEAK_OF_DTYPE:
-        raise UnknownDtypeError(dtype=work.dtype, unit=work.unit, known=tuple(PEAK_OF_DTYPE))
+        raise UnknownDtypeError(
+            f"work of unit '{work.unit}' has dtype '{work.dtype}', for which profiles state no "
+            f"peak. Known dtypes: {', '.join(PEAK_OF_DTYPE)}."
+        )
     return PEAK_OF_DTYPE[work.dtype]
 
 

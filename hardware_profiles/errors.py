@@ -39,23 +39,9 @@ class NoTimeError(TwinstreamError):
 class TooLongError(TwinstreamError):
     """A step takes longer than any clock here counts."""
 
-    def __init__(self, *, most_days: float) -> None:
-        self.most_days = most_days
-        super().__init__(
-            f"a few passes take over {most_days:.0f} days on this machine: a number of its profile "
-            "(a rate, an efficiency, a latency) or the step is a slip"
-        )
-
 
 class UnknownDtypeError(TwinstreamError):
     """No peak of a profile belongs to the dtype of a task's work."""
-
-    def __init__(self, *, dtype: str, unit: str, known: Sequence[str]) -> None:
-        self.dtype, self.unit, self.known = dtype, unit, tuple(known)
-        super().__init__(
-            f"work of unit '{unit}' has dtype '{dtype}', for which profiles state no peak. "
-            f"Known dtypes: {', '.join(known)}."
-        )
 
 
 class CalibrationError(TwinstreamError):

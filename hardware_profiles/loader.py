@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.hardware_profiles.link import DUPLEX
 from twinstream.hardware_profiles.overrides import (
     merge,
     nearest,
@@ -50,18 +51,6 @@ def load_machine(name_or_path: str | Path | Machine) -> Machine:
     return _load_file(path, loading=())
 
 
-def load_machine_text(
-    text: str, *, source: str = "profile", directory: Path | None = None
-) -> Machine:
-    """The machine of a TOML text.
-
-    Args:
-        source: what error messages call the text; a machine without `name` is called so too.
-        directory: where a relative `base` path starts; the working directory if None.
-    """
-    return _load_text(text, source, Path() if directory is None else directory, loading=())
-
-
 def save_machine(machine: Machine, path: str | Path) -> None:
     """Write a profile that loads back equal; numbers it inherited are written out.
 
@@ -75,11 +64,7 @@ def machine_toml(machine: Machine) -> str:
     """The profile as TOML: one table for each number and each curve."""
     head = {"name": machine.name, "description": machine.description, "device": machine.device}
     lines = [f"{key} = {_toml_value(value)}" for key, value in head.items()]
-    for field in NUMBER_FIELDS:
-        number: Node | None = getattr(machine, field)
-        if number is not None:
-            lines += ["", f"[{field}]", *_toml_lines(number)]
-    for field in ("compute_capability", "attention", "expected_error"):
+    for field in (*NUMBER_FIELDS, "compute_capability", "attention", "expected_error"):
         node: Node | None = getattr(machine, field)
         if node is not None:
             lines += ["", f"[{field}]", *_toml_lines(node)]
@@ -118,10 +103,19 @@ def _load_file(path: Path, loading: tuple[Path, ...]) -> Machine:
     except OSError as error:
         by = f" (the base of {loading[-1].name})" if loading else ""
         raise ProfileError(f"cannot read profile {path}{by}: {error.strerror}") from None
-    return _load_text(text, str(path), path.parent, (*loading, path.resolve()))
+    return load_machine_text(text, str(path), path.parent, (*loading, path.resolve()))
 
 
-def _load_text(text: str, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:
+def load_machine_text(
+    text: str, source: str = "profile", directory: Path = Path(), loading: tuple[Path, ...] = ()
+) -> Machine:
+    """The machine of a TOML text.
+
+    Args:
+        source: what error messages call the text; a machine without `name` is called so too.
+        directory: where a relative `base` path starts.
+        loading: the files that are being read, of which this is the last.
+    """
     document = _parsed(text, source)
     document.setdefault("name", Path(source).stem)
     base_name = document.pop("base", None)
@@ -131,8 +125,10 @@ def _load_text(text: str, source: str, directory: Path, loading: tuple[Path, ...
     base = _load_base(base_name, source, directory, loading)
     document.setdefault("description", f"{base.name} with other numbers: {source}")
     tables = _with_tables(document, base, source)
-    require_duplex(tables, base, source)
-    return merge(base, tables, source)
+    machine = merge(base, tables, source)
+    if DUPLEX not in tables:
+        require_duplex(machine, base, source)
+    return machine
 
 
 def _load_base(base_name: Any, source: str, directory: Path, loading: tuple[Path, ...]) -> Machine:

@@ -1,6 +1,5 @@
 """Changing some numbers of a machine: a profile with a base, or a what-if."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,7 @@ from twinstream.hardware_profiles.schema import (
     Machine,
     Number,
 )
+from twinstream.schedule.errors import did_you_mean
 from twinstream.schedule.node import Node
 
 _WHAT_IF = "+what-if"
@@ -65,29 +65,21 @@ def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
     return merge(machine, document, where)
 
 
-def require_duplex(document: Mapping[str, Any], base: Machine, where: str) -> None:
+def require_duplex(machine: Machine, base: Machine, where: str) -> None:
     """Refuse a profile with another link than its base's and the base's rate of both together.
 
     Raises:
         ProfileError: it has the line to add.
     """
-    before = _link(base)
-    given = {way: document[way] for way in (H2D, D2H) if way in document}
-    if DUPLEX in document or DUPLEX not in before or not given:
+    now, before = _link(machine), _link(base)
+    changed = [way for way in (H2D, D2H) if now.get(way) != before.get(way)]
+    if not changed or before.get(DUPLEX) is None:
         return
-    try:
-        now = {way: Number.model_validate(table) for way, table in given.items()}
-    except ValidationError:
-        return  # whoever reads the document as a machine says what is wrong
-    after = {way: math.inf if n.value is None else n.value for way, n in now.items()}
-    if all(before.get(way) == rate for way, rate in after.items()):
-        return
-    rates = {**before, **after}
     line = "the rate of both directions together"
     if len(before) == 3:
-        line = f"{duplex_that_follows(before, rates[H2D], rates[D2H]):g}"
+        line = f"{duplex_that_follows(before, now[H2D], now[D2H]):g}"
     raise ProfileError(
-        f"{where}: {', '.join(after)} changes, and {DUPLEX} would stay that of '{base.name}', "
+        f"{where}: {', '.join(changed)} changes, and {DUPLEX} would stay that of '{base.name}', "
         f"{before[DUPLEX]:g}: both directions together would be as fast as before. Add the line "
         f"{DUPLEX} = {line}"
     )
@@ -131,42 +123,30 @@ def validated(document: Mapping[str, Any], where: str) -> Machine:
         machine = Machine.model_validate(document)
         if (fault_of_link := link_fault(_link(machine))) is None:
             return machine
-        faults = [(fault_of_link, "")]
+        faults = [fault_of_link]
     except ValidationError as error:
         faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
-    told = [f"{fault}: {hint}" if hint else fault for fault, hint in _each_hint_once(faults)]
-    raise ProfileError(f"{where}: " + "; ".join(told))
-
-
-def _each_hint_once(faults: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The list of all known fields is long: it stands where it is first needed."""
-    seen: set[str] = set()
-    found = []
-    for fault, hint in faults:
-        found.append((fault, "" if hint in seen else hint))
-        seen.add(hint)
-    return found
+    raise ProfileError(f"{where}: " + "; ".join(faults))
 
 
 def nearest(name: str, known: list[str]) -> str:
     """A hint at the known name that was probably meant, or all known names."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    return did_you_mean(name, known) or f"known: {', '.join(known)}"
 
 
-def _fault(loc: tuple[int | str, ...], fault: Any) -> tuple[str, str]:
+def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
     """What is wrong, and a hint at what was meant."""
     names = [str(part) for part in loc]
     field = ".".join(names)
     if fault["type"] == "extra_forbidden":
-        return f"unknown field '{field}'", nearest(names[-1], _known_beside(names))
+        return f"unknown field '{field}': {nearest(names[-1], _known_beside(names))}"
     if fault["type"] == "missing":
-        return f"{field} is missing", ""
+        return f"{field} is missing"
     if fault["type"] in ("model_type", "dict_type"):
         kinds = "a table" if names[0] in _TABLES else "a number or a table"
-        return f"{field} needs {kinds}, got {fault['input']!r}", ""
+        return f"{field} needs {kinds}, got {fault['input']!r}"
     got = "" if isinstance(fault["input"], dict | Number) else f", got {fault['input']!r}"
-    return f"{field}: {fault['msg']}{got}", ""
+    return f"{field}: {fault['msg']}{got}"
 
 
 def _known_beside(names: list[str]) -> list[str]:

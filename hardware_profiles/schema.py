@@ -109,12 +109,6 @@ class Efficiency(Node):
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
     source: Text
 
-    def at(self, amount_per_launch: float) -> float:
-        """The fraction at this many FLOPs or bytes per launch."""
-        if self.half == 0:
-            return self.max
-        return self.max * amount_per_launch / (amount_per_launch + self.half)
-
 
 class AttentionChoice(Node):
     """The attention implementation that plans for the machine name where none is asked for."""
@@ -195,115 +189,19 @@ class Machine(Node):
 
     __str__ = __repr__
 
-    @field_validator(*RATE_FIELDS, *CAPACITY_FIELDS)
+    @field_validator(*NUMBER_FIELDS)
     @classmethod
-    def _rates_and_capacities_are_positive(cls, number: Number | None) -> Number | None:
-        if number is not None and number.value == 0:
-            raise PydanticCustomError("value_zero", "0 is not positive; drop an unknown number")
-        return number
-
-    @field_validator(*RATE_FIELDS)
-    @classmethod
-    def _rates_are_in_units_a_second(
-        cls, number: Number | None, info: ValidationInfo
-    ) -> Number | None:
-        if number is None or number.value is None:
-            return number
-        if number.value < _LEAST_RATE:
-            flops = str(info.field_name).endswith("flop_per_s")
-            unit, many, power = ("FLOPs", "TFLOP/s", 12) if flops else ("bytes", "GB/s", 9)
-            raise PydanticCustomError(
-                "value_too_small",
-                "{value} is so many {unit} a second; {value} {many} are {meant}",
-                {
-                    "value": f"{number.value:g}", "unit": unit, "many": many,
-                    "meant": f"{number.value * 10**power:g}",
-                },
-            )  # fmt: skip
-        if number.value > _MOST_RATE:
-            raise PydanticCustomError(
-                "value_beyond", "{value} a second is no limit; write inf", {"value": number.value}
-            )
-        return number
-
-    @field_validator(*CAPACITY_FIELDS)
-    @classmethod
-    def _capacities_are_in_bytes(cls, number: Number | None) -> Number | None:
-        if number is not None and number.value is not None and number.value < _LEAST_CAPACITY:
-            raise PydanticCustomError(
-                "value_in_gib",
-                "{value} is so many bytes; {value} GiB are {bytes}",
-                {"value": f"{number.value:g}", "bytes": f"{number.value * 2**30:.0f}"},
-            )
-        if number is not None and number.value is not None and number.value > _MOST_CAPACITY:
-            raise PydanticCustomError(
-                "value_beyond", "{value} bytes is no limit; write inf", {"value": number.value}
-            )
-        return number
-
-    @field_validator(*COST_FIELDS)
-    @classmethod
-    def _costs_are_constrained(cls, number: Number | None) -> Number | None:
-        if number is not None and number.value is None:
-            raise PydanticCustomError(
-                "cost_unconstrained", "a cost cannot be unconstrained: state 0"
-            )
-        if number is not None and number.value is not None and number.value > _MOST_COST:
-            raise PydanticCustomError(
-                "cost_beyond", "{value} is more than any machine takes", {"value": number.value}
-            )
+    def _numbers_are_possible(cls, number: Number | None, info: ValidationInfo) -> Number | None:
+        if number is not None and (fault := _number_fault(str(info.field_name), number.value)):
+            raise PydanticCustomError(*fault)
         return number
 
     @field_validator("efficiency")
     @classmethod
     def _curves_fit_their_keys(cls, curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
         for key, curve in curves.items():
-            if not _CURVE_KEY.fullmatch(key):
-                raise PydanticCustomError(
-                    "curve_key",
-                    "'{key}' is no efficiency key: write unit, unit/head_dim_64, unit/float32 or "
-                    "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32); of attention "
-                    "also unit/implementation/head_dim_64/float32 (implementations: {names})",
-                    {"key": key, "names": ", ".join(IMPLEMENTATIONS)},
-                )
-            if is_compute_unit(key) and curve.of != "flops":
-                raise PydanticCustomError(
-                    "curve_of_compute", "'{key}' needs of = 'flops'", {"key": key}
-                )
-            if curve.half_depth and not is_compute_unit(key):
-                raise PydanticCustomError(
-                    "depth_of_memory",
-                    "'{key}' has no inner loop: half_depth is of matmul and attention",
-                    {"key": key},
-                )
-            if key in SUSTAINED_OF_PEAK.values() and (curve.of, curve.half) != ("flops", 0):
-                raise PydanticCustomError(
-                    "curve_of_peak", "'{key}' needs of = 'flops' and half = 0", {"key": key}
-                )
-            if key in CURVE_OF_RATE.values() and curve.of != "bytes":
-                raise PydanticCustomError(
-                    "curve_of_link", "'{key}' needs of = 'bytes'", {"key": key}
-                )
-        return curves
-
-    @field_validator("efficiency")
-    @classmethod
-    def _implementations_are_known(cls, curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
-        for key, curve in curves.items():
-            if curve.implementation is None:
-                continue
-            if not _CURVE_OF_ANY.fullmatch(key):
-                raise PydanticCustomError(
-                    "curve_implementation",
-                    "'{key}' takes no implementation: attention curves whose key names none do",
-                    {"key": key},
-                )
-            if curve.implementation not in IMPLEMENTATIONS:
-                raise PydanticCustomError(
-                    "implementation_unknown",
-                    "'{key}' is of '{name}', which no attention implementation is; known: {names}",
-                    {"key": key, "name": curve.implementation, "names": ", ".join(IMPLEMENTATIONS)},
-                )
+            if fault := _curve_fault(key, curve):
+                raise PydanticCustomError(*fault)
         return curves
 
     def number(self, field: str) -> float:
@@ -371,3 +269,64 @@ class Machine(Node):
             stated_by=stated_by,
             toml_line=f"{field} = {{ {table} }}",
         )
+
+
+def _number_fault(field: str, value: float | None) -> tuple[str, str] | None:
+    """Code and text of what is wrong with a field's value (None: unconstrained)."""
+    if field in COST_FIELDS:
+        if value is None:
+            return "cost_unconstrained", "a cost cannot be unconstrained: state 0"
+        if value > _MOST_COST:
+            return "value_beyond", f"{value} is more than any machine takes"
+        return None
+    if value is None:
+        return None
+    if value == 0:
+        return "value_zero", "0 is not positive; drop an unknown number"
+    least, most, unit = _LEAST_RATE, _MOST_RATE, "bytes a second"
+    if field in CAPACITY_FIELDS:
+        least, most, unit = _LEAST_CAPACITY, _MOST_CAPACITY, "bytes"
+        usual = f"{value:g} GiB are {value * 2**30:.0f}"
+    else:
+        usual = f"{value:g} GB/s are {value * 1e9:g}"
+        if field.endswith("flop_per_s"):
+            unit, usual = "FLOPs a second", f"{value:g} TFLOP/s are {value * 1e12:g}"
+    if value < least:
+        return "value_too_small", f"{value:g} is so many {unit}; {usual}"
+    if value > most:
+        return "value_beyond", f"{value} {unit} is no limit; write inf"
+    return None
+
+
+def _curve_fault(key: str, curve: Efficiency) -> tuple[str, str] | None:
+    """Code and text of what is wrong with a curve of this key."""
+    names = ", ".join(IMPLEMENTATIONS)
+    if not _CURVE_KEY.fullmatch(key):
+        return "curve_key", (
+            f"'{key}' is no efficiency key: write unit, unit/head_dim_64, unit/float32 or "
+            "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32); of attention also "
+            f"unit/implementation/head_dim_64/float32 (implementations: {names})"
+        )
+    if is_compute_unit(key) and curve.of != "flops":
+        return "curve_of_compute", f"'{key}' needs of = 'flops'"
+    if curve.half_depth and not is_compute_unit(key):
+        return (
+            "depth_of_memory",
+            f"'{key}' has no inner loop: half_depth is of matmul and attention",
+        )
+    if key in SUSTAINED_OF_PEAK.values() and (curve.of, curve.half) != ("flops", 0):
+        return "curve_of_peak", f"'{key}' needs of = 'flops' and half = 0"
+    if key in CURVE_OF_RATE.values() and curve.of != "bytes":
+        return "curve_of_link", f"'{key}' needs of = 'bytes'"
+    if curve.implementation is None:
+        return None
+    if not _CURVE_OF_ANY.fullmatch(key):
+        return "curve_implementation", (
+            f"'{key}' takes no implementation: attention curves whose key names none do"
+        )
+    if curve.implementation not in IMPLEMENTATIONS:
+        return "implementation_unknown", (
+            f"'{key}' is of '{curve.implementation}', which no attention implementation is; "
+            f"known: {names}"
+        )
+    return None

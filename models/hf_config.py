@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -51,26 +51,6 @@ class UnsupportedConfigError(HfConfigError):
         self.refusals = refusals
         told = (f"{key} = {_shown(value)} ({reason})" for key, value, reason in refusals)
         super().__init__(path=path, problem=f"not supported: {'; '.join(told)}")
-
-
-class HfFields(TypedDict):
-    """The fields of a ModelSpec as a config.json gives them."""
-
-    name: str
-    num_layers: int
-    d_model: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    d_ff: int
-    vocab_size: int
-    norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    qk_norm: bool
-    qkv_bias: bool
-    tied_embeddings: bool
-    dtype: Literal["bfloat16", "float32"]
 
 
 class _Rope(BaseModel):
@@ -120,8 +100,8 @@ class _Config(BaseModel):
     sliding_window: PositiveInt | None = None
 
 
-def read_hf_config(path: str | Path) -> HfFields:
-    """Read a config.json, or the one in a folder; see `ModelSpec.from_hf_config`."""
+def read_hf_config(path: str | Path) -> dict[str, Any]:
+    """The fields of a ModelSpec, from a config.json or the one in a folder."""
     file = _file_of(path)
     raw = _read_json_object(file)
     model_type = _read_model_type(file, raw)
@@ -132,23 +112,23 @@ def read_hf_config(path: str | Path) -> HfFields:
     if refusals := tuple(_refusals(config, raw, model_type)):
         raise UnsupportedConfigError(path=file, refusals=refusals)
     is_named_by_folder = file.name == "config.json"
-    return HfFields(
-        name=(file.parent.resolve().name if is_named_by_folder else file.stem) or model_type,
-        num_layers=config.num_hidden_layers,
-        d_model=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=_num_kv_heads(file, config, model_type),
-        head_dim=_head_dim(file, config, model_type),
-        d_ff=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        norm_eps=config.rms_norm_eps,
-        rope_theta=next(iter(_rope_thetas(config).values()), DEFAULT_ROPE_THETA),
-        rope_scaling=_rope_scaling(file, config),
-        qk_norm=model_type == "qwen3",
-        qkv_bias=model_type == "qwen2",
-        tied_embeddings=config.tie_word_embeddings,
-        dtype=DTYPES[_dtype(config)],
-    )
+    return {
+        "name": (file.parent.resolve().name if is_named_by_folder else file.stem) or model_type,
+        "num_layers": config.num_hidden_layers,
+        "d_model": config.hidden_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": _num_kv_heads(file, config, model_type),
+        "head_dim": _head_dim(file, config, model_type),
+        "d_ff": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "norm_eps": config.rms_norm_eps,
+        "rope_theta": next(iter(_rope_thetas(config).values()), DEFAULT_ROPE_THETA),
+        "rope_scaling": _rope_scaling(file, config),
+        "qk_norm": model_type == "qwen3",
+        "qkv_bias": model_type == "qwen2",
+        "tied_embeddings": config.tie_word_embeddings,
+        "dtype": DTYPES[_dtype(config)],
+    }
 
 
 def states_dtype(path: str | Path) -> bool:
@@ -240,17 +220,14 @@ def _attention_refusals(config: _Config, model_type: str) -> Iterator[Refusal]:
 def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:
     for key, rope in _ropes(config).items():
         if rope.kind not in ("default", "llama3"):
-            yield Refusal(
-                key,
-                raw[key],
+            reason = (
                 "only RoPE types 'default' and 'llama3' are; to plan, set it to null: "
-                "neither time nor memory depends on it",
+                "neither time nor memory depends on it"
             )
+            yield Refusal(key, raw[key], reason)
             continue
-        if rope.partial_rotary_factor not in (None, 1):
-            yield Refusal(
-                f"{key}.partial_rotary_factor", rope.partial_rotary_factor, "not implemented"
-            )
+        if (factor := rope.partial_rotary_factor) not in (None, 1):
+            yield Refusal(f"{key}.partial_rotary_factor", factor, "not implemented")
         if rope.type not in (None, rope.kind):
             yield Refusal(f"{key}.type", rope.type, f"rope_type says {rope.kind}")
         for name, value in (rope.model_extra or {}).items():
@@ -261,8 +238,9 @@ def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]
         yield Refusal("rope_scaling", raw["rope_scaling"], "rope_parameters says otherwise")
     thetas = _rope_thetas(config)
     for key, theta in thetas.items():
-        if theta != next(iter(thetas.values())):
-            yield Refusal(key, theta, f"{next(iter(thetas))} says {next(iter(thetas.values()))}")
+        first, said = next(iter(thetas.items()))
+        if theta != said:
+            yield Refusal(key, theta, f"{first} says {said}")
 
 
 def _ropes(config: _Config) -> dict[str, _Rope]:

@@ -1,55 +1,30 @@
 """Where each weight lies inside the flat tensor of a block, of the head and of the embedding."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
-from typing import Self
-
-from pydantic import NonNegativeInt, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.node import Node
 
 ALIGNMENT_BYTES = 256
 
 
-class InnerTensor(Node):
+@dataclass(frozen=True)
+class InnerTensor:
     """One weight: a dense, row-major range of the flat tensor."""
 
     name: str
-    shape: tuple[PositiveInt, ...]
-    offset_bytes: NonNegativeInt
-    size_bytes: PositiveInt
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
 
 
-class Layout(Node):
+@dataclass(frozen=True)
+class Layout:
     """The weights of one flat tensor, in order of their offsets, 256-byte aligned each."""
 
     tensors: tuple[InnerTensor, ...]
-    size_bytes: PositiveInt
-
-    @model_validator(mode="after")
-    def _tensors_are_packed(self) -> Self:
-        end_bytes = 0
-        for tensor in self.tensors:
-            if tensor.offset_bytes != end_bytes:
-                raise PydanticCustomError(
-                    "not_packed",
-                    "'{name}' lies at byte {offset_bytes}, the next aligned one is {end_bytes}",
-                    {
-                        "name": tensor.name,
-                        "offset_bytes": tensor.offset_bytes,
-                        "end_bytes": end_bytes,
-                    },
-                )
-            end_bytes = _align_up(tensor.offset_bytes + tensor.size_bytes)
-        if self.size_bytes != end_bytes:
-            raise PydanticCustomError(
-                "wrong_total",
-                "size_bytes is {size_bytes}, the tensors end at {end_bytes}",
-                {"size_bytes": self.size_bytes, "end_bytes": end_bytes},
-            )
-        return self
+    size_bytes: int
 
     def tensor(self, name: str) -> InnerTensor:
         """Return the inner tensor of that name; KeyError if there is none."""
@@ -106,12 +81,11 @@ def _pack(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> Layou
     end_bytes = 0
     for name, shape in shapes:
         size_bytes = prod(shape) * itemsize
-        tensors.append(
-            InnerTensor(name=name, shape=shape, offset_bytes=end_bytes, size_bytes=size_bytes)
-        )
-        end_bytes = _align_up(end_bytes + size_bytes)
-    return Layout(tensors=tuple(tensors), size_bytes=end_bytes)
+        tensors.append(InnerTensor(name, shape, end_bytes, size_bytes))
+        end_bytes = aligned(end_bytes + size_bytes)
+    return Layout(tuple(tensors), end_bytes)
 
 
-def _align_up(num_bytes: int) -> int:
+def aligned(num_bytes: int) -> int:
+    """Bytes up to the next place where a tensor may begin."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

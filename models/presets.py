@@ -1,15 +1,14 @@
 """Models by name: the TOML files in presets/, or a path to a Hugging Face config.json."""
 
-import difflib
 import os
 import tomllib
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from twinstream.models.hf_config import states_dtype
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
+
+_PRESETS = Path(__file__).parent / "presets"
 
 
 class UnknownModelError(TwinstreamError):
@@ -17,8 +16,8 @@ class UnknownModelError(TwinstreamError):
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
-        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-        meant = f": did you mean '{close[0]}'?" if close else "."
+        hint = did_you_mean(name, known)
+        meant = f": {hint}" if hint else "."
         super().__init__(
             f"unknown model '{name}'{meant} The presets are {', '.join(known)}; for another model "
             "give the path of a Hugging Face config.json or of a folder that holds one."
@@ -27,9 +26,7 @@ class UnknownModelError(TwinstreamError):
 
 def preset_names() -> tuple[str, ...]:
     """Names of the presets, sorted."""
-    suffix = ".toml"
-    names = (entry.name for entry in _preset_folder().iterdir())
-    return tuple(sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix)))
+    return tuple(sorted(path.stem for path in _PRESETS.glob("*.toml")))
 
 
 def load_preset(name: str) -> ModelSpec:
@@ -44,7 +41,7 @@ def load_preset(name: str) -> ModelSpec:
     known = preset_names()
     if name not in known:
         raise UnknownModelError(name=name, known=known)
-    text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
     return ModelSpec.model_validate(tomllib.loads(text))
 
 
@@ -83,7 +80,3 @@ def dtype_note(name_or_path: str | Path, spec: ModelSpec) -> str | None:
         f"{name_or_path} states no dtype, so {spec.dtype} is taken, as transformers does. Most "
         "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."
     )
-
-
-def _preset_folder() -> Traversable:
-    return files("twinstream.models") / "presets"

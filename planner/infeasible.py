@@ -19,7 +19,7 @@ class Shortage:
     least, each with the other cap as it is (None where no size would do), and the caps named were
     tried and fit; less may do. `library_bytes` of the device are what a kernel's library takes by
     itself, whatever is planned; `device_has_bytes` and `host_has_bytes` are what the machine has,
-    where that is known; `fixed_cut` are the options by which the user cut the step, so that other
+    where that is known; `fixed_options` are those by which the user cut the step, so that other
     ways were not tried.
     """
 
@@ -33,7 +33,7 @@ class Shortage:
     library_bytes: int = 0
     device_has_bytes: float | None = None
     host_has_bytes: float | None = None
-    fixed_cut: tuple[str, ...] = ()
+    fixed_options: tuple[str, ...] = ()
     proven: tuple[int | None, int | None] | None = None
 
     @property
@@ -61,13 +61,16 @@ class InfeasiblePlan(TwinstreamError):
         return InfeasiblePlan(replace(self.shortage, task=task))
 
     def on(
-        self, device_has_bytes: float | None, host_has_bytes: float | None, fixed_cut: Sequence[str]
+        self,
+        device_has_bytes: float | None,
+        host_has_bytes: float | None,
+        fixed_options: Sequence[str],
     ) -> "InfeasiblePlan":
         """The same, of a machine with so much memory and a step that is cut as the user said."""
         return InfeasiblePlan(
             replace(
                 self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
-                fixed_cut=tuple(fixed_cut),
+                fixed_options=tuple(fixed_options),
             )
         )  # fmt: skip
 
@@ -131,8 +134,10 @@ def _advice(shortage: Shortage) -> str:
                 f"(this one has {gib_text(round(has))})"
             )
     cut = ""
-    if shortage.fixed_cut:
-        cut = f" Without {' and '.join(shortage.fixed_cut)} other ways to cut the step are tried."
+    if shortage.fixed_options:
+        cut = (
+            f" Without {' and '.join(shortage.fixed_options)} other ways to cut the step are tried."
+        )
     if options or machines:
         what = "Tried, and fits" if shortage.less_may_do else "What would do"
         return f"{what}: {' or '.join([*options, *machines])}.{cut}"

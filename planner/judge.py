@@ -15,10 +15,12 @@ class Verdict(Protocol):
     """What a judge says: the step time, and the last passes; a `Timeline` says it, too."""
 
     @property
-    def step_ns(self) -> float: ...
+    def step_ns(self) -> float:
+        """How long a step takes."""
 
     @property
-    def passes(self) -> tuple[PassSpans, ...]: ...
+    def passes(self) -> tuple[PassSpans, ...]:
+        """Start and end of every op, in the last passes."""
 
 
 Judge = Callable[[Schedule, Machine], Verdict]

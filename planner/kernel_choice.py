@@ -3,8 +3,11 @@
 from typing import Literal, get_args
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import attention_limits, attention_refusal
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import (
+    attention_limits,
+    attention_names,
+    attention_refusal,
+)
 from twinstream.models.recipe import KernelChoice
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.planner.choices import OPEN, ChoiceError
@@ -22,7 +23,7 @@ from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.planner.warm_start import fits, require_same_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify import require_safe
-from twinstream.schedule.workload import MachineRef
+from twinstream.schedule.workload import MachineRef, Workload
 
 
 class Planner:
@@ -118,7 +119,7 @@ class Planner:
         if request.step.tokens_per_step is None and not own_step:
             tokens = proposed_tokens(request.with_optimizer(ON_DEVICE))
             request = request.with_tokens(tokens)
-        return request.with_optimizer(places)
+        return request if own_step else request.with_optimizer(places)
 
     def _planned(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         if request.policy == DEFAULT_POLICY:
@@ -129,7 +130,9 @@ class Planner:
     def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         cuts = self._cuts(request)
         if (found := search(cuts, self.judge)) is not None:
-            return proven(found.schedule, found.chain, cuts.step_bound_of(found.cut))
+            schedule, chain = found
+            bound = cuts.step_bound_of(chain.workload)
+            return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
         refused: InfeasiblePlan | None = None
         if request.choices.open:
             workload = smallest_workload(cuts)
@@ -139,16 +142,21 @@ class Planner:
             except InfeasiblePlan as error:
                 refused = error.with_traceback(None)  # which holds this frame
             else:
-                bound = cuts.step_bound_of(cuts.cut_of(workload))
+                bound = cuts.step_bound_of(workload)
                 return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
         if not name_caps:
             raise unnamed_refusal(cuts)
-        raise refusal(cuts, lambda caps: self._fits(request, caps), refused) from None
+        raise refusal(
+            cuts, partial(self._fits, request, smallest_workload(cuts)), refused
+        ) from None
 
-    def _fits(self, request: PlanRequest, caps: Caps) -> bool:
-        """Whether a quick search finds a plan within other caps."""
+    def _fits(self, request: PlanRequest, cut: Workload, caps: Caps) -> bool:
+        """Whether a quick search finds a plan of one cut within other caps."""
+        step = replace(
+            request.step, chunk_tokens=cut.chunk_tokens, chunks_per_round=cut.chunks_per_round
+        )
         quick = replace(request.choices, effort="quick")
-        cuts = self._cuts(replace(request, caps=caps, choices=quick))
+        cuts = self._cuts(replace(request, step=step, caps=caps, choices=quick))
         return search(cuts, self.judge) is not None
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
@@ -160,7 +168,7 @@ class Planner:
         if request.policy != DEFAULT_POLICY:
             return proven(schedule, chain, step_bound(chain, machine, caps))
         cuts = self._cuts(request)
-        return proven(schedule, chain, cuts.step_bound_of(cuts.cut_of(known.workload)))
+        return proven(schedule, chain, cuts.step_bound_of(known.workload))
 
     def _cuts(self, request: PlanRequest) -> Cuts:
         return Cuts(request, self.reuse, self.limits)

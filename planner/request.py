@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.choices import OPEN, Choices, Effort
 from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError, require, require_whole
@@ -99,7 +99,7 @@ class PlanRequest:
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
         request = PlanRequest(spec, step, profile, caps, policy, choices)
-        require_allowed(request.recipe.kernels)
+        require_allowed(request.recipe.implementations)
         return request
 
     @property
@@ -118,7 +118,14 @@ class PlanRequest:
         return replace(self, step=replace(self.step, recipe=recipe))
 
     def with_tokens(self, tokens_per_step: int) -> PlanRequest:
+        """With so many tokens per step."""
         return replace(self, step=replace(self.step, tokens_per_step=tokens_per_step))
+
+    def with_effort(self, effort: Effort) -> PlanRequest:
+        """With an effort, which only `optimal` has."""
+        if self.policy != DEFAULT_POLICY:
+            return self
+        return replace(self, choices=replace(self.choices, effort=effort))
 
 
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:

@@ -1,6 +1,6 @@
 """What an op costs in virtual time: a fixed delay, then a flow over shared resources."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, assert_never
 
@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.cost import (
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.simulator.flows import Flow
 
 
@@ -34,18 +35,6 @@ class CostModel(Protocol):
     def capacity(self) -> Mapping[str, float]: ...
 
     def cost(self, op: Op) -> OpCost: ...
-
-
-class FixedCosts:
-    """Every op takes a given time and shares nothing: the contract with the virtual executor."""
-
-    def __init__(self, duration_ns: Callable[[Op], int], wait_ns: int = 0) -> None:
-        self.wait_ns = wait_ns
-        self.capacity: Mapping[str, float] = {}
-        self._duration_ns = duration_ns
-
-    def cost(self, op: Op) -> OpCost:
-        return OpCost(self._duration_ns(op), None)
 
 
 class MachineCosts:
@@ -73,7 +62,7 @@ class MachineCosts:
         }
         if any(call.processor == "host" for call in schedule.calls.values()):
             self.capacity = {**self.capacity, "host_compute": 1.0}
-        self._copied_bytes = _copied_bytes(schedule)
+        self._access_map = AccessMap(schedule.tensors, schedule.slots)
         self._tiers = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
         self._calls = {name: self._call_cost(name) for name in schedule.calls}
         self._copies: dict[tuple[str, int], OpCost] = {}
@@ -89,6 +78,12 @@ class MachineCosts:
                 return self._host_cost(self._copied_bytes(op))
             case _:
                 assert_never(op)
+
+    def _copied_bytes(self, op: Copy | Feed | Fetch) -> int:
+        """Bytes that an op moves: a tensor, or the first parts of one."""
+        num_parts = op.num_parts if isinstance(op, Copy) else None
+        low, high = self._access_map.extent(op.tensor, num_parts)
+        return high - low
 
     def _call_cost(self, name: str) -> OpCost:
         call = self._schedule.calls[name]
@@ -129,19 +124,3 @@ class MachineCosts:
 def _op_cost(latency_ns: float, alone_ns: float, amounts: tuple[tuple[str, float], ...]) -> OpCost:
     """No flow where nothing takes time: all its resources are unconstrained."""
     return OpCost(round(latency_ns), Flow(alone_ns, amounts) if alone_ns > 0 else None)
-
-
-def _copied_bytes(schedule: Schedule) -> Callable[[Copy | Feed | Fetch], int]:
-    """Bytes that an op moves: a tensor, or the first parts of one."""
-    tensors = {t.tensor_id: t for t in schedule.tensors}
-    ends: dict[str, list[int]] = {}
-    for tensor in schedule.tensors:
-        if tensor.parent is not None:
-            ends.setdefault(tensor.parent, []).append(tensor.offset_bytes + tensor.size_bytes)
-
-    def moved(op: Copy | Feed | Fetch) -> int:
-        if isinstance(op, Copy) and op.num_parts is not None:
-            return sorted(ends[op.tensor])[op.num_parts - 1]
-        return tensors[op.tensor].size_bytes
-
-    return moved

@@ -28,6 +28,7 @@ class SteadyState:
 
     @property
     def step_ns(self) -> float:
+        """How long a step takes."""
         return self.step.step_ns
 
 
@@ -52,14 +53,7 @@ def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
         MissingNumberError: as there.
         NoTimeError: as there.
     """
-    steady = _replay_steady(schedule, MachineCosts(schedule, machine))
-    _require_time(steady.step_ns, machine.name)
-    return steady
-
-
-def _require_time(step_ns: float, machine: str) -> None:
-    if not step_ns:
-        raise NoTimeError(machine=machine)
+    return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
 
 
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:
@@ -68,8 +62,7 @@ def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Time
     Raises:
         NoTimeError: the step takes no time.
     """
-    steady = _replay_steady(schedule, costs)
-    _require_time(steady.step_ns, provenance.where)
+    steady = _replay_steady(schedule, costs, provenance.where)
     (cold,) = replay_passes(schedule, costs, 1)
     return Timeline(
         op_ids=tuple(op.op_id for op in schedule.ops),
@@ -83,7 +76,7 @@ def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Time
     )
 
 
-def _replay_steady(schedule: Schedule, costs: CostModel) -> SteadyState:
+def _replay_steady(schedule: Schedule, costs: CostModel, where: str) -> SteadyState:
     run = _Run(schedule, costs, MAX_PASSES)
     boundaries = PassBoundaries()
     step: StepTime | None = None
@@ -94,6 +87,8 @@ def _replay_steady(schedule: Schedule, costs: CostModel) -> SteadyState:
         number += 1
     if step.period_passes is None:  # a queue may still grow: no step is shorter than what it takes
         step = replace(step, step_ns=max(step.step_ns, _least_ns(schedule, costs)))
+    if not step.step_ns:
+        raise NoTimeError(machine=where)
     last = range(max(0, number - _KEPT_PASSES), number)
     return SteadyState(step, tuple(run.spans(i) for i in last))
 
@@ -154,7 +149,10 @@ class _Run:
         """Run until the next pass is through; fails if some op never ends."""
         self._env.run(self._pass(self._ended).ended)
         if self._env.now > MOST_NS:
-            raise TooLongError(most_days=MOST_NS / 86_400e9)
+            raise TooLongError(
+                f"a few passes take over {MOST_NS / 86_400e9:.0f} days on this machine: a number "
+                "of its profile (a rate, an efficiency, a latency) or the step is a slip"
+            )
         self._ended += 1
         return self.spans(self._ended - 1)
 

@@ -14,19 +14,17 @@ from numpy.typing import NDArray
 from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, default_text
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.presets import load_model
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.kernel_choice import require_allowed
-from twinstream.planner.known import Asked, plan_knowing
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require, require_whole
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import simulate as replay
@@ -37,14 +35,12 @@ if TYPE_CHECKING:
     from twinstream.executor.run.training import TokenSource
     from twinstream.executor.state.training_state import State
 
-DEFAULT_POLICY = "optimal"
 _MOST_LEARNING_RATE = 1e3
 _WHICH_TOKENS = (
     "the state has {done} steps behind it: say whether `tokens` begin where it stopped, "
     "RunSettings(skip_trained=False), or are the whole stream, of which what those steps took is "
     "skipped, RunSettings(skip_trained=True)"
 )
-_NOMINAL = 1.01  # "24GiB" of a card that has 23.99
 
 
 class NoTorchError(TwinstreamError):
@@ -64,25 +60,29 @@ def plan(  # noqa: PLR0913
     host_mem: str | int | None = None,
     policy: str = DEFAULT_POLICY,
     choices: Choices = OPEN,
-    known: Sequence[Schedule] = (),
+    warm_start: Sequence[Schedule] = (),
 ) -> Schedule:
     """Plan a training step: where every tensor lives, when it moves, what is recomputed.
+
+    Who plans more than once keeps a `Planner` and gives it a `PlanRequest` each time.
 
     Args:
         model: a preset name, a Hugging Face config.json, or a ModelSpec.
         machine: a profile name, a TOML file, or a Machine.
         step: sequence length, or the unequal lengths that are packed, and, where fixed, tokens per
-            step, chunk tokens, chunks per round; and the recipe.
+            step, chunk tokens, chunks per round; and the recipe. Kernels that it leaves open are
+            those that suit the machine.
         device_mem: cap of device memory, `24GiB`, `80%` or bytes; by default all of it. The
             machine's reserve for context and libraries is taken off.
         host_mem: cap of pinned host memory; by default all that the profile states.
-        policy: by name; see `twinstream.planner.plan.policies`. It decides where the optimizer
-            runs, whatever the recipe of `step` says.
+        policy: by name; see `twinstream.planner.policies`. It decides where the optimizer runs,
+            whatever the recipe of `step` says.
         choices: what is fixed of a plan of `optimal`: homes, recompute level, prefetch; and how
             hard to look.
-        known: plans of the same step, made for less memory or a slower machine. One of them is the
-            answer where it fits the caps and is faster, by the simulator of this machine, than what
-            is found. Tokens per step that are open are theirs.
+        warm_start: plans of the same step, made for less memory or a slower machine. One of them
+            is the answer where it fits the caps and is faster, by the simulator of this machine,
+            than what is found. Without them more memory may give a slower plan, by at most the
+            gap that it states. Tokens per step that are open are theirs.
 
     Returns:
         A schedule that is verified and conforms to the model's task chain.
@@ -91,17 +91,13 @@ def plan(  # noqa: PLR0913
         TwinstreamError: a name, number or file is wrong, a known plan is of another step, or
             nothing fits (`InfeasiblePlan`, with caps that would do).
     """
-    spec, profile = load_model(model), load_machine(machine)
-    require("step", step, TrainingStep)
-    require("choices", choices, Choices)
-    for schedule in known:
+    for schedule in warm_start:
         require("a known plan", schedule, Schedule)
-    require_allowed(step.recipe.kernels)
-    asked = Asked(
-        spec, step, profile, caps_of(profile, device_mem, host_mem), policy,
-        judge=lambda schedule: steady_state(schedule, profile), choices=choices,
+    request = PlanRequest.of(
+        model, machine, step=step, device_mem=device_mem, host_mem=host_mem, policy=policy,
+        choices=choices,
     )  # fmt: skip
-    return plan_knowing(asked, known)
+    return Planner(steady_state).plan(request, warm_start)
 
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:
@@ -296,7 +292,7 @@ def _check_memory(schedule: Schedule, backend: str) -> None:
 def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
     """Measure this machine's CPU as the device of the `cpu` backend; takes some seconds.
 
-    A CUDA device is measured by `benchmarks.gpu.probing.probed_machine`.
+    A CUDA device is measured by `executor.probe.device.probed_machine`.
 
     Raises:
         NoTorchError: torch is not installed.
@@ -305,18 +301,6 @@ def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
     from twinstream.executor.probe.cpu import probe_cpu
 
     return probe_cpu(dtypes=dtypes)
-
-
-def pace(machine: Machine) -> float:
-    """How fast this machine's CPU is now, of what its probed profile says; takes a second.
-
-    Raises:
-        NoTorchError: torch is not installed.
-    """
-    require_torch()
-    from twinstream.executor.probe.cpu import cpu_pace
-
-    return cpu_pace(machine)
 
 
 def require_torch() -> None:
@@ -335,40 +319,3 @@ def _torch_source(batches: TextBatches) -> TokenSource:
         return torch.from_numpy(batches.chunk(step, index))
 
     return chunk
-
-
-def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
-    """The caps given, each by default all that the profile states, and the device's reserve.
-
-    A memory's nominal size is all it has: 24GiB on a card with 23.99.
-
-    Raises:
-        SizeError: a cap cannot be read, or is more memory than the machine has.
-    """
-    return Caps(
-        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
-        host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),
-        device_reserve_bytes=round(machine.number("device_reserve_bytes")),
-    )
-
-
-def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
-    """The cap given, at most all the memory that the profile states."""
-    number = getattr(machine, field)
-    has = None if number is None or number.value is None else int(number.value)
-    if given is None:
-        return has
-    name = field.replace("memory_bytes", "mem")
-    if isinstance(given, str):
-        cap = parse_bytes(given, whole_bytes=has)
-    else:
-        cap = whole_bytes_of(name, given)
-    if has is None or cap <= has:
-        return cap
-    if cap > _NOMINAL * has:
-        flag = f"--{name.replace('_', '-')}"
-        raise SizeError(
-            f"{flag} {gib(cap)} is more than {machine.name} has, {gib(has)}; to ask about one "
-            f'with more, give a profile: base = "{machine.name}" and {field} = {cap} in a TOML file'
-        )
-    return has

@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -14,28 +13,28 @@ from twinstream.schedule.errors import TwinstreamError
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
-_QUESTIONS: dict[str, dict[str, Callable[[], ModuleType]]] = {
+_QUESTIONS = {  # a command, and its module in twinstream.commands
     "How fast would it train, what should I buy?": {
-        "models": lambda: import_module("twinstream.commands.plans.catalog"),
-        "machines": lambda: import_module("twinstream.commands.plans.catalog"),
-        "plan": lambda: import_module("twinstream.commands.plans.planning"),
-        "verify": lambda: import_module("twinstream.commands.documents.verifying"),
-        "simulate": lambda: import_module("twinstream.commands.documents.simulating"),
-        "sweep": lambda: import_module("twinstream.commands.plans.sweeping"),
-        "whatif": lambda: import_module("twinstream.commands.plans.asking"),
-        "explore": lambda: import_module("twinstream.commands.plans.exploring"),
+        "models": "plans.catalog",
+        "machines": "plans.catalog",
+        "plan": "plans.planning",
+        "verify": "documents.verifying",
+        "simulate": "documents.simulating",
+        "sweep": "plans.sweeping",
+        "whatif": "plans.asking",
+        "explore": "plans.exploring",
     },
     "Train it here": {
-        "probe": lambda: import_module("twinstream.commands.runs.probing"),
-        "run": lambda: import_module("twinstream.commands.runs.running"),
-        "demo": lambda: import_module("twinstream.commands.runs.demonstrating"),
+        "probe": "runs.probing",
+        "run": "runs.running",
+        "demo": "runs.demonstrating",
     },
     "How far off was the prediction?": {
-        "compare": lambda: import_module("twinstream.commands.runs.comparing"),
-        "report": lambda: import_module("twinstream.commands.documents.reporting"),
-        "trace": lambda: import_module("twinstream.commands.documents.tracing"),
-        "validate": lambda: import_module("twinstream.commands.runs.validating"),
-        "calibrate": lambda: import_module("twinstream.commands.runs.calibrating"),
+        "compare": "runs.comparing",
+        "report": "documents.reporting",
+        "trace": "documents.tracing",
+        "validate": "runs.validating",
+        "calibrate": "runs.calibrating",
     },
 }
 
@@ -66,7 +65,7 @@ class _Command(TyperCommand):
     """A command whose outputs are not among its inputs."""
 
     def invoke(self, ctx: Any) -> Any:
-        from twinstream.commands.arguments.options import require_own_outputs
+        from twinstream.commands.arguments.outputs import require_own_outputs
 
         require_own_outputs(ctx.params)
         return super().invoke(ctx)
@@ -85,7 +84,7 @@ app = typer.Typer(
 def _imported(name: str) -> Any:
     """The command of a name, from its module of `twinstream.commands`."""
     question = next(question for question, names in _QUESTIONS.items() if name in names)
-    module = _QUESTIONS[question][name]()
+    module = import_module(f"twinstream.commands.{_QUESTIONS[question][name]}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     alone.command(rich_help_panel=question, cls=_Command)(getattr(module, name))
     return typer.main.get_command(alone)

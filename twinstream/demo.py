@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinstream import api
@@ -12,13 +12,15 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.schedule.comparison import Comparison, compare
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep, caps_of
+from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.simulator.replay import steady_state
 
 ALL_ON_DEVICE, WITHIN_CAPS, OTHER_CAPS = "all on the device", "within the caps", "other caps"
 
@@ -93,9 +95,11 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     """
     _make_folder(settings.out)
     machine = _machine(settings, progress)
+    planner = Planner(steady_state)
+    request = PlanRequest.of(settings.spec, machine, step=settings.step)
     with progress("planning", None):
-        resident = api.plan(settings.spec, machine, step=settings.step, policy="resident")
-        capped = plan_within_tight_caps(settings, machine, resident)
+        resident = planner.plan(replace(request, policy="resident"))
+        capped = plan_within_tight_caps(planner, request, resident)
     trials = {
         ALL_ON_DEVICE: _trial(settings, machine, resident, progress),
         WITHIN_CAPS: _trial(settings, machine, capped, progress),
@@ -103,10 +107,9 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     with progress("calibrating with these runs", None):
         after, fit = calibrated(machine, list(trials.values()))
         seen = tuple(trials)
-        other = plan_within_looser_caps(settings, after, resident)
+        other = plan_within_looser_caps(planner, replace(request, machine=after), resident)
     trials[OTHER_CAPS] = _trial(settings, machine, other, progress)
-    pace = _pace(settings, machine, progress)
-    loop = Loop(fit, loop_rows(trials, after, seen), pace)
+    loop = Loop(fit, loop_rows(trials, after, seen))
     runs = [trial.run for trial in trials.values()]
     tight = trials[WITHIN_CAPS]
     return Demo(
@@ -122,61 +125,53 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     )
 
 
-def plan_within_looser_caps(
-    settings: DemoSettings, machine: Machine, resident: Schedule
-) -> Schedule:
+def plan_within_looser_caps(planner: Planner, request: PlanRequest, resident: Schedule) -> Schedule:
     """By `streaming`, with half of what lies between the least that would do and everything."""
-    device_bytes = _device_cap(settings, machine, resident, _LOOSER_SHARE)
-    return _planned(settings, machine, (device_bytes, None), "streaming")
+    device_bytes = _device_cap(planner, request, resident, _LOOSER_SHARE)
+    return planner.plan(_within(request, device_bytes, None, "streaming"))
 
 
-def plan_within_tight_caps(
-    settings: DemoSettings, machine: Machine, resident: Schedule
-) -> Schedule:
+def plan_within_tight_caps(planner: Planner, request: PlanRequest, resident: Schedule) -> Schedule:
     """A schedule within caps so small that it offloads and recomputes.
 
     The device cap lies an eighth of the way from the least that would do to all that `resident`
     takes; the host cap so near the least that would do then that something is recomputed. What
     would do is asked of `streaming`, which answers fast.
     """
-
-    def planned(device_bytes: int, host_bytes: int | None, policy: str = "streaming") -> Schedule:
-        return _planned(settings, machine, (device_bytes, host_bytes), policy)
-
-    device_bytes = _device_cap(settings, machine, resident, _DEVICE_SHARE)
-    most_host = arena_bytes(planned(device_bytes, None), HOST)
-    least_host = _shortage(lambda: planned(device_bytes, 0)).smallest_host_bytes
+    device_bytes = _device_cap(planner, request, resident, _DEVICE_SHARE)
+    roomy = planner.plan(_within(request, device_bytes, None, "streaming"))
+    most_host = arena_bytes(roomy, HOST)
+    least_host = _shortage(
+        planner, _within(request, device_bytes, 0, "streaming")
+    ).enough_host_bytes
     assert least_host is not None, "without a host cap this device cap does"
     host_caps = [least_host + (most_host - least_host) // share for share in _HOST_SHARES]
     for host_bytes in (*host_caps, least_host):
-        schedule = planned(device_bytes, host_bytes, api.DEFAULT_POLICY)
+        schedule = planner.plan(_within(request, device_bytes, host_bytes, DEFAULT_POLICY))
         if executed_flops(schedule)[1] and copied_bytes(schedule).get("h2d"):
             return schedule
     raise DemoError("no caps make the planner offload and recompute this model; make it larger")
 
 
-def _device_cap(settings: DemoSettings, machine: Machine, resident: Schedule, share: int) -> int:
+def _device_cap(planner: Planner, request: PlanRequest, resident: Schedule, share: int) -> int:
     """The least that would do, and one part in `share` of what lies between it and everything."""
-    least = _shortage(lambda: _planned(settings, machine, (0, None), "streaming"))
-    assert least.smallest_device_bytes is not None, "without a host cap some device cap does"
+    least = _shortage(planner, _within(request, 0, None, "streaming")).enough_device_bytes
+    assert least is not None, "without a host cap some device cap does"
     most = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes
-    return least.smallest_device_bytes + (most - least.smallest_device_bytes) // share
+    return least + (most - least) // share
 
 
-def _planned(
-    settings: DemoSettings, machine: Machine, caps: tuple[int, int | None], policy: str
-) -> Schedule:
-    """Within device and host bytes."""
-    return api.plan(
-        settings.spec, machine, step=settings.step, device_mem=caps[0], host_mem=caps[1],
-        policy=policy,
-    )  # fmt: skip
+def _within(
+    request: PlanRequest, device_bytes: int, host_bytes: int | None, policy: str
+) -> PlanRequest:
+    caps = caps_of(request.machine, device_bytes, host_bytes)
+    return replace(request, caps=caps, policy=policy)
 
 
-def _shortage(plan: Callable[[], Schedule]) -> Shortage:
+def _shortage(planner: Planner, request: PlanRequest) -> Shortage:
     """What would do where these caps do not."""
     try:
-        plan()
+        planner.plan(request)
     except InfeasiblePlan as error:
         return error.shortage
     raise AssertionError("a plan in no memory at all")
@@ -192,14 +187,6 @@ def _machine(settings: DemoSettings, progress: Progress) -> Machine:
         )
     with progress("measuring this machine", None):
         return api.probe()
-
-
-def _pace(settings: DemoSettings, machine: Machine, progress: Progress) -> float | None:
-    """How fast the CPU is now, of what the probe found before the runs."""
-    if settings.machine is not None:
-        return None
-    with progress("measuring this machine again", None):
-        return api.pace(machine)
 
 
 def _trial(

@@ -10,12 +10,11 @@ from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
-from twinstream.schedule.comparison import Pair
+from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import PassSpans, Timeline
 
 _BUSY_BELOW = 0.9  # of the kernels' time with a core
-_OFF_PACE = 0.1  # of the probed one, from which the machine is said to have changed
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Loop:
-    """What calibration gained, and whether the machine was the same all the while.
-
-    `pace` is how fast the CPU was after the runs, of what its profile says; None if not probed.
-    """
+    """What calibration gained, and whether others had the cores."""
 
     fit: Fit
     rows: tuple[Row, ...]
-    pace: float | None
 
     @property
     def disturbed(self) -> str | None:
-        """A sentence if others were at work or the CPU changed its pace; None if not."""
+        """A sentence if others were at work; None if not."""
         shares = [row.core_share for row in self.rows]
-        told = []
-        if min(shares) < _BUSY_BELOW:
-            told.append(
-                f"kernels had a core for {min(shares):.0%} to {max(shares):.0%} of their time, and "
-                "only that is counted"
-            )
-        if self.pace is not None and abs(self.pace - 1.0) > _OFF_PACE:
-            told.append(
-                f"the probe, repeated after the runs, found it {self.pace:.2f} times as fast"
-            )
-        if not told:
+        if min(shares) >= _BUSY_BELOW:
             return None
         return (
-            f"The machine was busy: {', and '.join(told)}. Run it again with nothing beside for "
-            "errors that are the model's."
+            f"The machine was busy: kernels had a core for {min(shares):.0%} to {max(shares):.0%} "
+            "of their time, and only that is counted. Run it again with nothing beside for errors "
+            "that are the model's."
         )
 
 

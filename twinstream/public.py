@@ -7,31 +7,53 @@ from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.policies_compared import PoliciesCompared, compare_policies
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.schedule.comparison import Comparison, compare
+from twinstream.planner.choices import Choices
+from twinstream.planner.infeasible import InfeasiblePlan, Shortage
+from twinstream.planner.judge import Judge, Verdict
+from twinstream.planner.limits import SearchLimits
+from twinstream.planner.planner import Planner
+from twinstream.planner.policies import Policy
+from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.schedule.analysis.comparison import Comparison, compare
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.replay import SteadyState, steady_state
 
 __all__ = [
     "Caps",
+    "Chain",
+    "Choices",
     "Comparison",
     "Explanation",
+    "InfeasiblePlan",
+    "Judge",
+    "KernelChoice",
     "Machine",
     "ModelSpec",
+    "PlanRequest",
+    "Planner",
     "PoliciesCompared",
+    "Policy",
     "Recipe",
     "Run",
     "RunSettings",
     "Schedule",
+    "SearchLimits",
+    "Shortage",
+    "SteadyState",
     "Summary",
     "Timeline",
     "TrainingStep",
     "TwinstreamError",
+    "Verdict",
+    "Violation",
     "compare",
     "compare_policies",
     "conforms",
@@ -41,6 +63,7 @@ __all__ = [
     "load_model",
     "plan",
     "simulate",
+    "steady_state",
     "summarize",
     "verify",
     "write_report",

@@ -1,0 +1,1 @@
+"""How far predictions are from measured runs, and what calibration makes of them."""

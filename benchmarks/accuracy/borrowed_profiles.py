@@ -4,17 +4,17 @@
 
 A machine's own numbers stay. Attention of the GeForce cards comes from the H100: the RTX 3090's
 recorded forward attention is four times slower than its backward, which is no property of GeForce
-cards at large (docs/benchmarks/fidelity.md).
+cards at large (docs/benchmarks/accuracy.md).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinstream.hardware_profiles.calibration.borrowing import borrowed
+from benchmarks.accuracy.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.shipped import shipped_path
 
-# Mean errors of borrowing where it could be tested, docs/benchmarks/fidelity.md.
+# Mean errors of borrowing where it could be tested, docs/benchmarks/accuracy.md.
 _TEST = "borrowing was off by {} % on average in a test: {}'s efficiencies on {}'s runs"
 H100_NOTE = _TEST.format(19, "h100", "rtx3090")
 RTX3090_NOTE = _TEST.format(14, "rtx3090", "h100")

@@ -20,7 +20,7 @@ from unittest import mock
 from benchmarks.accuracy.synthetic_machines import SYNTHETIC, configurations
 from twinstream.fidelity.cells import cell_of, key_of
 from twinstream.fidelity.predict import step_s
-from twinstream.fidelity.row_choice import candidate_rows
+from twinstream.fidelity.rows import candidate_rows
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.calibration.fitting import Fit

@@ -1,4 +1,4 @@
-r"""What docs/benchmarks/fidelity.md shows, from the CSV files that `validate -o` writes.
+r"""What docs/benchmarks/accuracy.md shows, from the CSV files that `validate -o` writes.
 
     python -m benchmarks.accuracy.fidelity summary PREDICTED.csv --measured TABLE.csv \
         --cells CELLS.csv
@@ -15,23 +15,28 @@ counts each distinct schedule once.
 
 import argparse
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
 
+from benchmarks.accuracy.borrowing import borrowed
 from benchmarks.accuracy.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
-from twinstream.fidelity.predict import phases
-from twinstream.fidelity.row_choice import listed_rows
-from twinstream.hardware_profiles.calibration.borrowing import borrowed
+from twinstream.fidelity.predict import step_s
+from twinstream.fidelity.rows import listed_rows
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.seed_system.policy import timed_ns
+from twinstream.schedule.ops import Compute
+from twinstream.simulator.costs import MachineCosts
+from twinstream.simulator.replay import replay_passes
 
 STALLED = 0.10
-# The two profiled runs of shared/data/README.md: seconds of forward, head, backward, round,
+# The two profiled runs of als244/ml_dataflow (8B, H100): seconds of forward, head, backward, round,
 # optimizer and step, and the plan columns that tell which configuration it was.
 PROFILED = {
     "8B, 8k": ((8192, 5, 4, 5, 6, 21), (0.437, 0.0811, 1.096, 1.614, 1.19, 56.1)),
@@ -98,22 +103,19 @@ def summary(found: Sequence[Schedule]) -> list[str]:
     sweeps = {one.sweep for one in found if one.calibrated}
     lines = ["| schedules | number | mean | median | p90 | worst | bias |"]
     lines.append("|---|---|---|---|---|---|---|")
-    groups: list[tuple[str, Callable[[Schedule], bool]]] = [
-        ("not calibrated with", lambda _: True),
-        ("of these in sweeps of the calibration", lambda one: one.sweep in sweeps),
-        ("of these stalled over 10 %", lambda one: one.stall > STALLED),
+    groups = [
+        ("calibrated with", [one for one in found if one.calibrated]),
+        ("not calibrated with", rest),
+        ("of these in sweeps of the calibration", [one for one in rest if one.sweep in sweeps]),
+        ("of these stalled over 10 %", [one for one in rest if one.stall > STALLED]),
     ]
     for model in sorted({one.row.model for one in rest}):
-        groups.append((model, lambda one, model=model: one.row.model == model))
-        for seq_len in sorted({one.row.seq_len for one in rest if one.row.model == model}):
-            groups.append(
-                (
-                    f"{model}, {seq_len}",
-                    lambda one, m=model, s=seq_len: (one.row.model, one.row.seq_len) == (m, s),
-                )
-            )
-    lines.append(_line("calibrated with", [one for one in found if one.calibrated]))
-    return lines + [_line(name, [one for one in rest if wanted(one)]) for name, wanted in groups]
+        of_model = [one for one in rest if one.row.model == model]
+        groups.append((model, of_model))
+        for seq_len in sorted({one.row.seq_len for one in of_model}):
+            of_length = [one for one in of_model if one.row.seq_len == seq_len]
+            groups.append((f"{model}, {seq_len}", of_length))
+    return lines + [_line(name, group) for name, group in groups]
 
 
 def _line(name: str, found: Sequence[Schedule]) -> str:
@@ -142,6 +144,46 @@ def profiled_cells(measured: Path) -> dict[str, tuple[Cell, float]]:
                 found[name] = cell_of(row), row.step_time_s
                 break
     return found
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of the parts of a round in the middle (of the last one, where there are few rounds),
+    of what follows the last round, and of the whole step."""
+
+    forward_s: float
+    head_s: float
+    backward_s: float
+    round_s: float
+    optimizer_s: float
+    step_s: float
+
+
+def phases(cell: Cell, machine: Machine) -> Phases:
+    """Where a step's time goes, by the starts and ends of compute tasks.
+
+    A recompute before the first backward counts as backward.
+    """
+    (spans,) = replay_passes(cell.timed, MachineCosts(cell.timed, machine), 1)
+    rounds = cell.schedule.workload.rounds_per_step
+    starts: list[dict[str, int]] = [{} for _ in range(rounds)]
+    ends: list[dict[str, int]] = [{} for _ in range(rounds)]
+    for op, start_ns, end_ns in zip(cell.schedule.ops, spans.start_ns, spans.end_ns, strict=True):
+        if isinstance(op, Compute) and op.label.round is not None:
+            kind = "block_backward" if op.label.kind == "block_recompute" else op.label.kind
+            starts[op.label.round].setdefault(kind, start_ns)
+            ends[op.label.round][kind] = end_ns
+    middle = min(1, rounds - 1)
+    mark, end = starts[middle], ends[middle]["embed_backward"]
+    after = timed_ns(cell.schedule, spans) + starts[0]["embed_forward"]
+    return Phases(
+        forward_s=(mark["head_loss"] - mark["embed_forward"]) / 1e9,
+        head_s=(mark["block_backward"] - mark["head_loss"]) / 1e9,
+        backward_s=(end - mark["block_backward"]) / 1e9,
+        round_s=(end - mark["embed_forward"]) / 1e9,
+        optimizer_s=(after - ends[-1]["embed_backward"]) / 1e9,
+        step_s=step_s(cell, machine),
+    )
 
 
 def phase_lines(machine: Path, measured: Path) -> list[str]:

@@ -1,0 +1,1 @@
+"""All work for a lent GPU in one command, resumable: the campaign."""

@@ -11,17 +11,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.gpu.budget import Budget
-from benchmarks.gpu.choosing import check_kernels
-from benchmarks.gpu.engine import Engine, Settings
+from benchmarks.gpu.device.worker import DeviceWorker, where_is
 from benchmarks.gpu.exits import run_command
-from benchmarks.gpu.jobs import STAGES, campaign_of
-from benchmarks.gpu.probe_chains import presets_of
-from benchmarks.gpu.publish import write_tables
-from benchmarks.gpu.store import Store, only_campaign
-from benchmarks.gpu.where import where_is
-from benchmarks.gpu.worker import DeviceProcess
+from benchmarks.gpu.jobs.campaign import STAGES, campaign_of
+from benchmarks.gpu.jobs.store import Store, only_campaign
+from benchmarks.gpu.report.publish import write_tables
+from benchmarks.gpu.run.budget import Budget
+from benchmarks.gpu.run.engine import Engine
+from benchmarks.gpu.run.settings import AUTO, Settings
 from twinstream.commands.arguments.backends import backend_named
+from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.schedule.sizes import parse_bytes
 
 # Wait nodes, graphs, a streaming plan with the bits of the resident one.
@@ -51,6 +50,14 @@ class SizeName(StrEnum):
 
     full = "full"
     tiny = "tiny"
+
+
+class VectorName(StrEnum):
+    """Vector kernels; `auto` are Triton's on CUDA, where they are right."""
+
+    auto = "auto"
+    eager = "eager"
+    triton = "triton"
 
 
 class StageName(StrEnum):
@@ -84,7 +91,7 @@ def run(  # noqa: PLR0913
             help="Where tests are, for pytest; by default the executor's, after some first."
         ),
     ] = None,
-    vector: Annotated[str, typer.Option(help="auto, eager or triton.")] = "auto",
+    vector: Annotated[VectorName, typer.Option(help="Vector kernels.")] = VectorName.auto,
     attention: Annotated[str, typer.Option(help="auto, or a registered name.")] = "auto",
     again: Annotated[
         list[str] | None, typer.Option(help="Forget outcomes whose job has this in its name.")
@@ -95,7 +102,8 @@ def run(  # noqa: PLR0913
     commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
-    check_kernels(vector, attention)
+    if attention != AUTO:
+        attention_limits(attention)
     is_tiny = size is SizeName.tiny
     settings = Settings(
         backend="cuda" if backend_named(backend) == "cuda" else "cpu",
@@ -104,10 +112,10 @@ def run(  # noqa: PLR0913
         host_bytes=None if is_tiny else parse_bytes(host_mem),
         num_jobs=_default_jobs() if jobs is None else jobs,
         tests=tuple(tests or _TESTS),
-        vector=vector,
+        vector=vector.value,
         attention=attention,
         only=tuple(only or ()),
-        presets=presets_of("tiny" if is_tiny else "full", _PRESETS),
+        presets=("tiny",) if is_tiny else _PRESETS,
         smoke=() if tests else _SMOKE,
     )
     _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit))
@@ -126,8 +134,8 @@ def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
     out = folder.out
     with (
         only_campaign(out),
-        DeviceProcess(settings.backend) as worker,
-        DeviceProcess(settings.backend) as peer_worker,
+        DeviceWorker(settings.backend) as worker,
+        DeviceWorker(settings.backend) as peer_worker,
     ):
         where = where_is(worker, settings.backend, _command(), folder.commit)
         store = _opened(Store(out, where, settings.size), folder.again)

@@ -1,0 +1,1 @@
+"""How good plans are: beside the bound, other planners, and what the seed system measured."""

@@ -11,7 +11,6 @@ import torch
 
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
 from twinstream.executor.program.compiled import Launch, Program, Work
-from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import PassSpans
 
 
@@ -37,12 +36,8 @@ class Happening:
             pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    """Start and end of every op of a pass, filled in by the streams; ns."""
-
-    start_ns: list[int]
-    end_ns: list[int]
+_Spans = tuple[list[int], list[int]]
+"""Start and end of every op of a pass, filled in by the streams; ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +58,16 @@ class _Job:
 _Jobs = queue.SimpleQueue[_Job | None]
 
 
-class _CoreTime:
-    """Sums the time of blocks, and the time that their thread had a core; of one thread."""
-
-    def __init__(self) -> None:
-        self._wall_ns = self._core_ns = 0
-
-    def __enter__(self) -> None:
-        self._wall_ns -= time.perf_counter_ns()
-        self._core_ns -= time.thread_time_ns()
-
-    def __exit__(self, *error: object) -> None:
-        self._core_ns += time.thread_time_ns()
-        self._wall_ns += time.perf_counter_ns()
-
-    @property
-    def share(self) -> float | None:
-        if not self._wall_ns or self._core_ns <= 0:
-            return None
-        return min(1.0, self._core_ns / self._wall_ns)
-
-
 class CpuBackend:
     """One thread per stream, each taking its ops in order, an op at a time.
 
-    Kernels use `compute_threads` intra-op threads, copies and the host one each, so that they
-    overlap the way a GPU's copy engines overlap its kernels. The first error stops all further
+    Kernels use one intra-op thread, as copies and the host do, so that they overlap the way a
+    GPU's copy engines overlap its kernels. The first error stops all further
     work and is raised by `finish`. Spans are kept of passes that are timed; of the others when
     they ended.
     """
 
-    def __init__(self, program: Program, works: Sequence[Work], compute_threads: int) -> None:
+    def __init__(self, program: Program, works: Sequence[Work]) -> None:
         self.waited_ns = 0
         self._program = program
         self._works = works
@@ -102,13 +76,13 @@ class CpuBackend:
         self._threads = [
             threading.Thread(
                 target=self._serve,
-                args=(jobs, _is_compute(stream), compute_threads),
+                args=(jobs, stream.queue.startswith("compute")),
                 name=str(stream),
                 daemon=True,
             )
             for stream, jobs in zip(program.streams, self._jobs, strict=True)
         ]
-        self._kernels = _CoreTime()
+        self._kernels_wall_ns = self._kernels_core_ns = 0
         self._number = 0
         self._spans: _Spans | None = None
         self._timed: dict[int, _Spans] = {}
@@ -134,7 +108,7 @@ class CpuBackend:
         self._number, self._spans = number, None
         if timed:
             num_ops = len(self._program.launches)
-            self._spans = self._timed[number] = _Spans([0] * num_ops, [0] * num_ops)
+            self._spans = self._timed[number] = ([0] * num_ops, [0] * num_ops)
         self._ends_ns.append(0)
 
     def wait(self, launch: Launch, event: Happening) -> None:
@@ -162,15 +136,18 @@ class CpuBackend:
         self._join()
         if self._error is not None:
             raise self._error
-        return [
-            PassTimes(end_ns, _pass_spans(self._timed.get(number)))
-            for number, end_ns in enumerate(self._ends_ns)
-        ]
+        spans = {
+            number: PassSpans(start_ns=tuple(starts), end_ns=tuple(ends))
+            for number, (starts, ends) in self._timed.items()
+        }
+        return [PassTimes(end_ns, spans.get(i)) for i, end_ns in enumerate(self._ends_ns)]
 
     @property
     def processor_share(self) -> float | None:
         """Of the time of kernels, all passes but the first: how much of it they had a core."""
-        return self._kernels.share
+        if not self._kernels_wall_ns or self._kernels_core_ns <= 0:
+            return None
+        return min(1.0, self._kernels_core_ns / self._kernels_wall_ns)
 
     def abort(self) -> None:
         self._error = self._error or RuntimeError("the run was given up")
@@ -187,19 +164,19 @@ class CpuBackend:
         jobs.put(_Job(None, self._number, -1, (), end, None))
         return end
 
-    def _serve(self, jobs: _Jobs, computes: bool, compute_threads: int) -> None:
+    def _serve(self, jobs: _Jobs, computes: bool) -> None:
         """A stream's thread."""
-        torch.set_num_threads(compute_threads if computes else 1)
+        torch.set_num_threads(1)
         with torch.no_grad():
             while (job := jobs.get()) is not None:
                 for event in job.waits:
                     event.wait()
                 if job.work is not None and self._error is None:
+                    core_ns, wall_ns = time.thread_time_ns(), time.perf_counter_ns()
+                    self._run(job.work, job)
                     if computes and job.pass_number:
-                        with self._kernels:
-                            self._run(job.work, job)
-                    else:
-                        self._run(job.work, job)
+                        self._kernels_core_ns += time.thread_time_ns() - core_ns
+                        self._kernels_wall_ns += time.perf_counter_ns() - wall_ns
                 if job.done is not None:
                     job.done.happened()
 
@@ -211,17 +188,7 @@ class CpuBackend:
             self._error = error
         end_ns = time.perf_counter_ns() - self._zero_ns
         if job.spans is not None:
-            job.spans.start_ns[job.position] = start_ns - self._zero_ns
-            job.spans.end_ns[job.position] = end_ns
+            starts, ends = job.spans
+            starts[job.position], ends[job.position] = start_ns - self._zero_ns, end_ns
         if job.position == self._last:
             self._ends_ns[job.pass_number] = end_ns
-
-
-def _is_compute(stream: Stream) -> bool:
-    return stream.queue.startswith("compute")
-
-
-def _pass_spans(spans: _Spans | None) -> PassSpans | None:
-    if spans is None:
-        return None
-    return PassSpans(start_ns=tuple(spans.start_ns), end_ns=tuple(spans.end_ns))

@@ -1,0 +1,1 @@
+"""The kernels that ops call, composed of matmuls, attention and vector operations."""

@@ -1,22 +1,24 @@
-"""Embedding lookup and its backward. Legend: T tokens of the chunk, D d_model, V vocabulary."""
+"""Embedding lookup and its backward, and the layouts of the flat tensors at both ends.
+
+Legend: T tokens of the chunk, D d_model, V vocabulary.
+"""
 
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
 from twinstream.executor.kernels.vector.vector_ops import SortedTokens, VectorOps
-from twinstream.executor.kernels.vocabulary import embedding_layout_of
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.workspace import Attributes, typed_attribute
+from twinstream.models.demand.workspace import Attributes, required_attributes, typed_attribute
+from twinstream.models.layout import Layout, embedding_layout, head_layout
+from twinstream.models.spec import ModelSpec
 
 
 def embed_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Write the rows of the tokens' ids: torch's gather, which already is one pass."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
-    layout, num_tokens = (
-        embedding_layout_of(attributes),
-        typed_attribute(attributes, "num_tokens", int),
-    )
+    num_tokens = typed_attribute(attributes, "num_tokens", int)
+    layout = embedding_layout_of(attributes)
     weight_VD = weight_views(operands["parameters"], layout, dtype)["embedding"]
     ids_T = operands["tokens"].view(torch.int32, (2, num_tokens))[0]
     output_TD = operands["output"].view(dtype, (num_tokens, weight_VD.shape[1]))
@@ -45,3 +47,18 @@ def _sorted_tokens(ids_T: torch.Tensor, workspace: Workspace) -> SortedTokens:
     torch.sort(last.copy_(ids_T), stable=True, out=(ids, order))
     torch.searchsorted(ids, ids, right=True, out=last).sub_(1)
     return SortedTokens(ids, order, last)
+
+
+def head_layout_of(attributes: Attributes) -> Layout:
+    return head_layout(_spec(attributes, tied=typed_attribute(attributes, "tied", bool)))
+
+
+def embedding_layout_of(attributes: Attributes) -> Layout:
+    return embedding_layout(_spec(attributes, tied=False))
+
+
+def _spec(attributes: Attributes, *, tied: bool) -> ModelSpec:
+    """A spec with the sizes that matter at the ends; those of its one block are arbitrary."""
+    block = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 2, "d_ff": 1}
+    ends = required_attributes(attributes, "d_model", "vocab_size", "dtype")
+    return ModelSpec.model_validate({"name": "ends", "tied_embeddings": tied, **block, **ends})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.gradients import (
     add_matmul,
@@ -15,14 +16,13 @@ from twinstream.executor.kernels.vector.gradients import (
     gradient_views,
     weight_views,
 )
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.vector_ops import (
     LogitRows,
     NormGradients,
+    RmsNorm,
     VectorGradient,
     VectorOps,
 )
-from twinstream.executor.kernels.vocabulary import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
@@ -35,22 +35,37 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> 
     """
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_tokens = typed_attribute(attributes, "num_tokens", int)
-    by_width = (num_tokens, typed_attribute(attributes, "d_model", int))
     head = _Head.of(operands, attributes)
-    rows = _Rows(
-        hidden=operands["hidden"].view(dtype, by_width),
-        d_hidden=operands["d_hidden"].view(dtype, by_width),
-        labels=operands["tokens"].view(torch.int32, (2, num_tokens))[1],
-    )
+    vocab_size, d_model = head.weight.shape
+    hidden_TD = operands["hidden"].view(dtype, (num_tokens, d_model))
+    d_hidden_TD = operands["d_hidden"].view(dtype, (num_tokens, d_model))
+    labels_T = operands["tokens"].view(torch.int32, (2, num_tokens))[1]
     row_slice = min(typed_attribute(attributes, "row_slice", int), num_tokens)
-    buffers = _Buffers.take(head, rows, row_slice, Workspace(operands["scratch"].bytes))
+    workspace = Workspace(operands["scratch"].bytes)
+    normed = workspace.take((row_slice, d_model), dtype)
+    logits = workspace.take((row_slice, vocab_size), dtype)
+    rstd = workspace.take((row_slice,), torch.float32)
+    losses_T = workspace.take((num_tokens,), torch.float32)
+    d_norm_D = workspace.take((d_model,), torch.float32).zero_()
     mode = head.weight_mode
     for start in range(0, num_tokens, row_slice):
-        _slice(head, rows, slice(start, start + row_slice), buffers, vector, mode)
+        rows = slice(start, start + row_slice)
+        count = hidden_TD[rows].shape[0]
+        norm = RmsNorm(hidden_TD[rows], rstd[:count], head.norm)
+        labelled = LogitRows(logits[:count], labels_T[rows], losses_T[rows], head.loss_scale)
+        vector.write_normed(norm, normed[:count], eps=head.eps)
+        torch.mm(normed[:count], head.weight.t(), out=labelled.logits)
+        vector.cross_entropy(labelled, workspace)
+        d_logits_RV, d_hidden_RD = labelled.logits, d_hidden_TD[rows]
+        torch.mm(d_logits_RV, head.weight, out=d_hidden_RD)
+        add_matmul(head.d_weight, d_logits_RV.t(), normed[:count], mode)
+        d_weight = VectorGradient(d_norm_D, "update")  # summed over slices
+        gradients = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
+        vector.rms_norm_backward(norm, gradients, workspace)
         mode = "update"
-    add_vector(head.d_norm, buffers.d_norm, head.norm_mode)
+    add_vector(head.d_norm, d_norm_D, head.norm_mode)
     loss = operands["loss"]
-    add_vector(loss.view(torch.float32, (1,)), buffers.losses.sum(0, keepdim=True), loss.mode)
+    add_vector(loss.view(torch.float32, (1,)), losses_T.sum(0, keepdim=True), loss.mode)
 
 
 @dataclass(frozen=True)
@@ -88,54 +103,3 @@ class _Head:
             eps=typed_attribute(attributes, "norm_eps", float),
             loss_scale=typed_attribute(attributes, "loss_scale", float),
         )
-
-
-@dataclass(frozen=True)
-class _Rows:
-    hidden: torch.Tensor  # [T, D]
-    d_hidden: torch.Tensor  # [T, D]
-    labels: torch.Tensor  # [T]
-
-
-@dataclass(frozen=True)
-class _Buffers:
-    normed: torch.Tensor  # [R, D]
-    logits: torch.Tensor  # [R, V]
-    rstd: torch.Tensor  # [R], float32
-    losses: torch.Tensor  # [T], float32
-    d_norm: torch.Tensor  # [D], float32, summed over slices
-    workspace: Workspace
-
-    @classmethod
-    def take(cls, head: _Head, rows: _Rows, row_slice: int, workspace: Workspace) -> "_Buffers":
-        (vocab_size, d_model), dtype = head.weight.shape, head.weight.dtype
-        return cls(
-            normed=workspace.take((row_slice, d_model), dtype),
-            logits=workspace.take((row_slice, vocab_size), dtype),
-            rstd=workspace.take((row_slice,), torch.float32),
-            losses=workspace.take(tuple(rows.labels.shape), torch.float32),
-            d_norm=workspace.take((d_model,), torch.float32).zero_(),
-            workspace=workspace,
-        )
-
-
-def _slice(
-    head: _Head, all_rows: _Rows, rows: slice, buffers: _Buffers, vector: VectorOps, mode: Mode
-) -> None:
-    """Loss and gradients of some rows; that of the norm's weight is added to the buffer."""
-    hidden_RD, d_hidden_RD = all_rows.hidden[rows], all_rows.d_hidden[rows]
-    num_rows = hidden_RD.shape[0]
-    norm = RmsNorm(hidden_RD, buffers.rstd[:num_rows], head.norm)
-    normed_RD, logits_RV = buffers.normed[:num_rows], buffers.logits[:num_rows]
-    vector.write_normed(norm, normed_RD, eps=head.eps)
-    torch.mm(normed_RD, head.weight.t(), out=logits_RV)
-    labels_R, losses_R = all_rows.labels[rows], buffers.losses[rows]
-    vector.cross_entropy(
-        LogitRows(logits_RV, labels_R, losses_R, head.loss_scale), buffers.workspace
-    )
-    d_logits_RV = logits_RV
-    torch.mm(d_logits_RV, head.weight, out=d_hidden_RD)
-    add_matmul(head.d_weight, d_logits_RV.t(), normed_RD, mode)
-    d_weight = VectorGradient(buffers.d_norm, "update")
-    gradients = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
-    vector.rms_norm_backward(norm, gradients, buffers.workspace)

@@ -1,44 +1,23 @@
 """Kernels by key: name and implementation."""
 
-import importlib.util
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from twinstream.executor.kernels.block.block_backward import block_backward
-from twinstream.executor.kernels.block.block_forward import block_forward
-from twinstream.executor.kernels.block.block_recompute import (
+from twinstream.executor.kernels.block.block_forward import (
+    block_forward,
     block_recompute_attention,
     block_recompute_input,
 )
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
 from twinstream.executor.kernels.head_loss import head_loss
-from twinstream.executor.kernels.operand import Kernel, Operands
+from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
-from twinstream.models.demand.workspace import Attributes
 from twinstream.schedule.errors import TwinstreamError
 
-
-class _Composition(Protocol):
-    def __call__(self, operands: Operands, attributes: Attributes, vector: VectorOps) -> None: ...
-
-
-class NoTritonError(TwinstreamError):
-    """A Triton kernel is asked for, and Triton is not installed."""
-
-
-@dataclass(frozen=True)
-class RegisteredKernel:
-    """`deterministic`: same bits from run to run, provided its attention implementation is."""
-
-    key: str
-    function: Kernel
-    deterministic: bool
-
-
-_COMPOSITIONS: dict[str, _Composition] = {
+_COMPOSITIONS: dict[str, Callable[..., None]] = {
     "embed_forward": embed_forward,
     "block_forward": block_forward,
     "block_recompute_attention": block_recompute_attention,
@@ -55,34 +34,25 @@ def kernel_keys() -> tuple[str, ...]:
     return tuple(f"{name}/{vector}" for vector in _VECTOR for name in _COMPOSITIONS)
 
 
-def registered_kernel(key: str) -> RegisteredKernel:
+def registered_kernel(key: str) -> Kernel:
     """Return the kernel that a Compute op names.
 
+    It gives the same bits from run to run, provided its attention implementation does.
+
     Raises:
-        NoTritonError: it is one of Triton's, which is not installed.
         TwinstreamError: there is none of that key; the message lists those there are.
     """
     if key not in kernel_keys():
         known = ", ".join(kernel_keys())
         raise TwinstreamError(f"kernel '{key}' is unknown; known kernels: {known}")
     name, vector = key.split("/")
-    function = partial(_COMPOSITIONS[name], vector=vector_ops(vector))
-    return RegisteredKernel(key, function, deterministic=True)
+    return partial(_COMPOSITIONS[name], vector=vector_ops(vector))
 
 
 def vector_ops(name: str) -> VectorOps:
-    """The vector operations of that name; Triton is imported only here, when asked for.
-
-    Raises:
-        NoTritonError: Triton is not installed.
-    """
+    """The vector operations of that name; Triton is imported only here, when asked for."""
     if name == "eager":
         return EagerVector()
-    if importlib.util.find_spec("triton") is None:
-        raise NoTritonError(
-            "the schedule has Triton kernels, and Triton is not installed: pip install triton "
-            "(Linux, for a CUDA device), or plan with --kernels eager"
-        )
     from twinstream.executor.kernels.triton_kernels.vector import TritonVector
 
     return TritonVector()

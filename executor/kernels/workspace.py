@@ -13,13 +13,6 @@ from twinstream.schedule.errors import TwinstreamError
 class WorkspaceExhaustedError(TwinstreamError):
     """A kernel takes more scratch than its operand has."""
 
-    def __init__(self, *, needed_bytes: int, size_bytes: int) -> None:
-        self.needed_bytes, self.size_bytes = needed_bytes, size_bytes
-        super().__init__(
-            f"the kernel needs {needed_bytes} bytes of scratch, its operand has {size_bytes}. "
-            "Size it with twinstream.models.demand.workspace.workspace_bytes."
-        )
-
 
 class Workspace:
     """Hands out 256-byte aligned tensors with undefined content.
@@ -37,7 +30,9 @@ class Workspace:
         start = self._used_bytes
         end = start - (-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if end > self._scratch.numel():
-            raise WorkspaceExhaustedError(needed_bytes=end, size_bytes=self._scratch.numel())
+            raise WorkspaceExhaustedError(
+                f"the kernel needs {end} bytes of scratch, its operand has {self._scratch.numel()}"
+            )
         self._used_bytes = end
         self.high_water_bytes = max(self.high_water_bytes, end)
         return self._scratch[start : start + size_bytes].view(dtype).view(shape)

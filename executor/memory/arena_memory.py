@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -27,27 +28,23 @@ def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier,
     """
     sizes = Arenas.sizes(schedule)
     if options.backend == "cpu":
-        check_host_memory(sum(sizes.values()), host_limits(), pinned=False)
+        check_host_memory(sum(sizes.values()), host_limits())
         yield {tier: torch.empty(size, dtype=torch.uint8) for tier, size in sizes.items()}
         return
     check_device_memory(sizes[DEVICE], *torch.cuda.mem_get_info())
-    pinning = arena_pinning(options.on_pinned)
-    with pinned_arena(sizes.get(HOST, 0), host_ranges(schedule), pinning) as pinned:
+    host_bytes, pinning = sizes.get(HOST, 0), arena_pinning(options.on_pinned)
+    check_host_memory(host_bytes, host_limits())
+    with pinned_arena(host_bytes, host_ranges(schedule), pinning) as pinned:
         try:
             yield {DEVICE: device_slab(sizes[DEVICE]), HOST: pinned}
         finally:
             torch.cuda.synchronize()
 
 
-def arena_pinning(on_progress: Progress | None = None, *, heeds_available: bool = True) -> Pinning:
+def arena_pinning(on_progress: Progress | None = None) -> Pinning:
     """How to pin for this process's GPU: memory near it."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    return Pinning(
-        cudart,
-        cpus_near(_pci_address()),
-        on_progress=on_progress,
-        heeds_available=heeds_available,
-    )
+    return Pinning(cudart, cpus_near(_pci_address()), on_progress=on_progress)
 
 
 def device_slab(size_bytes: int) -> torch.Tensor:
@@ -56,10 +53,6 @@ def device_slab(size_bytes: int) -> torch.Tensor:
 
 
 def _pci_address() -> str:
-    """As sysfs spells it; empty where this torch does not tell."""
-    found = torch.cuda.get_device_properties()
-    numbers = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if None in numbers:
-        return ""
-    domain, bus, device = numbers
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+    """As sysfs spells it."""
+    found: Any = torch.cuda.get_device_properties()
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"

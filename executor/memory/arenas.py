@@ -95,10 +95,6 @@ class Arenas:
         source = self.view(op.tensor, op.source, op.num_parts)
         return source, self.view(op.tensor, op.destination, op.num_parts)
 
-    def held_bytes(self, tier: Tier) -> int:
-        """Size of a tier's memory, which may be more than the schedule needs."""
-        return self._memory[tier].numel()
-
     def poison(self) -> None:
         """Fill everything with NaN."""
         for memory in self._memory.values():

@@ -55,9 +55,7 @@ def expand_segments() -> bool:
     """
     if any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         return False
-    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if configure is None:
-        return False
+    configure = torch._C._accelerator_setAllocatorSettings
     try:
         configure("expandable_segments:True")
         with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
@@ -77,11 +75,10 @@ class MemoryReading:
     reserved_bytes: int
 
 
-def read_device_memory(spare_bytes: int) -> MemoryReading:
-    """Of the current CUDA device; `spare_bytes` of an arena too large are not counted."""
+def read_device_memory() -> MemoryReading:
+    """Of the current CUDA device."""
     free_bytes, total_bytes = torch.cuda.mem_get_info()
-    used_bytes, reserved_bytes = total_bytes - free_bytes, torch.cuda.memory_reserved()
-    return MemoryReading(used_bytes - spare_bytes, reserved_bytes - spare_bytes)
+    return MemoryReading(total_bytes - free_bytes, torch.cuda.memory_reserved())
 
 
 class DeviceMeter:
@@ -121,11 +118,11 @@ class DeviceMeter:
         return report.excess_bytes > 0
 
     def is_over(self) -> bool:
-        """Whether the process takes more than the cap right now."""
-        peak_bytes, libraries_bytes = self._peak_bytes, self._libraries_bytes
+        """Whether the process takes more than the cap right now; if so that is given back."""
+        before = self._peak_bytes, self._libraries_bytes
         over = self.report().excess_bytes > 0
-        if over:  # what is given back at once is no part of the run
-            self._peak_bytes, self._libraries_bytes = peak_bytes, libraries_bytes
+        if over:
+            self._peak_bytes, self._libraries_bytes = before
         return over
 
     def report(self) -> DeviceMemory:

@@ -38,25 +38,22 @@ def host_limits(root: Path = Path("/")) -> HostLimits:
     )
 
 
-def check_host_memory(size_bytes: int, limits: HostLimits, *, pinned: bool) -> None:
+def check_host_memory(size_bytes: int, limits: HostLimits) -> None:
     """Raise HostMemoryError when the arena cannot be had; nothing has been touched yet.
 
     AvailableMemoryError only where nothing but what is available speaks against it.
     """
-    checks = [
-        ("the cgroup's limit", limits.cgroup_left_bytes, "raise the container's memory limit"),
-        ("available memory", limits.available_bytes, "free memory or lower --host-mem"),
-    ]
-    if pinned:
-        checks.insert(0, ("RLIMIT_MEMLOCK", limits.memlock_bytes, "run `ulimit -l unlimited`"))
-    for what, limit, remedy in checks:
-        if limit is not None and size_bytes > limit:
-            error = AvailableMemoryError if what == "available memory" else HostMemoryError
-            raise error(
-                f"the host arena needs {gib(size_bytes)}"
-                f"{' of pinned memory' if pinned else ''}, but {what} leaves "
-                f"{gib(limit)}; {remedy}, or plan with a smaller --host-mem."
-            )
+    cgroup, available = limits.cgroup_left_bytes, limits.available_bytes
+    if cgroup is not None and size_bytes > cgroup:
+        raise HostMemoryError(
+            f"the host arena needs {gib(size_bytes)}, but the cgroup's limit leaves "
+            f"{gib(cgroup)}; raise the container's memory limit, or plan with a smaller --host-mem."
+        )
+    if available is not None and size_bytes > available:
+        raise AvailableMemoryError(
+            f"the host arena needs {gib(size_bytes)}, but available memory leaves "
+            f"{gib(available)}; free memory, or plan with a smaller --host-mem."
+        )
 
 
 def _available_bytes(root: Path) -> int | None:

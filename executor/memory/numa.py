@@ -14,15 +14,12 @@ def cpus_near(pci_address: str, root: Path = Path("/")) -> set[int]:
         node = int((device / "numa_node").read_text())
         if node >= 0:
             listed = (root / f"sys/devices/system/node/node{node}/cpulist").read_text()
-            return parse_cpu_list(listed)
+            return _cpus_of(listed)
     return set()
 
 
-def parse_cpu_list(text: str) -> set[int]:
-    """
-    >>> sorted(parse_cpu_list("0-2,8"))
-    [0, 1, 2, 8]
-    """
+def _cpus_of(text: str) -> set[int]:
+    """Of a list as the kernel writes it: "0-2,8" has 0, 1, 2 and 8."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -46,10 +46,7 @@ def host_ranges(schedule: Schedule) -> list[HostRange]:
 
 
 def piece_ends(
-    size_bytes: int,
-    ranges: Sequence[HostRange],
-    max_bytes: int = MAX_PIECE_BYTES,
-    alignment_bytes: int = ALIGNMENT_BYTES,
+    size_bytes: int, ranges: Sequence[HostRange], max_bytes: int = MAX_PIECE_BYTES
 ) -> list[int]:
     """Ends of as few pieces as can be, each at most `max_bytes`, that no range reaches over.
 
@@ -59,11 +56,11 @@ def piece_ends(
     Raises:
         NoBoundaryError: more than `max_bytes` hang together.
     """
-    blocks = _blocks(sorted(ranges), alignment_bytes)
+    blocks = _blocks(sorted(ranges))
     ends: list[int] = []
     start = 0
     while size_bytes - start > max_bytes:
-        cut = (start + max_bytes) // alignment_bytes * alignment_bytes
+        cut = (start + max_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         for block in blocks:
             if block.start < cut < block.end:
                 cut = block.start
@@ -81,35 +78,26 @@ class _Block:
 
     start: int
     end: int
-    slots: list[str]
+    first_slot: str
+    last_slot: str
 
 
-def _blocks(ranges: Sequence[HostRange], alignment_bytes: int) -> list[_Block]:
+def _blocks(ranges: Sequence[HostRange]) -> list[_Block]:
     blocks: list[_Block] = []
     for found in ranges:
-        start = found.start // alignment_bytes * alignment_bytes
-        end = -(-found.end // alignment_bytes) * alignment_bytes
+        start = found.start // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        end = -(-found.end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if blocks and start < blocks[-1].end:
             blocks[-1].end = max(blocks[-1].end, end)
-            if found.slot not in blocks[-1].slots[-1:]:
-                blocks[-1].slots.append(found.slot)
+            blocks[-1].last_slot = found.slot
         else:
-            blocks.append(_Block(start, end, [found.slot]))
+            blocks.append(_Block(start, end, found.slot, found.slot))
     return blocks
 
 
 def _no_boundary(block: _Block, max_bytes: int) -> NoBoundaryError:
-    length = gib(block.end - block.start)
-    if len(block.slots) == 1:
-        what = f"host slot '{block.slots[0]}' alone is used {length} at a time"
-        remedy = "plan with shorter chunks or fewer tokens a round, so that no tensor is as large"
-    else:
-        what = (
-            f"{len(block.slots)} host slots that overlap, '{block.slots[0]}' to "
-            f"'{block.slots[-1]}', take {length} with no byte between them where nothing lies"
-        )
-        remedy = "plan with another --host-mem, or fewer tokens a round"
     return NoBoundaryError(
         f"the host arena cannot be pinned: the driver is given pieces of at most {gib(max_bytes)}, "
-        f"and {what}; {remedy}"
+        f"and host slots '{block.first_slot}' to '{block.last_slot}' hang together over "
+        f"{gib(block.end - block.start)}; plan with another --host-mem, or fewer tokens a round"
     )

@@ -1,0 +1,1 @@
+"""Measure a device: which kernels are right and fastest there, and its profile."""

@@ -17,6 +17,7 @@ from twinstream.executor.probe.tasks.curves import Ceilings, Fit, fit_curves
 from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
     attention_samples,
+    best_matmul_flop_per_s,
     matmul_samples,
     task_samples,
 )
@@ -139,15 +140,6 @@ def _load(device: torch.device) -> tuple[Callable[[], object], int]:
     x = torch.randn(size, size, device=device).to(torch.bfloat16)
     out = torch.empty_like(x)
     return lambda: torch.mm(x, x, out=out), 2 * size**3
-
-
-def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
-    """The best rate among the products measured alone, FLOP/s."""
-    return max(
-        work.flops / sample.time_ns * 1e9
-        for sample in samples
-        if len(sample.works) == 1 and (work := sample.works[0]).unit == "matmul"
-    )
 
 
 def _machine(

@@ -30,7 +30,6 @@ class Links:
     duplex_bytes_per_s: float
     hbm_copy_bytes_per_s: float
     launch_ns: float
-    host_launch_ns: float
     event_wait_ns: float
     copies: tuple[tuple[str, int, float], ...]
 
@@ -56,14 +55,12 @@ def measure_links(device: torch.device) -> Links:
         for direction, times in (("h2d", h2d), ("d2h", d2h))
         for size, ns in zip(_SIZES_BYTES, times, strict=True)
     ]
-    launch_ns, host_launch_ns = _launch_ns(device)
     return Links(
         h2d=fit_line(sizes, h2d),
         d2h=fit_line(sizes, d2h),
         duplex_bytes_per_s=duplex,
         hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(timer),
-        launch_ns=launch_ns,
-        host_launch_ns=host_launch_ns,
+        launch_ns=_launch_ns(device),
         event_wait_ns=_event_wait_ns(device),
         copies=tuple(rates),
     )
@@ -103,8 +100,8 @@ def _hbm_copy_bytes_per_s(timer: DeviceTimer) -> float:
     return 2 * _HBM_BYTES / timer.mean_ns(lambda: destination.copy_(source)) * 1e9
 
 
-def _launch_ns(device: torch.device) -> tuple[float, float]:
-    """(device time from kernel to kernel when the host is ahead, host time of one launch).
+def _launch_ns(device: torch.device) -> float:
+    """Device time from kernel to kernel when the host is ahead.
 
     The host is put ahead by a long kernel before the short ones.
     """
@@ -119,13 +116,11 @@ def _launch_ns(device: torch.device) -> tuple[float, float]:
     for _ in range(4):
         torch.mm(long, long, out=product)
     start.record()
-    start_ns = time.perf_counter_ns()
     for _ in range(_NUM_LAUNCHES):
         small.add_(1.0)
-    host_ns = time.perf_counter_ns() - start_ns
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e6 / _NUM_LAUNCHES, host_ns / _NUM_LAUNCHES
+    return float(start.elapsed_time(end) * 1e6 / _NUM_LAUNCHES)
 
 
 def _event_wait_ns(device: torch.device) -> float:

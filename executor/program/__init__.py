@@ -1,0 +1,1 @@
+"""A schedule compiled once, and how it is to be run."""

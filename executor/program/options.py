@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from twinstream.schedule.errors import TwinstreamError
 
@@ -26,7 +26,6 @@ class RunOptions:
 
     backend: BackendName = "cpu"
     num_passes: int = 3
-    compute_threads: int = 1
     poison: bool = False
     timed_passes: int | None = None
     graphs: Graphs = "auto"
@@ -41,14 +40,11 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
     Raises:
         TwinstreamError: it is none of auto, on and off, or `on` without CUDA.
     """
-    if name == "on" and backend != "cuda":
-        raise TwinstreamError(
-            f"CUDA graphs need CUDA, and this runs on the backend '{backend}': leave --graphs away"
-        )
-    choices: dict[str, Graphs] = {"auto": "auto", "on": "on", "off": "off"}
-    if name in choices:
-        return choices[name]
-    raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
+    if name not in get_args(Graphs):
+        raise TwinstreamError(f"unknown choice of graphs '{name}'; known: auto, on, off")
+    if name == "on":
+        _require_cuda("CUDA graphs", "--graphs", backend)
+    return cast(Graphs, name)
 
 
 def choose_nvtx(backend: BackendName, *, asked: bool) -> bool:
@@ -57,8 +53,13 @@ def choose_nvtx(backend: BackendName, *, asked: bool) -> bool:
     Raises:
         TwinstreamError: it is asked for without CUDA.
     """
-    if asked and backend != "cuda":
-        raise TwinstreamError(
-            f"NVTX ranges need CUDA, and this runs on the backend '{backend}': leave --nvtx away"
-        )
+    if asked:
+        _require_cuda("NVTX ranges", "--nvtx", backend)
     return asked
+
+
+def _require_cuda(what: str, option: str, backend: BackendName) -> None:
+    if backend != "cuda":
+        raise TwinstreamError(
+            f"{what} need CUDA, and this runs on the backend '{backend}': leave {option} away"
+        )

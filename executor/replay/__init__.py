@@ -1,0 +1,1 @@
+"""A compiled program enqueued pass after pass, op by op or as CUDA graphs."""

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 import torch
 
 from twinstream.executor.backends.protocol import Backend, EventT, PassTimes
-from twinstream.executor.program.compiled import Program
+from twinstream.executor.program.compiled import Launch, Program
 from twinstream.executor.replay.host_cost import CostMeter
 from twinstream.schedule.timeline import HostCost
 
@@ -90,19 +90,23 @@ def _issue(
     done: Events[EventT] = [None] * len(program.launches)
     waited_ns, now_ns = backend.waited_ns, perf_counter_ns()
     for launch in program.launches:
-        for wait in launch.waits:
-            event = done[wait]
-            assert event is not None, "awaited ops record"
-            backend.wait(launch, event)
-        if previous:
-            for wait in launch.waits_previous:
-                event = previous[wait]
-                assert event is not None, "awaited ops record"
-                backend.wait(launch, event)
-        backend.launch(launch)
-        if launch.records:
-            done[launch.position] = backend.record(launch)
+        enqueue(backend, launch, done, previous)
         before_ns, now_ns = now_ns, perf_counter_ns()
         before_waited_ns, waited_ns = waited_ns, backend.waited_ns
         meter.add(launch.op.kind, now_ns - before_ns - (waited_ns - before_waited_ns))
     return done
+
+
+def enqueue(
+    backend: Backend[EventT], launch: Launch, done: Events[EventT], previous: Events[EventT]
+) -> None:
+    """Enqueue an op behind what it waits for, and note its event in `done`."""
+    events = [done[wait] for wait in launch.waits]
+    if previous:
+        events += [previous[wait] for wait in launch.waits_previous]
+    for event in events:
+        assert event is not None, "awaited ops record"
+        backend.wait(launch, event)
+    backend.launch(launch)
+    if launch.records:
+        done[launch.position] = backend.record(launch)

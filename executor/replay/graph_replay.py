@@ -1,16 +1,17 @@
 """Passes as CUDA graphs: segments captured once, then launched pass after pass."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter_ns
 
 from twinstream.executor.backends.cuda import CudaBackend, CudaEvent, HostEvent
-from twinstream.executor.backends.gpu import Gpu, GpuEvent, GpuGraph
+from twinstream.executor.backends.gpu import GpuEvent, GpuGraph
 from twinstream.executor.backends.protocol import PASSES_AHEAD
 from twinstream.executor.program.compiled import Launch, Program, Work
-from twinstream.executor.replay.dispatch import Events
+from twinstream.executor.replay.dispatch import Events, enqueue
 from twinstream.executor.replay.graph_classes import NUM_PARITIES, GraphClasses, classify
 from twinstream.executor.replay.graph_segments import Segment, cut_segments
 from twinstream.executor.replay.host_cost import CostMeter
@@ -109,33 +110,16 @@ class GraphReplay:
                     self._backend.await_host(happened)
             if step.graph is not None:
                 self._backend.use(step.segment.stream)
-                with self._range(step):
+                name = f"graph {_name(step.launches)}"
+                with self._backend.gpu.named_range(name) if self._named else nullcontext():
                     step.graph.replay()
             else:
-                self._one_by_one(step, done, previous)
+                for launch in step.launches:
+                    enqueue(self._backend, launch, done, previous)
             kind = step.launches[0].op.kind if step.graph is None else "graph"
             waited_ns = self._backend.waited_ns - waited_ns
             meter.add(kind, perf_counter_ns() - before_ns - waited_ns)
         return done
-
-    def _range(self, step: _Step) -> AbstractContextManager[None]:
-        if not self._named:
-            return nullcontext()
-        return self._backend.gpu.named_range(f"graph {_name(step.launches)}")
-
-    def _one_by_one(
-        self, step: _Step, done: Events[CudaEvent], previous: Events[CudaEvent]
-    ) -> None:
-        for launch in step.launches:
-            events = [done[wait] for wait in launch.waits]
-            if previous:
-                events += [previous[wait] for wait in launch.waits_previous]
-            for event in events:
-                assert event is not None, "awaited ops record"
-                self._backend.wait(launch, event)
-            self._backend.launch(launch)
-            if launch.records:
-                done[launch.position] = self._backend.record(launch)
 
     def _capture_all(self, content: Sequence[Hashable]) -> None:
         segments = cut_segments(self._program, self._capturable())
@@ -153,7 +137,8 @@ class GraphReplay:
         for launch in self._program.launches:
             op = launch.op
             if isinstance(op, Compute) and op.call not in tried:
-                graph = self._captured(launch.stream, [launch], op.call, _no_wait)
+                work = self._works[launch.position]
+                graph = self._captured(launch.stream, partial(work, 0), op.call)
                 tried[op.call] = graph is not None
                 if graph is not None:
                     graph.reset()
@@ -202,37 +187,22 @@ class GraphReplay:
         own, before = rows[parity], rows[(parity + 1) % NUM_PARITIES]
         stream = self._backend.streams[segment.stream]
 
-        def wait(launch: Launch) -> None:
-            events = [own[p] for p in launch.waits] + [before[p] for p in launch.waits_previous]
-            for event in events:
-                if event is not None:  # host ops have none: the dispatching thread waits
-                    event.wait(stream)
-
-        return self._captured(segment.stream, launches, _name(launches), wait, own)
-
-    def _captured(
-        self,
-        stream: int,
-        launches: Sequence[Launch],
-        name: str,
-        wait: Callable[[Launch], None],
-        record: Sequence[GpuEvent | None] = (),
-    ) -> GpuGraph | None:
-        """A graph of these ops; None, and why, where the driver or a library refuses."""
-        found = self._backend.use(stream)
-
         def body() -> None:
             for launch in launches:
-                wait(launch)
+                events = [own[p] for p in launch.waits] + [before[p] for p in launch.waits_previous]
+                for event in events:
+                    if event is not None:  # host ops have none: the dispatching thread waits
+                        event.wait(stream)
                 self._works[launch.position](0)
-                if record and launch.records:
-                    event = record[launch.position]
-                    assert event is not None, "captured ops run on the device"
-                    event.record(found)
+                if (record := own[launch.position]) is not None:
+                    record.record(stream)
 
-        gpu: Gpu = self._backend.gpu
+        return self._captured(segment.stream, body, _name(launches))
+
+    def _captured(self, stream: int, body: Callable[[], None], name: str) -> GpuGraph | None:
+        """What `body` enqueues; None, and why, where the driver or a library refuses."""
         try:
-            return gpu.capture(found, body)
+            return self._backend.gpu.capture(self._backend.use(stream), body)
         except RuntimeError as error:
             self.refused[name] = str(error).splitlines()[0]
             return None
@@ -242,7 +212,3 @@ class GraphReplay:
 
 def _name(launches: Sequence[Launch]) -> str:
     return f"{launches[0].op.op_id} to {launches[-1].op.op_id}"
-
-
-def _no_wait(launch: Launch) -> None:
-    return

@@ -64,7 +64,7 @@ class _Cutter:
             return
         targets = self._open_targets(launch)
         segment = self._open.get(launch.stream)
-        if segment is not None and any(_reaches(segment, target) for target in targets):
+        if segment is not None and any(_follows(target, segment) for target in targets):
             self._close(segment)
             segment = None
         if segment is None:
@@ -112,17 +112,7 @@ class _Cutter:
         return len(launches) > 1 or isinstance(launches[0].op, Compute)
 
 
-def _reaches(start: _Open, end: _Open) -> bool:
-    """Whether `end` has to be launched after `start`."""
-    return start in _before(end)
-
-
-def _before(segment: _Open) -> set[_Open]:
-    found: set[_Open] = set()
-    todo = [segment]
-    while todo:
-        for earlier in todo.pop().after:
-            if earlier not in found and not earlier.closed:
-                found.add(earlier)
-                todo.append(earlier)
-    return found
+def _follows(segment: _Open, earlier: _Open) -> bool:
+    """Whether `segment` has to be launched after `earlier`."""
+    before = [found for found in segment.after if not found.closed]
+    return earlier in before or any(_follows(found, earlier) for found in before)

@@ -1,60 +1,55 @@
 """What it costs the host to enqueue: ns by kind of op, measured around every one of them."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 from twinstream.schedule.timeline import HostCost
 
 
 class CostMeter:
-    """Sums over all passes but the first, which pays for what is done only once.
-
-    Passes whose ops are timed are kept apart: recording when ops start and end costs the host,
+    """Counts passes apart whose ops are timed: recording when ops start and end costs the host,
     and they are never replayed as graphs.
     """
 
     def __init__(self) -> None:
-        self._pass = _Sums()
-        self._plain, self._timed = _Sums(), _Sums()
-        self._is_first = True
+        self._open = _Pass()
+        self._passes: list[_Pass] = []
 
     def add(self, kind: str, spent_ns: int) -> None:
         """Count one call."""
-        self._pass.ns[kind] += spent_ns
-        self._pass.calls[kind] += 1
+        self._open.ns[kind] += spent_ns
+        self._open.calls[kind] += 1
 
     def end_pass(self, waited_ns: int, *, timed: bool) -> None:
         """`waited_ns`: how long the dispatching thread was blocked in this pass."""
-        if not self._is_first:
-            kept = self._timed if timed else self._plain
-            kept.ns.update(self._pass.ns)
-            kept.calls.update(self._pass.calls)
-            kept.waited_ns += waited_ns
-            kept.num_passes += 1
-        self._is_first = False
-        self._pass = _Sums()
+        self._open.waited_ns, self._open.timed = waited_ns, timed
+        self._passes.append(self._open)
+        self._open = _Pass()
 
     def result(self, num_ops: int) -> HostCost | None:
-        """Means over the steady passes that are not timed op by op, or over all where all are.
+        """Means over the passes that are not timed op by op, or over all where all are.
 
-        None when nothing but a first pass was run.
+        The first does not count, which pays for what is done only once. None without another.
         """
-        sums = self._plain if self._plain.num_passes else self._timed
-        steady = sums.num_passes
-        if not steady:
+        steady = self._passes[1:]
+        counted = [found for found in steady if not found.timed] or steady
+        if not counted:
             return None
+        ns = sum((found.ns for found in counted), Counter[str]())
+        calls = sum((found.calls for found in counted), Counter[str]())
         return HostCost(
-            num_passes=steady,
-            ns_per_op=sums.ns.total() / steady / num_ops,
-            ns_per_call={kind: sums.ns[kind] / sums.calls[kind] for kind in sums.ns},
-            calls_per_pass={kind: sums.calls[kind] / steady for kind in sums.ns},
-            waited_ns_per_pass=sums.waited_ns / steady,
-            ops_timed=sums is self._timed,
+            num_passes=len(counted),
+            ns_per_op=ns.total() / len(counted) / num_ops,
+            ns_per_call={kind: ns[kind] / calls[kind] for kind in calls},
+            calls_per_pass={kind: calls[kind] / len(counted) for kind in calls},
+            waited_ns_per_pass=sum(found.waited_ns for found in counted) / len(counted),
+            ops_timed=counted[0].timed,
         )
 
 
-class _Sums:
-    def __init__(self) -> None:
-        self.ns: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-        self.waited_ns = 0
-        self.num_passes = 0
+@dataclass
+class _Pass:
+    ns: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    waited_ns: int = 0
+    timed: bool = False

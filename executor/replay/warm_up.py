@@ -23,7 +23,6 @@ class KernelTime:
     temporaries, and not workspaces, which stay.
     """
 
-    call: str
     device_ns: int
     enqueue_ns: int
     allocated_bytes: int = 0
@@ -54,8 +53,8 @@ def warm_up(
         allocated_bytes = backend.gpu.allocated_bytes()
         if timed:
             time = _run_on_zeros(launch, arenas, works, backend)
-        if (known := found.get(launch.op.call)) is not None:
-            allocated_bytes = max(allocated_bytes, known.allocated_bytes)
+        if launch.op.call in found:
+            allocated_bytes = max(allocated_bytes, found[launch.op.call].allocated_bytes)
         found[launch.op.call] = replace(time, allocated_bytes=allocated_bytes)
     return found
 
@@ -75,4 +74,4 @@ def _run_on_zeros(
     enqueue_ns = perf_counter_ns() - before_ns
     end.record(stream)
     backend.gpu.synchronize()
-    return KernelTime(launch.op.call, round(start.elapsed_time(end) * 1e6), enqueue_ns)
+    return KernelTime(round(start.elapsed_time(end) * 1e6), enqueue_ns)

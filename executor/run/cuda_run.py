@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -30,48 +31,44 @@ DEFAULT_TIMED_PASSES = 1
 
 
 @dataclass(frozen=True)
-class CudaRun:
-    """The passes, and where and with what they were measured."""
+class Job:
+    """What is to be run: a schedule, compiled and bound to memory.
 
-    passes: Passes
-    provenance: Provenance
+    `fill` puts the state in place once all is warm.
+    """
+
+    schedule: Schedule
+    program: Program
+    arenas: Arenas
+    works: Sequence[Work]
+    fill: Callable[[], None]
 
 
-def run_on_cuda(
-    schedule: Schedule,
-    program: Program,
-    arenas: Arenas,
-    works: Sequence[Work],
-    fill: Callable[[], None],
-    options: RunOptions,
-) -> CudaRun:
-    """Run on this process's GPU; `fill` puts the state in place once all is warm.
+def run_on_cuda(job: Job, options: RunOptions) -> tuple[Passes, Provenance]:
+    """The passes on this process's GPU, and where and with what they were measured.
 
     Raises:
         DeviceMemoryError: context and libraries take more than the caps leave; nothing was filled.
     """
     fix_library_workspaces()
-    spare_bytes = arenas.held_bytes(DEVICE) - arena_bytes(schedule, DEVICE)
     meter = DeviceMeter(
-        schedule.caps,
-        arena_bytes(schedule, DEVICE),
-        lambda: read_device_memory(spare_bytes),
+        job.schedule.caps,
+        arena_bytes(job.schedule, DEVICE),
+        read_device_memory,
         refuses_excess=options.refuses_excess,
     )
     gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
-    job = Job(schedule, program, arenas, works, fill)
     with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
         try:
             passes, graphs = run_on_gpu(gpu, job, options, meter)
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(_no_room(error, meter.report())) from error
-    provenance = Provenance(
+    return passes, Provenance(
         kind="measured",
         where=torch.cuda.get_device_name(),
         detail=f"torch {torch.__version__}, {graphs}",
         device_memory=meter.report(),
     )
-    return CudaRun(passes, provenance)
 
 
 def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
@@ -82,17 +79,6 @@ def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is to be run: a schedule, compiled and bound to memory, and how its state is filled."""
-
-    schedule: Schedule
-    program: Program
-    arenas: Arenas
-    works: Sequence[Work]
-    fill: Callable[[], None]
-
-
 def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> tuple[Passes, str]:
     """The passes, and in a phrase whether they ran as graphs and why."""
     timed_passes = options.timed_passes
@@ -100,7 +86,9 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
         options.num_passes, DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes
     )
     if options.nvtx:
-        job = replace(job, works=_named(gpu, job))
+        named = zip(job.program.launches, job.works, strict=True)
+        works = [partial(_in_range, gpu, launch.op.op_id, work) for launch, work in named]
+        job = replace(job, works=works)
     backend = CudaBackend(job.program, job.works, gpu)
     replay = None
     try:
@@ -148,17 +136,6 @@ def _graphs(
     )
 
 
-def _named(gpu: Gpu, job: Job) -> list[Work]:
-    """The works of a job, each in a range with its op's name."""
-
-    def named(name: str, work: Work) -> Work:
-        def ranged(pass_index: int) -> None:
-            with gpu.named_range(name):
-                work(pass_index)
-
-        return ranged
-
-    return [
-        named(launch.op.op_id, work)
-        for launch, work in zip(job.program.launches, job.works, strict=True)
-    ]
+def _in_range(gpu: Gpu, name: str, work: Work, pass_index: int) -> None:
+    with gpu.named_range(name):
+        work(pass_index)

@@ -58,8 +58,6 @@ class StateReader:
         if self.nvml is None:
             return None
         reasons = self._asked("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # its name in bindings before 12.535
-            reasons = self._asked("nvmlDeviceGetCurrentClocksThrottleReasons")
         milliwatts = self._asked("nvmlDeviceGetPowerUsage")
         return DeviceState(
             sm_clock_mhz=self._asked("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),

@@ -16,9 +16,9 @@ from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
-from twinstream.executor.run.cuda_run import run_on_cuda
+from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.document import Schedule
@@ -80,13 +80,12 @@ def execute(
         HostMemoryError: the arenas do not fit this machine's memory.
         DeviceMemoryError: context and libraries take more than the schedule's caps leave them.
     """
-    choose_backend(options.backend)
     prove(schedule, options.backend)
     if options.backend == "cuda":
         expand_segments()
     check_attention(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
-        timeline = _run_in(
+        timeline = execute_in(
             schedule,
             memory,
             lambda arenas: fill_carried(schedule, arenas, state),
@@ -97,29 +96,9 @@ def execute(
     return Execution(timeline, after)
 
 
-def execute_in(
-    schedule: Schedule,
-    memory: Mapping[Tier, ArenaMemory],
-    fill: Callable[[Arenas], None],
-    host_work: HostWork,
-    options: RunOptions,
-) -> Timeline:
-    """Prove a schedule and run it in memory that is there already, and reads no state back.
-
-    `memory` has at least the bytes that the schedule needs of each tier; `fill` puts the carried
-    tensors in place before the first pass. `check_attention` is left to the caller, who should
-    call it before there is the memory, since it takes some of its own.
-
-    Raises:
-        TwinstreamError: as `execute`.
-    """
-    choose_backend(options.backend)
-    prove(schedule, options.backend)
-    return _run_in(schedule, memory, fill, host_work, options)
-
-
 def prove(schedule: Schedule, backend: BackendName) -> None:
     """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
+    choose_backend(backend)
     on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
     if on_host:
         raise HostKernelError(
@@ -131,16 +110,25 @@ def prove(schedule: Schedule, backend: BackendName) -> None:
     require_conforming(schedule, lower_again(schedule))
 
 
-def _run_in(
+def execute_in(
     schedule: Schedule,
     memory: Mapping[Tier, ArenaMemory],
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
 ) -> Timeline:
+    """Run a schedule, which has been proven, in memory that is there; reads no state back.
+
+    `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
+    in place before the first pass. `check_attention` is the caller's too, before there is the
+    memory, since it takes some of its own.
+
+    Raises:
+        TwinstreamError: as `execute`.
+    """
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
-    works = OpRunner(schedule, arenas, host_work, poison=options.poison).bind_all()
+    works = bind_works(schedule, arenas, host_work, poison=options.poison)
 
     def fill_all() -> None:
         if options.poison:
@@ -148,15 +136,14 @@ def _run_in(
         fill(arenas)
 
     if options.backend == "cuda":
-        run = run_on_cuda(schedule, program, arenas, works, fill_all, options)
-        return measured_timeline(schedule, run.passes, run.provenance)
+        job = Job(schedule, program, arenas, works, fill_all)
+        return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
-    backend = CpuBackend(program, works, options.compute_threads)
+    backend = CpuBackend(program, works)
     passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
-    where = f"cpu {platform.machine()}"
     provenance = Provenance(
         kind="measured",
-        where=where,
+        where=f"cpu {platform.machine()}",
         detail=f"torch {torch.__version__}",
         processor_share=backend.processor_share,
     )

@@ -37,7 +37,8 @@ class Training:
         def feed(op: Feed, pass_index: int) -> torch.Tensor:
             step = self.first_step + pass_index
             if op.source == "step_state":
-                return _bytes(step_state(recipe, step, self.learning_rate, self.seed))
+                packed = step_state(recipe, step, self.learning_rate, self.seed)
+                return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
             if op.source != "tokens":
                 raise TwinstreamError(f"op '{op.op_id}' asks for unknown input '{op.source}'")
             tokens = self.tokens(step, op.index)
@@ -62,7 +63,3 @@ def step_state(recipe: Recipe, step: int, learning_rate: float, seed: int) -> by
     corrections = (1.0 - recipe.beta1**step, 1.0 - recipe.beta2**step)
     packed = struct.pack("<fff4xqq", learning_rate, *corrections, step, seed)
     return packed.ljust(STEP_STATE_BYTES, b"\0")
-
-
-def _bytes(packed: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)

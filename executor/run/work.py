@@ -1,6 +1,9 @@
-"""Carry out one op on the arenas; every backend that has memory uses this."""
+"""Carry out ops on the arenas; every backend that has memory uses this."""
 
+from collections.abc import Sequence
 from typing import assert_never
+
+import torch
 
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
@@ -11,73 +14,65 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
 
 
-class OpRunner:
-    """Binds ops of a schedule to its arenas, to run in whatever thread or stream is current.
+def bind_works(
+    schedule: Schedule, arenas: Arenas, host_work: HostWork, *, poison: bool = False
+) -> list[Work]:
+    """The work of every op in issue order, to run in whatever thread or stream is current.
 
-    With `poison`, bytes are filled with NaN before they are written and once their content is
-    dead, to expose what the proof of safety should have excluded.
+    Kernels and views are resolved once. With `poison`, bytes are filled with NaN before they are
+    written and once their content is dead, to expose what the proof of safety should have excluded.
     """
+    kernels = {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
 
-    def __init__(
-        self, schedule: Schedule, arenas: Arenas, host_work: HostWork, *, poison: bool = False
-    ) -> None:
-        self._schedule = schedule
-        self._arenas = arenas
-        self._host_work = host_work
-        self._poison = poison
-        self._dying = dying_content(schedule) if poison else {}
-        self._kernels = {
-            name: registered_kernel(call.kernel).function for name, call in schedule.calls.items()
-        }
-
-    def bind_all(self) -> list[Work]:
-        """The work of every op in issue order, kernels and views resolved once."""
-        return [self._with_poison(op, self.bind(op)) for op in self._schedule.ops]
-
-    def bind(self, op: Op) -> Work:
+    def bind(op: Op) -> Work:
         match op:
             case Compute():
-                return self._compute(op)
+                kernel, operands = kernels[op.call], arenas.operands(op)
+                attributes = schedule.calls[op.call].attributes
+                return lambda pass_index: kernel(operands, attributes)
             case Copy():
-                return self._copy(op)
+                return _copy(*arenas.copy_views(op))
             case Feed() | Fetch():
-                return self._host(op)
+                slot = arenas.view(op.tensor, op.slot)
+                return lambda pass_index: host_work.run(op, pass_index, slot)
             case _:
                 assert_never(op)
 
-    def _compute(self, op: Compute) -> Work:
-        kernel, operands = self._kernels[op.call], self._arenas.operands(op)
-        attributes = self._schedule.calls[op.call].attributes
-        return lambda pass_index: kernel(operands, attributes)
+    works = [bind(op) for op in schedule.ops]
+    if not poison:
+        return works
+    dying = dying_content(schedule)
+    return [
+        _poisoned(
+            work,
+            before=_written(op, arenas),
+            after=[arenas.view(*content) for content in dying.get(op.op_id, ())],
+        )
+        for op, work in zip(schedule.ops, works, strict=True)
+    ]
 
-    def _copy(self, op: Copy) -> Work:
-        source, destination = self._arenas.copy_views(op)
 
-        def copy(pass_index: int) -> None:
-            destination.copy_(source, non_blocking=True)
+def _copy(source: torch.Tensor, destination: torch.Tensor) -> Work:
+    def copy(pass_index: int) -> None:
+        destination.copy_(source, non_blocking=True)
 
-        return copy
+    return copy
 
-    def _host(self, op: Feed | Fetch) -> Work:
-        run, slot = self._host_work.run, self._arenas.view(op.tensor, op.slot)
-        return lambda pass_index: run(op, pass_index, slot)
 
-    def _with_poison(self, op: Op, work: Work) -> Work:
-        if not self._poison:
-            return work
-        before = []
-        if isinstance(op, Compute):
-            operands = self._arenas.operands(op).values()
-            before = [o.bytes for o in operands if o.mode in ("write", "scratch")]
-        elif isinstance(op, Copy):
-            before = [self._arenas.copy_views(op)[1]]
-        after = [self._arenas.view(*content) for content in self._dying.get(op.op_id, ())]
+def _written(op: Op, arenas: Arenas) -> list[torch.Tensor]:
+    """What the op overwrites on a stream of the device."""
+    if isinstance(op, Compute):
+        operands = arenas.operands(op).values()
+        return [o.bytes for o in operands if o.mode in ("write", "scratch")]
+    return [arenas.copy_views(op)[1]] if isinstance(op, Copy) else []
 
-        def poisoned(pass_index: int) -> None:
-            for dead in before:
-                dead.fill_(POISON_BYTE)
-            work(pass_index)
-            for dead in after:
-                dead.fill_(POISON_BYTE)
 
-        return poisoned
+def _poisoned(work: Work, *, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> Work:
+    def poisoned(pass_index: int) -> None:
+        for dead in before:
+            dead.fill_(POISON_BYTE)
+        work(pass_index)
+        for dead in after:
+            dead.fill_(POISON_BYTE)
+
+    return poisoned

@@ -3,7 +3,7 @@
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.executor.state.training_state import group_layout
 from twinstream.models.spec import ModelSpec
 
 _STD = 0.02
@@ -24,15 +24,12 @@ class RandomWeights:
         self._block = drawn.to(DTYPES[spec.dtype])
 
     def write(self, group: str, start_bytes: int, destination: torch.Tensor) -> None:
-        """Bytes of a group's flat parameters, from `start_bytes` on; 1-D uint8 on any device.
-
-        Groups are `embedding`, a layer's number, and `head`.
-        """
+        """Bytes of a group's flat parameters, from `start_bytes` on; 1-D uint8 on any device."""
         dtype, itemsize = DTYPES[self._spec.dtype], self._spec.itemsize
         values = destination.view(dtype)
         first = start_bytes // itemsize
         self._tile(values, first)
-        for inner in self._layout(group).tensors:
+        for inner in group_layout(self._spec, group).tensors:
             begin = max(inner.offset_bytes // itemsize, first) - first
             end = min((inner.offset_bytes + inner.size_bytes) // itemsize - first, values.numel())
             if begin < end and inner.name.endswith("norm"):
@@ -47,8 +44,3 @@ class RandomWeights:
             count = min(length - inside, values.numel() - at)
             values[at : at + count].copy_(self._block[inside : inside + count])
             at += count
-
-    def _layout(self, group: str) -> Layout:
-        if group == "embedding":
-            return embedding_layout(self._spec)
-        return head_layout(self._spec) if group == "head" else block_layout(self._spec)

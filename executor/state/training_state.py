@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
+from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
 from twinstream.models.lowering.declarations import optimizer_parts, state_layout
@@ -15,8 +16,14 @@ from twinstream.schedule.errors import TwinstreamError
 State = dict[str, torch.Tensor]
 
 STEP = "step"
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _INIT_STD = 0.02
+
+
+def group_layout(spec: ModelSpec, group: str) -> Layout:
+    """How the parameters lie of `embedding`, a layer by its number, or `head`."""
+    if group == "embedding":
+        return embedding_layout(spec)
+    return head_layout(spec) if group == "head" else block_layout(spec)
 
 
 def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> State:
@@ -26,14 +33,12 @@ def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> S
     values 1-D uint8. The same seed gives the same bits on every machine.
     """
     generator = torch.Generator().manual_seed(seed)
-    layouts: dict[str, Layout] = {"embedding": embedding_layout(spec)}
-    layouts |= {str(layer): block_layout(spec) for layer in range(spec.num_layers)}
-    layouts["head"] = head_layout(spec)
     state: State = {}
-    for group, layout in layouts.items():
-        flat = _fresh(layout, _DTYPES[spec.dtype], generator)
+    for group in ("embedding", *map(str, range(spec.num_layers)), "head"):
+        layout = group_layout(spec, group)
+        flat = _fresh(layout, DTYPES[spec.dtype], generator)
         state[f"param.{group}"] = flat
-        state[f"opt.{group}"] = optimizer_state(spec, group, flat, recipe or Recipe())
+        state[f"opt.{group}"] = _optimizer_state(spec, group, flat, recipe or Recipe())
     return state
 
 
@@ -56,44 +61,6 @@ def steps_done(state: Mapping[str, torch.Tensor]) -> int:
 def with_steps_done(state: State, num_steps: int) -> State:
     """The state, saying how many optimizer steps it has behind it."""
     return state | {STEP: torch.tensor(num_steps)}
-
-
-def optimizer_state(
-    spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
-) -> torch.Tensor:
-    """Zero m and v of each part of a group and, where the recipe has it, its float32 master.
-
-    Args:
-        parameters: the group's flat parameters, uint8.
-    """
-    dtype, num_values = state_layout(spec, recipe)
-    num_elements = parameters.numel() // spec.itemsize
-    state = torch.zeros(num_values * num_elements, dtype=_DTYPES[dtype]).view(torch.uint8)
-    if recipe.has_master(spec.dtype):
-        _fill_master(spec, group, parameters, state)
-    return state
-
-
-def with_parameters(
-    state: State, parameters: Mapping[str, torch.Tensor], spec: ModelSpec, recipe: Recipe
-) -> State:
-    """The state with parameters, and their master, replaced by those given by group."""
-    found = {name: flat.clone() for name, flat in state.items()}
-    for group, flat in parameters.items():
-        found[f"param.{group}"] = flat.clone()
-        if recipe.has_master(spec.dtype):
-            _fill_master(spec, group, flat, found[f"opt.{group}"])
-    return found
-
-
-def _fill_master(
-    spec: ModelSpec, group: str, parameters: torch.Tensor, state: torch.Tensor
-) -> None:
-    """Each part's state is m, v, master, as many float32 values each as it has parameters."""
-    values, floats = parameters.view(_DTYPES[spec.dtype]), state.view(torch.float32)
-    for part in optimizer_parts(spec, group):
-        start, count = part.element_offset, part.num_elements
-        floats[3 * start + 2 * count : 3 * (start + count)].copy_(values[start : start + count])
 
 
 def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:
@@ -145,3 +112,21 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
             random = torch.empty(view.numel(), dtype=torch.float32)
             view.copy_(random.normal_(0.0, _INIT_STD, generator=generator))
     return flat
+
+
+def _optimizer_state(
+    spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
+) -> torch.Tensor:
+    """Zero m and v of each part of a group and, where the recipe has it, its float32 master.
+
+    Each part's state is m, v, master, as many float32 values each as it has parameters.
+    """
+    dtype, num_values = state_layout(spec, recipe)
+    values = parameters.view(DTYPES[spec.dtype])
+    state = torch.zeros(num_values * values.numel(), dtype=DTYPES[dtype])
+    if recipe.has_master(spec.dtype):
+        for part in optimizer_parts(spec, group):
+            start, count = part.element_offset, part.num_elements
+            master = state[3 * start + 2 * count : 3 * (start + count)]
+            master.copy_(values[start : start + count])
+    return state.view(torch.uint8)

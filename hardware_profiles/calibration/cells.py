@@ -8,44 +8,31 @@ most of all parameters together, by how predictions change with each (D-optimal)
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from twinstream.hardware_profiles.calibration.linear_fit import Vector, whitening
 from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.measured_table import MeasuredRow
 
 MOST_CELLS = 14
 MOST_CANDIDATES = 42
 _FIRST_PAIRS = 4
 
 
-class Configured(Protocol):
-    """What the choice may look at: no measured figure."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def host_mem_gib(self) -> float: ...
-    @property
-    def dev_mem_gib(self) -> float: ...
-    @property
-    def status(self) -> str: ...
-
-
-_Row = TypeVar("_Row", bound=Configured)
 _Item = TypeVar("_Item")
 
 
-def candidate_cells(rows: Iterable[_Row], most: int = MOST_CANDIDATES) -> tuple[_Row, ...]:
+def candidate_cells(
+    rows: Iterable[MeasuredRow], most: int = MOST_CANDIDATES
+) -> tuple[MeasuredRow, ...]:
     """The successful rows to choose from, about `most`; the first of them are taken at once.
 
     Raises:
         CalibrationError: no row succeeded.
     """
-    by_sweep: dict[tuple[int, str], list[_Row]] = {}
+    by_sweep: dict[tuple[int, str], list[MeasuredRow]] = {}
     for row in rows:
         if row.status == "ok":
             by_sweep.setdefault((row.seq_len, row.model), []).append(row)
@@ -62,8 +49,8 @@ def candidate_cells(rows: Iterable[_Row], most: int = MOST_CANDIDATES) -> tuple[
 
 
 def informative_cells(
-    candidates: Sequence[_Row], effects: Vector, most: int = MOST_CELLS
-) -> tuple[_Row, ...]:
+    candidates: Sequence[MeasuredRow], effects: Vector, most: int = MOST_CELLS
+) -> tuple[MeasuredRow, ...]:
     """The candidates that calibrate, at most `most`.
 
     Args:
@@ -71,7 +58,7 @@ def informative_cells(
         effects: [candidates, parameters], how far the log of a predicted time moves when a
             parameter moves by its prior's width.
     """
-    by_sweep: dict[tuple[int, str], list[_Row]] = {}
+    by_sweep: dict[tuple[int, str], list[MeasuredRow]] = {}
     for row in candidates:
         by_sweep.setdefault((row.seq_len, row.model), []).append(row)
     first = {id(row) for row in _first(by_sweep)}
@@ -82,24 +69,24 @@ def informative_cells(
     return tuple(candidates[i] for i in chosen)
 
 
-def sweep_of(row: Configured) -> str:
+def sweep_of(row: MeasuredRow) -> str:
     """What a run was measured together with: those of its model and length."""
     return f"{row.model} {row.seq_len}"
 
 
-def _told(chosen: Sequence[int], candidates: Sequence[Configured], effects: Vector) -> float:
+def _told(chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector) -> float:
     """Logarithm of how much narrower than the priors these rows make the parameters, together."""
     sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
     seen = whitening(sweeps, np.ones(len(chosen))) @ effects[list(chosen)]
     return float(np.linalg.slogdet(np.eye(effects.shape[1]) + seen.T @ seen)[1])
 
 
-def _first(by_sweep: dict[tuple[int, str], list[_Row]]) -> list[_Row]:
+def _first(by_sweep: dict[tuple[int, str], list[MeasuredRow]]) -> list[MeasuredRow]:
     """Pairs at lengths from the shortest to the longest, of one model after the other."""
     models = sorted({model for _, model in by_sweep})
     models.sort(key=lambda name: -sum(len(by_sweep[s]) for s in by_sweep if s[1] == name))
     num_pairs = min(max(_FIRST_PAIRS, len(models)), MOST_CELLS // 2, len(by_sweep))
-    chosen: dict[int, _Row] = {}
+    chosen: dict[int, MeasuredRow] = {}
     for number in range(num_pairs):
         model = models[number % len(models)]
         lengths = sorted(length for length, name in by_sweep if name == model)
@@ -109,12 +96,12 @@ def _first(by_sweep: dict[tuple[int, str], list[_Row]]) -> list[_Row]:
     return list(chosen.values())
 
 
-def _pair(rows: Sequence[_Row]) -> tuple[_Row, _Row]:
+def _pair(rows: Sequence[MeasuredRow]) -> tuple[MeasuredRow, MeasuredRow]:
     """The smallest and the largest caps, of the device first."""
     return min(rows, key=_caps), max(rows, key=_caps)
 
 
-def _caps(row: Configured) -> tuple[float, float]:
+def _caps(row: MeasuredRow) -> tuple[float, float]:
     return row.dev_mem_gib, row.host_mem_gib
 
 

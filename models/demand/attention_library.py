@@ -15,8 +15,10 @@ cpu/FlashAttentionKernel.cpp.
 
 from collections.abc import Callable, Mapping
 
-from twinstream.models.demand.attention_scratch import require_known_attention
+from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.demand.workspace import attention_shape, typed_attribute
+from twinstream.schedule.ops import KernelCall
 
 # No formula is for a device with more multiprocessors: FlashAttention-2's deterministic backward
 # keeps a sum of dQ for as many blocks of keys as it takes to occupy all of them.
@@ -34,7 +36,25 @@ _LOOKUP_SEQUENCES = (
 _LOOKUP_ROWS = 64  # of a block there at least
 _CPU_KEYS = 512  # of a tile of PyTorch's flash attention for CPUs
 
-LibraryFormula = Callable[[AttentionShape], int]
+# The kernels that call attention, and what of it.
+_PASS_OF: Mapping[str, AttentionPass] = {
+    "block_forward": "forward",
+    "block_recompute_input": "forward",
+    "block_backward": "backward",
+}
+
+
+def library_bytes(call: KernelCall) -> int:
+    """Bytes beside the arenas that one call takes at most; only attention takes any.
+
+    Raises:
+        TwinstreamError: an attribute of the call is missing, or its attention is unknown.
+    """
+    of_pass = _PASS_OF.get(call.kernel.split("/")[0])
+    if of_pass is None:
+        return 0
+    name = typed_attribute(call.attributes, "attention", str)
+    return attention_library_bytes(name, of_pass, attention_shape(call.attributes))
 
 
 def attention_library_bytes(name: str, of_pass: AttentionPass, shape: AttentionShape) -> int:
@@ -43,24 +63,8 @@ def attention_library_bytes(name: str, of_pass: AttentionPass, shape: AttentionS
     Raises:
         UnknownAttentionError: there is no implementation of that name.
     """
-    require_known_attention(name)
-    return _formulas()[name][of_pass](shape)
-
-
-def _formulas() -> Mapping[str, Mapping[AttentionPass, LibraryFormula]]:
-    return {
-        "eager": {"forward": _none, "backward": _none},
-        "sdpa_cpu": {"forward": _sdpa_cpu_forward, "backward": _sdpa_cpu_backward},
-        "sdpa_flash": {"forward": _sdpa_flash_forward, "backward": _sdpa_flash_backward},
-        "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
-        "flash2": {"forward": _flash2_forward, "backward": _flash2_backward},
-        "flash3": {"forward": _flash3_forward, "backward": _flash3_backward},
-        "flash4": {"forward": _flash4_forward, "backward": _flash4_backward},
-    }
-
-
-def _none(shape: AttentionShape) -> int:
-    return 0
+    attention_limits(name)  # raises
+    return _FORMULAS[name][of_pass](shape)
 
 
 def _returned_forward(shape: AttentionShape) -> int:
@@ -98,10 +102,6 @@ def _sdpa_flash_backward(shape: AttentionShape) -> int:
     return _gradients(shape) + _flash2_backward(shape)
 
 
-def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
-    return _returned_forward(shape)
-
-
 def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
     """The gradients, and what a fused backward must keep: a float32 sum of dQ, dO * O a row, and
     dK and dV of each query head."""
@@ -129,14 +129,6 @@ def _flash3_forward(shape: AttentionShape) -> int:
     return _lse(shape) + _allocated((4 * _num_sequences(shape) + 1) * _INT32_BYTES)
 
 
-def _flash3_backward(shape: AttentionShape) -> int:
-    return _hopper_backward(shape, extra_keys=0)
-
-
-def _flash4_forward(shape: AttentionShape) -> int:
-    return _lookup(shape)
-
-
 def _flash4_backward(shape: AttentionShape) -> int:
     """As FlashAttention-3; on Blackwell pairs of blocks of keys may add one block more."""
     return _hopper_backward(shape, extra_keys=_ROW_BLOCK) + 2 * _lookup(shape)
@@ -151,7 +143,7 @@ def _lookup(shape: AttentionShape) -> int:
     return _allocated((count + 1) * _INT32_BYTES) + _allocated(blocks * _INT32_BYTES)
 
 
-def _hopper_backward(shape: AttentionShape, extra_keys: int) -> int:
+def _hopper_backward(shape: AttentionShape, extra_keys: int = 0) -> int:
     """Float32 sums of dQ, and of dK and dV where heads share them; two floats a row; semaphores.
 
     Blocks of keys are of 128 or fewer, so that less than 128 are added to fill the last. Sums of
@@ -255,3 +247,14 @@ def _allocated(num_bytes: int) -> int:
 
 def _rounded(number: int, unit: int) -> int:
     return -(-number // unit) * unit
+
+
+_FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]] = {
+    "eager": {"forward": lambda _: 0, "backward": lambda _: 0},
+    "sdpa_cpu": {"forward": _sdpa_cpu_forward, "backward": _sdpa_cpu_backward},
+    "sdpa_flash": {"forward": _sdpa_flash_forward, "backward": _sdpa_flash_backward},
+    "sdpa_cudnn": {"forward": _returned_forward, "backward": _sdpa_cudnn_backward},
+    "flash2": {"forward": _flash2_forward, "backward": _flash2_backward},
+    "flash3": {"forward": _flash3_forward, "backward": _hopper_backward},
+    "flash4": {"forward": _lookup, "backward": _flash4_backward},
+}

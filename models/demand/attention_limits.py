@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from twinstream.models.demand.attention_scratch import require_known_attention
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 
 DeviceName = Literal["cpu", "cuda"]
 
@@ -37,13 +37,27 @@ class AttentionLimits:
         return None
 
 
+class UnknownAttentionError(TwinstreamError):
+    """No attention implementation of that name."""
+
+
+def attention_names() -> tuple[str, ...]:
+    """All implementations, whether they can run here or not."""
+    return tuple(_limits())
+
+
 def attention_limits(name: str) -> AttentionLimits:
     """
     Raises:
-        UnknownAttentionError: there is no implementation of that name.
+        UnknownAttentionError: the message lists those there are.
     """
-    require_known_attention(name)
-    return _limits()[name]
+    limits = _limits()
+    if name not in limits:
+        raise UnknownAttentionError(
+            f"attention implementation '{name}' is unknown; known implementations: "
+            f"{', '.join(limits)}"
+        )
+    return limits[name]
 
 
 def attention_refusal(

@@ -7,9 +7,9 @@ in `attention_library`.
 
 from collections.abc import Callable, Mapping
 
+from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
-from twinstream.models.layout import ALIGNMENT_BYTES
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.models.layout import aligned
 
 # Eager attention works on tiles of this many queries and keys (all heads at once).
 QUERY_TILE = 128
@@ -21,29 +21,6 @@ _FLOAT32_BYTES = 4
 _INT32_BYTES = 4
 _SEED_BYTES = 16
 
-ScratchFormula = Callable[[AttentionShape], int]
-
-
-class UnknownAttentionError(TwinstreamError):
-    """No attention implementation of that name."""
-
-
-def attention_names() -> tuple[str, ...]:
-    """All implementations, whether they can run here or not."""
-    return tuple(_formulas())
-
-
-def require_known_attention(name: str) -> None:
-    """
-    Raises:
-        UnknownAttentionError: the message lists those there are.
-    """
-    if name not in _formulas():
-        known = ", ".join(attention_names())
-        raise UnknownAttentionError(
-            f"attention implementation '{name}' is unknown; known implementations: {known}"
-        )
-
 
 def attention_scratch_bytes(name: str, of_pass: AttentionPass, shape: AttentionShape) -> int:
     """Scratch bytes that an implementation takes at most.
@@ -51,8 +28,8 @@ def attention_scratch_bytes(name: str, of_pass: AttentionPass, shape: AttentionS
     Raises:
         UnknownAttentionError: there is none of that name.
     """
-    require_known_attention(name)
-    return _formulas()[name][of_pass](shape)
+    attention_limits(name)  # raises
+    return _FORMULAS[name][of_pass](shape)
 
 
 def merge_block_rows(shape: AttentionShape) -> int:
@@ -61,21 +38,9 @@ def merge_block_rows(shape: AttentionShape) -> int:
     return max(1, min(shape.num_queries, MERGE_BLOCK_ELEMENTS // width))
 
 
-def _formulas() -> Mapping[str, Mapping[AttentionPass, ScratchFormula]]:
-    return {
-        "eager": {"forward": _eager_forward, "backward": _eager_backward},
-        "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
-        "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
-        "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
-        "flash2": {"forward": _starts, "backward": _written_backward},
-        "flash3": {"forward": _starts, "backward": _written_backward},
-        "flash4": {"forward": _flash4_forward, "backward": _written_backward},
-    }
-
-
 def starts_bytes(lengths: tuple[int, ...]) -> int:
     """Cumulative lengths of packed sequences, from 0 on, in int32."""
-    return _aligned((len(lengths) + 1) * _INT32_BYTES)
+    return aligned((len(lengths) + 1) * _INT32_BYTES)
 
 
 def _starts(shape: AttentionShape) -> int:
@@ -98,10 +63,6 @@ def _dense_lse_of_each(shape: AttentionShape) -> int:
     return _dense_lse(shape)
 
 
-def _flash4_forward(shape: AttentionShape) -> int:
-    return _starts(shape) + _dense_lse(shape)
-
-
 def _merged_forward(shape: AttentionShape) -> int:
     """A weight a row, and a block of outputs of each part."""
     if shape.num_past == 0:
@@ -111,7 +72,7 @@ def _merged_forward(shape: AttentionShape) -> int:
 
 
 def _sdpa_flash_backward(shape: AttentionShape) -> int:
-    return _starts(shape) + _aligned(_SEED_BYTES) + _dense_lse(shape)
+    return _starts(shape) + aligned(_SEED_BYTES) + _dense_lse(shape)
 
 
 def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
@@ -121,13 +82,13 @@ def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
 
 
 def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
-    own = _aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
+    own = aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
     return max(own, _eager_backward(shape.of_one_token)) if 1 in shape.lengths else own
 
 
 def _written_backward(shape: AttentionShape) -> int:
     """Where gradients are added up, those of this call are written by themselves first."""
-    d_kv = _aligned(shape.num_kv_elements * shape.itemsize_bytes) if shape.sliced else 0
+    d_kv = aligned(shape.num_kv_elements * shape.itemsize_bytes) if shape.sliced else 0
     return _starts(shape) + _dense_lse(shape) + d_kv
 
 
@@ -162,13 +123,23 @@ def _score_tiles(shape: AttentionShape, count: int) -> int:
     rows = shape.num_heads * min(QUERY_TILE, shape.num_queries)
     elements = rows * min(KEY_TILE, shape.num_keys)
     itemsize = shape.itemsize_bytes
-    low = _aligned(elements * itemsize) if itemsize < _FLOAT32_BYTES else 0
+    low = aligned(elements * itemsize) if itemsize < _FLOAT32_BYTES else 0
     return count * _float32(elements) + low
 
 
 def _float32(elements: int) -> int:
-    return _aligned(elements * _FLOAT32_BYTES)
+    return aligned(elements * _FLOAT32_BYTES)
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+_FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]] = {
+    "eager": {"forward": _eager_forward, "backward": _eager_backward},
+    "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
+    "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
+    "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
+    "flash2": {"forward": _starts, "backward": _written_backward},
+    "flash3": {"forward": _starts, "backward": _written_backward},
+    "flash4": {
+        "forward": lambda shape: _starts(shape) + _dense_lse(shape),
+        "backward": _written_backward,
+    },
+}

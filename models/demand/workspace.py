@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionShape
-from twinstream.models.layout import ALIGNMENT_BYTES
+from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.layout import aligned
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
@@ -47,12 +47,11 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
     >>> workspace_bytes("embed_forward/eager", {})
     0
     """
-    formulas = _formulas()
-    if kernel not in formulas:
+    if kernel not in _FORMULAS:
         raise TwinstreamError(
-            f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(formulas)}"
+            f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(_FORMULAS)}"
         )
-    return formulas[kernel](attributes)
+    return _FORMULAS[kernel](attributes)
 
 
 _T = TypeVar("_T", int, float, str, bool)
@@ -119,30 +118,38 @@ class _Block:
 
     tokens: int
     d: int
-    q: int
-    k: int
     f: int
-    itemsize: int
     qk_norm: bool
     qkv_bias: bool
     attention: str
     attention_shape: AttentionShape
 
     @property
+    def q(self) -> int:
+        return self.attention_shape.num_heads * self.attention_shape.head_dim
+
+    @property
+    def k(self) -> int:
+        return self.attention_shape.num_kv_heads * self.attention_shape.head_dim
+
+    @property
+    def itemsize(self) -> int:
+        return self.attention_shape.itemsize_bytes
+
+    @property
     def positions_bytes(self) -> int:
         """Those of all tokens, where sequences of unequal lengths are packed."""
-        return _aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
+        return aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
+
+    def attention_scratch(self, of_pass: AttentionPass) -> int:
+        return attention_scratch_bytes(self.attention, of_pass, self.attention_shape)
 
 
 def _block(attributes: Attributes) -> _Block:
-    head_dim = typed_attribute(attributes, "head_dim", int)
     return _Block(
         tokens=typed_attribute(attributes, "num_tokens", int),
         d=typed_attribute(attributes, "d_model", int),
-        q=typed_attribute(attributes, "num_heads", int) * head_dim,
-        k=typed_attribute(attributes, "num_kv_heads", int) * head_dim,
         f=typed_attribute(attributes, "d_ff", int),
-        itemsize=_itemsize(attributes),
         qk_norm=typed_attribute(attributes, "qk_norm", bool),
         qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
         attention=typed_attribute(attributes, "attention", str),
@@ -174,7 +181,7 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
 
 def _block_forward(attributes: Attributes) -> int:
     block = _block(attributes)
-    swiglu = _aligned(block.tokens * block.f * block.itemsize)
+    swiglu = aligned(block.tokens * block.f * block.itemsize)
     most = max(_normed(block), _rotated_and_attention(block), swiglu)
     return block.positions_bytes + most
 
@@ -196,7 +203,7 @@ def _block_backward(attributes: Attributes) -> int:
 def _block_backward_triton(attributes: Attributes) -> int:
     """Beside the gradients of gate and up: SwiGLU's product, then normed rows and sums."""
     block = _block(attributes)
-    product = _aligned(block.tokens * block.f * block.itemsize)
+    product = aligned(block.tokens * block.f * block.itemsize)
     normed = _normed(block) + _partial_sums(block.tokens, block.d)
     beside_ffn = max(product, normed)
     return _backward_with(block, beside_ffn, lambda width: _partial_sums(block.tokens, width))
@@ -205,16 +212,16 @@ def _block_backward_triton(attributes: Attributes) -> int:
 def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]) -> int:
     """`sums_of` is what the gradient of a vector of so many weights takes to be summed up."""
     tokens, itemsize = block.tokens, block.itemsize
-    ffn = _aligned(tokens * 2 * block.f * itemsize) + beside_ffn
-    d_qkv = _aligned(tokens * (block.q + 2 * block.k) * itemsize)
-    d_attention_and_rotated_q = 2 * _aligned(tokens * block.q * itemsize)
+    ffn = aligned(tokens * 2 * block.f * itemsize) + beside_ffn
+    d_qkv = aligned(tokens * (block.q + 2 * block.k) * itemsize)
+    d_attention_and_rotated_q = 2 * aligned(tokens * block.q * itemsize)
     normed, widths = _normed(block), [block.d]
     if block.qk_norm:
-        normed += _aligned(tokens * block.k * itemsize)
+        normed += aligned(tokens * block.k * itemsize)
         widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
-    attention = d_attention_and_rotated_q + _attention_backward(block)
+    attention = d_attention_and_rotated_q + block.attention_scratch("backward")
     most = max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
     return block.positions_bytes + most
 
@@ -224,19 +231,11 @@ def _partial_sums(num_rows: int, width: int) -> int:
 
 
 def _normed(block: _Block) -> int:
-    return _aligned(block.tokens * block.d * block.itemsize)
+    return aligned(block.tokens * block.d * block.itemsize)
 
 
 def _rotated_and_attention(block: _Block) -> int:
-    return _aligned(block.tokens * block.q * block.itemsize) + _attention_forward(block)
-
-
-def _attention_forward(block: _Block) -> int:
-    return attention_scratch_bytes(block.attention, "forward", block.attention_shape)
-
-
-def _attention_backward(block: _Block) -> int:
-    return attention_scratch_bytes(block.attention, "backward", block.attention_shape)
+    return aligned(block.tokens * block.q * block.itemsize) + block.attention_scratch("forward")
 
 
 def _head_loss(attributes: Attributes) -> int:
@@ -255,7 +254,7 @@ def _head_buffers(attributes: Attributes) -> int:
         typed_attribute(attributes, name, int) for name in ("num_tokens", "vocab_size", "d_model")
     )
     rows, itemsize = _head_rows(attributes), _itemsize(attributes)
-    slices = _aligned(rows * d_model * itemsize) + _aligned(rows * vocab_size * itemsize)
+    slices = aligned(rows * d_model * itemsize) + aligned(rows * vocab_size * itemsize)
     return slices + _float32(rows) + _float32(tokens) + _float32(d_model)
 
 
@@ -274,7 +273,7 @@ def _embed_backward(attributes: Attributes) -> int:
     tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
     elements = tokens * embed_block_columns(tokens, d_model)
     dtypes = {typed_attribute(attributes, "dtype", str), gradient_dtype_name(attributes)}
-    rows = sum(_aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
+    rows = sum(aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
     return _sorted_tokens(tokens) + 2 * _float32(elements) + rows
 
 
@@ -284,35 +283,7 @@ def _embed_backward_triton(attributes: Attributes) -> int:
 
 def _sorted_tokens(tokens: int) -> int:
     """Ids, order, and the last of each run."""
-    return 3 * _aligned(tokens * _INT64_BYTES)
-
-
-def _none(attributes: Attributes) -> int:
-    """No scratch: temporaries are a few blocks of bounded size."""
-    return 0
-
-
-def _formulas() -> dict[str, Callable[[Attributes], int]]:
-    return {
-        "embed_forward/eager": _none,
-        "block_forward/eager": _block_forward,
-        "block_recompute_attention/eager": _block_recompute_attention,
-        "block_recompute_input/eager": _block_recompute_input,
-        "block_backward/eager": _block_backward,
-        "head_loss/eager": _head_loss,
-        "embed_backward/eager": _embed_backward,
-        "adamw_step/eager": _none,
-        "embed_forward/triton": _none,
-        "block_forward/triton": _block_forward,
-        "block_recompute_attention/triton": _block_recompute_attention,
-        "block_recompute_input/triton": _block_recompute_input,
-        "block_backward/triton": _block_backward_triton,
-        "head_loss/triton": _head_loss_triton,
-        "embed_backward/triton": _embed_backward_triton,
-        "adamw_step/triton": _none,
-        "adamw_step/host": _none,
-        "accumulate/host": _none,
-    }
+    return 3 * aligned(tokens * _INT64_BYTES)
 
 
 def _itemsize(attributes: Attributes) -> int:
@@ -320,8 +291,33 @@ def _itemsize(attributes: Attributes) -> int:
 
 
 def _float32(elements: int) -> int:
-    return _aligned(elements * _FLOAT32_BYTES)
+    return aligned(elements * _FLOAT32_BYTES)
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def _none(attributes: Attributes) -> int:
+    """No scratch: temporaries are a few blocks of bounded size."""
+    return 0
+
+
+_EAGER: Mapping[str, Callable[[Attributes], int]] = {
+    "embed_forward": _none,
+    "block_forward": _block_forward,
+    "block_recompute_attention": _block_recompute_attention,
+    "block_recompute_input": _block_recompute_input,
+    "block_backward": _block_backward,
+    "head_loss": _head_loss,
+    "embed_backward": _embed_backward,
+    "adamw_step": _none,
+}
+_TRITON = {
+    **_EAGER,
+    "block_backward": _block_backward_triton,
+    "head_loss": _head_loss_triton,
+    "embed_backward": _embed_backward_triton,
+}
+_FORMULAS = {
+    **{f"{kernel}/eager": formula for kernel, formula in _EAGER.items()},
+    **{f"{kernel}/triton": formula for kernel, formula in _TRITON.items()},
+    "adamw_step/host": _none,
+    "accumulate/host": _none,
+}

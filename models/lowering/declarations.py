@@ -73,9 +73,6 @@ class Shapes:
     def gradient_bytes(self, group: str) -> int:
         return self.group_bytes(group) // self.spec.itemsize * ITEMSIZE_BYTES[self.gradient_dtype]
 
-    def optimizer_parts(self, group: str) -> tuple[OptimizerPart, ...]:
-        return optimizer_parts(self.spec, group)
-
     def hidden(self, layer: int, chunk: int) -> str:
         return f"hidden.{layer}.{chunk}"
 
@@ -114,7 +111,7 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     """Parameters, gradients, and optimizer state (m, v and perhaps the master of each part)."""
     spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
-    parts = shapes.optimizer_parts(group)
+    parts = optimizer_parts(shapes.spec, group)
     state_dtype, num_values = state_layout(spec, shapes.recipe)
     kinds: tuple[tuple[str, Role, str, int], ...] = (
         ("param", "parameter", spec.dtype, 1),

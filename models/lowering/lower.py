@@ -11,7 +11,7 @@ import json
 
 from pydantic import ValidationError
 
-from twinstream.models.demand.library_memory import library_bytes
+from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.demand.triton_work import TritonChunkWork
 from twinstream.models.demand.work import ChunkWork
 from twinstream.models.flops import model_flops_per_step

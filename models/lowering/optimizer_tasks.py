@@ -4,7 +4,7 @@ import zlib
 
 from twinstream.models.demand.work import adamw_work, host_accumulate_work, host_work
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.lowering.declarations import OptimizerPart, Shapes
+from twinstream.models.lowering.declarations import OptimizerPart, Shapes, optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -79,7 +79,7 @@ class OptimizerTasks:
     def _update(self, group: str) -> None:
         """One AdamW task per part of the group's flat tensor."""
         builder = self.builder
-        for part in self.shapes.optimizer_parts(group):
+        for part in optimizer_parts(self.shapes.spec, group):
             operands = [
                 builder.update("parameters", f"param.{part.suffix}"),
                 builder.read("gradients", f"grad.{part.suffix}"),

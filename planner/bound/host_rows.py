@@ -11,9 +11,6 @@ from twinstream.planner.bound.gap_columns import GapColumnsOf, Terms
 from twinstream.planner.bound.interval_columns import Interval
 from twinstream.planner.bound.program import Program
 
-_PLENTY = 1.2
-_NOTHING_GIB = 1e-6
-
 Stretch = tuple[int, int, Terms]  # from one segment to another; what is there by column
 
 
@@ -33,8 +30,7 @@ class Cap:
 class HostRows:
     """What the host holds at every task, and both memories together.
 
-    Most programs have an optimum that keeps to these rows without being told. They are as many as
-    all others: solving without them takes half the time.
+    They are as many as all others: solving without them, where all fits, takes half the time.
 
     Args:
         program: to which they are added.
@@ -56,24 +52,8 @@ class HostRows:
         self._used_gib, self._all_gib = used_gib, all_gib
 
     def may_be_left_out(self, cap: Cap | None) -> bool:
-        """Whether almost all that could be on the host at once has room there."""
-        return not self._gaps.tied and cap is not None and self._most_gib <= _PLENTY * cap.gib
-
-    def are_kept(
-        self, values: NDArray[np.float64], device_cap: Cap | None, host_cap: Cap | None
-    ) -> bool:
-        """Whether a solution found without these rows keeps to them."""
-        if host_cap is None:
-            return True
-        in_flight = np.asarray([values[s.ahead] + values[s.behind] for s in self._intervals])
-        held = self._at(self._gaps.host_at, values) - in_flight
-        if held.max(initial=0.0) > host_cap.gib + _NOTHING_GIB:
-            return False
-        if device_cap is None:
-            return True
-        both = self._at(self._gaps.kept_at, values) + self._at(self._gaps.loaded_at, values)
-        both_gib = device_cap.gib + host_cap.gib
-        return bool((both + np.asarray(self._used_gib)).max(initial=0.0) <= both_gib + _NOTHING_GIB)
+        """Whether all that could be on the host at once has room there."""
+        return not self._gaps.tied and cap is not None and self._most_gib <= cap.gib
 
     def add(
         self, kept: Sequence[int], device_cap: Cap | None, host_cap: Cap | None

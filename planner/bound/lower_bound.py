@@ -8,24 +8,22 @@ recomputed; and for every task how long its interval is and what is copied meanw
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 from typing import Literal
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, GapColumnsOf, Terms
 from twinstream.planner.bound.host_rows import Cap, HostRows
 from twinstream.planner.bound.interval_columns import IntervalColumns, LinkShares, Resource
 from twinstream.planner.bound.program import Basis, Program, Solution
-from twinstream.planner.bound.relaxation import GapShares, Relaxation
+from twinstream.planner.bound.relaxation import GapFractions, Relaxation
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
-COPY_COST_MS_PER_GIB = 0.4  # step time that a plan may lose to save copying a GiB
 _SOLVER_TOLERANCE = 1e-9
 
 Side = Literal["device", "host"]
@@ -96,12 +94,14 @@ class BoundProgram:
     def bound(self, caps: Caps) -> Relaxation | None:
         """As `lower_bound`."""
         caps = with_library_memory(caps, self.chain)
-        if _persistent_bytes(self.chain) > _bytes_of_both(caps):
-            return None
-        return self._solved(caps, 0.0)
+        return None if is_hopeless(self.chain, caps) else self._solved(caps, 0.0)
 
     def fewest_copies(
-        self, caps: Caps, shares: LinkShares | None = None, start: Relaxation | None = None
+        self,
+        caps: Caps,
+        copy_cost: float,
+        shares: LinkShares | None = None,
+        start: Relaxation | None = None,
     ) -> Relaxation | None:
         """Decisions near the optimum that move little: copies cost a little, too.
 
@@ -109,12 +109,13 @@ class BoundProgram:
 
         Args:
             caps: of the arenas.
+            copy_cost: ms of a step that they may lose to save copying a GiB.
             shares: how much of the links may be used beside each task.
             start: what was decided with other caps or shares: from there it is less to solve.
         """
         basis = None if start is None else start.basis
         caps = with_library_memory(caps, self.chain)
-        return self._solved(caps, COPY_COST_MS_PER_GIB, shares, basis)
+        return self._solved(caps, copy_cost, shares, basis)
 
     def least_cap_bytes(self, caps: Caps, side: Side) -> float | None:
         """The smallest cap of one memory that the program allows, however long a step takes.
@@ -178,9 +179,7 @@ class BoundProgram:
     ) -> tuple[Solution | None, list[int], list[int]]:
         """The optimum, with rows of the host and of both memories if these are needed."""
         if self._host.may_be_left_out(host_cap):
-            solution = self.program.minimise(costs, start)
-            if solution is None or self._host.are_kept(solution.values, device_cap, host_cap):
-                return solution, [], []
+            return self.program.minimise(costs, start), [], []
         host, both = self._host.add(kept, device_cap, host_cap)
         return self.program.minimise(costs, start), host, both
 
@@ -267,8 +266,8 @@ class BoundProgram:
                 if r.name != "compute"
             },
             limits=tuple(name for name, pressure in pressed.items() if pressure > 1e-6),
-            shares=tuple(
-                GapShares(
+            fractions=tuple(
+                GapFractions(
                     self.gaps.elements[number],
                     self.gaps.elements[number].gaps[index],
                     extra,
@@ -285,20 +284,5 @@ class BoundProgram:
         )
 
 
-def _persistent_bytes(chain: Chain) -> int:
-    """What is somewhere all the time: of a tensor with parts these, without its padding."""
-    persistent, with_parts = set(chain.persistent), {t.parent for t in chain.tensors}
-    return sum(
-        t.size_bytes
-        for t in chain.tensors
-        if (t.parent or t.tensor_id) in persistent and t.tensor_id not in with_parts
-    )
-
-
 def _gib(size_bytes: int | None) -> Cap | None:
     return None if size_bytes is None else Cap(gib=size_bytes / GIB)
-
-
-def _bytes_of_both(caps: Caps) -> float:
-    arenas = caps.arena_bytes("device"), caps.arena_bytes("host")
-    return inf if None in arenas else float(sum(arena or 0 for arena in arenas))

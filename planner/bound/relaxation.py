@@ -8,7 +8,7 @@ from twinstream.schedule.document import StepBound
 
 
 @dataclass(frozen=True)
-class GapShares:
+class GapFractions:
     """Fractions of one gap's content: kept on the device, loaded, on the host.
 
     `between_middles`: the gap stands for those between two middle rounds, of more than three.
@@ -28,7 +28,7 @@ class Relaxation:
 
     Solved without a cost for copies, `step_s` is a proven lower bound. Prices are the seconds that
     one more unit saves: a GiB of device or host memory, a GB/s of a link direction. `limits` are
-    the resources without which it would take less. Positions in `shares`, `recomputed` (by
+    the resources without which it would take less. Positions in `fractions`, `recomputed` (by
     recompute task) and `interval_ms` (by task, from the start of the recompute before it) are
     segments of tasks. `basis` is what the solver needs to go on from there.
     """
@@ -38,7 +38,7 @@ class Relaxation:
     host_s_per_gib: float
     link_s_per_gb_per_s: dict[str, float]
     limits: tuple[str, ...]
-    shares: tuple[GapShares, ...]
+    fractions: tuple[GapFractions, ...]
     recomputed: dict[str, float]
     interval_ms: tuple[float, ...]
     segment_of_task: tuple[int, ...]

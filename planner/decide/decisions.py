@@ -102,7 +102,7 @@ def _shares(solved: Relaxation, view: ChainView) -> dict[GapKey, tuple[float, fl
     segment = solved.segment_of_task
     share = {
         (leaf, of_gap.gap.begin): (of_gap.kept, of_gap.loaded)
-        for of_gap in solved.shares
+        for of_gap in solved.fractions
         if not of_gap.between_middles
         for leaf in of_gap.element.leaves
     }

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.bound.lower_bound import COPY_COST_MS_PER_GIB
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions, GapKey
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import content_gaps
-from twinstream.planner.pack.live_bytes import align_up
-
-_LEAST_PRESSURE = 0.05
-_LEAST_S_PER_GIB = 2 * COPY_COST_MS_PER_GIB / 1e3  # there and back, by the program's own cost
+from twinstream.planner.limits import SearchLimits
 
 
 @dataclass(frozen=True)
@@ -36,36 +33,37 @@ class Pressure:
     home: float = 0.0
 
     @staticmethod
-    def of(solved: Relaxation, num_rounds: int) -> "Pressure":
+    def of(solved: Relaxation, num_rounds: int, limits: SearchLimits) -> "Pressure":
         """From the program's prices of the links and of host memory."""
         prices = solved.link_s_per_gb_per_s
         shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
         load, store = prices.get("h2d", 0.0) + shared, prices.get("d2h", 0.0) + shared
         total = load + store
-        copied_s_per_gib = _LEAST_S_PER_GIB
+        copied_s_per_gib = 2 * limits.copy_cost / 1e3  # there and back
         if solved.step_s:
             copied_s_per_gib = max(copied_s_per_gib, total / solved.step_s)
         home = solved.host_s_per_gib / copied_s_per_gib / num_rounds
         if total <= 0:
             return Pressure(1.0, 1.0, home)
-        return Pressure(load / total + _LEAST_PRESSURE, store / total + _LEAST_PRESSURE, home)
+        least = limits.least_pressure
+        return Pressure(load / total + least, store / total + least, home)
 
 
 def filled(
-    sequence: TaskSequence, decisions: Decisions, room: Bytes, pressure: Pressure
+    sequence: TaskSequence, decisions: Decisions, capacity: Bytes, pressure: Pressure
 ) -> Decisions | None:
-    """Decisions whose stays fill the room, copies in flight not counted; None if none fit it.
+    """Decisions whose stays fill the capacity, copies in flight not counted; None if none fit it.
 
     Args:
         sequence: of three rounds at the most.
         decisions: where to start from.
-        room: most bytes that may be alive at each task.
+        capacity: most bytes that may be alive at each task.
         pressure: what copies cost.
     """
     gaps = _Gaps.of(sequence, decisions, pressure)
     kept = np.asarray([decisions.kept.get(key, True) for key in gaps.keys], dtype=np.bool_)
     alive = alive_bytes(sequence, sequence.stays(gaps.decided(decisions, kept)))
-    left = room - alive
+    left = capacity - alive
     gaps.give_up(kept, left)
     if int(left.min()) < 0:
         return None

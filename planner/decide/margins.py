@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.rounds import Place
 from twinstream.planner.lifetimes.stays import Stay, stay_intervals
 from twinstream.planner.lifetimes.traffic import traffic_of
-from twinstream.planner.pack.live_bytes import align_up
+from twinstream.planner.limits import LIMITS
 
-_TRIMS = 4
 _PASSES = 2  # what the first leaves to do in the queue, the second begins with
 
 Bytes = NDArray[np.int64]
@@ -59,12 +59,13 @@ class QueueModel:
     A load is issued early enough that all loads after it can still be in time, an offload gets
     until all before it are through; at most `longest_ns` of compute time each way. Passes follow
     each other without a pause: offloads of one, if they may be `outlasting`, take until some time
-    into the next.
+    into the next. What overruns memory is trimmed so many times.
     """
 
     machine: Machine
     longest_ns: float
     outlasting: bool = True
+    trims: int = LIMITS.tries
 
     def allowances(
         self, sequence: TaskSequence, stays: Sequence[Stay], most_bytes: int | None
@@ -73,7 +74,7 @@ class QueueModel:
         traffic = traffic_of(sequence.chain, sequence.units, stays)
         begins = self._begins(sequence, stays, traffic.loads)
         ends = self._ends(sequence, stays, traffic.stores)
-        for _ in range(_TRIMS):
+        for _ in range(self.trims):
             found = _by_place(sequence, stays, begins, ends)
             alive = alive_bytes(sequence, found.widened(sequence, stays))
             if most_bytes is None or alive.max() <= most_bytes:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.emit.waits import derive_waits
-from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay
-from twinstream.planner.pack.live_bytes import align_up
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.document import Caps, Schedule

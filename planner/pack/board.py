@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.planner.pack.live_bytes import align_up, first_gap
+from twinstream.planner.lifetimes.live_bytes import align_up
 
 Bytes = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -152,3 +152,16 @@ def _up_to(keys: Bytes, weights: Weights, at: Bytes) -> Weights:
 def _from(keys: Bytes, weights: Weights, at: Bytes) -> Weights:
     """The weights of all keys that are not below each place."""
     return _up_to(-keys, weights, -at)
+
+
+def first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> int:
+    """The lowest offset of `size` free bytes among taken ranges."""
+    if not len(lows):
+        return 0
+    order = lows.argsort(kind="stable")
+    low, covered = lows[order], np.maximum.accumulate(highs[order])
+    if low[0] >= size:
+        return 0
+    fits = low[1:] - covered[:-1] >= size
+    place = int(fits.argmax()) if len(fits) else 0
+    return int(covered[place] if len(fits) and fits[place] else covered[-1])

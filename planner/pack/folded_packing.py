@@ -7,10 +7,11 @@ from itertools import pairwise
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.limits import LIMITS
 from twinstream.planner.pack.board import Ranges, SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
-_SHARES = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like
+_FRACTIONS = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,17 @@ def pack_folded(
     units: UnitMap,
     folding: Folding,
     cap_bytes: int | None,
-    steps_per_item: int = 20,
+    moves: int = LIMITS.moves,
 ) -> FoldedPacking:
     """Offsets of stays under a cap; stays of a unit that fold onto each other share bytes.
 
-    The cost does not grow with the number of rounds. `steps_per_item`: as `pack_soft`.
+    The cost does not grow with the number of rounds. `moves`: as `pack_soft`.
     """
     items = _items(stays, folding)
     packed = pack_soft(
         [SoftItem(item.lives, units.units[item.unit].tensor.size_bytes) for item in items],
         cap_bytes,
-        steps_per_item,
+        moves,
     )
     found, offsets = list(stays), [0] * len(stays)
     over: dict[int, int] = {}
@@ -50,7 +51,7 @@ def pack_folded(
     ):
         for index in item.stays:
             offsets[index] = offset
-            found[index] = trimmed(stays[index], _SHARES[life])
+            found[index] = trimmed(stays[index], _FRACTIONS[life])
         out = offset + units.units[item.unit].tensor.size_bytes
         if cap_bytes is not None and out > cap_bytes:
             for low, high in item.lives[-1]:
@@ -120,8 +121,8 @@ def _lives(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
     bare = [trimmed(stay, 0.0) for stay in together]
     shortest = _alive(bare, folding)
     if all(a is b for a, b in zip(bare, together, strict=True)):
-        return (shortest,) * len(_SHARES)
-    longer = [[trimmed(stay, share) for stay in together] for share in _SHARES[:-1]]
+        return (shortest,) * len(_FRACTIONS)
+    longer = [[trimmed(stay, share) for stay in together] for share in _FRACTIONS[:-1]]
     return (*(_alive(stays, folding) for stays in longer), shortest)
 
 

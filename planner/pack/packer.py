@@ -66,7 +66,7 @@ class Packer:
             return self._placed(sequence, judged, decisions)
         free = np.full(len(sequence.tasks), device, dtype=np.int64)
         shortage = 0
-        for _ in range(self.limits.repairs):
+        for _ in range(self.limits.tries):
             fitting = filled(sequence, decisions, free - room_bytes, pressure)
             fitting = fitting or filled(sequence, decisions, free, pressure)
             if fitting is None:
@@ -141,9 +141,7 @@ class Packer:
     ) -> Packed:
         stays = allowances.widened(sequence, sequence.stays(decisions))
         cap = self.caps.arena_bytes("device")
-        packing = pack_folded(
-            stays, sequence.units, sequence.folding, cap, self.limits.steps_per_item
-        )
+        packing = pack_folded(stays, sequence.units, sequence.folding, cap, self.limits.moves)
         placement = _placement(sequence, packing.stays, packing.offsets)
         missing = self._missing_host_bytes(placement)
         return Packed(decisions, allowances, placement, packing.over_bytes, missing)

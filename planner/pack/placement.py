@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
-from twinstream.planner.pack.live_bytes import align_up
 from twinstream.schedule.chain import Chain, Task
 
 

@@ -7,10 +7,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.planner.lifetimes.live_bytes import live_peak
+from twinstream.planner.limits import LIMITS
 from twinstream.planner.pack.board import Board, Ranges, SoftItem
-from twinstream.planner.pack.live_bytes import live_peak
-
-_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -23,22 +22,22 @@ class SoftPacking:
 
 
 def pack_soft(
-    items: Sequence[SoftItem], cap_bytes: int | None, steps_per_item: int = 20
+    items: Sequence[SoftItem], cap_bytes: int | None, moves: int = LIMITS.moves
 ) -> SoftPacking:
     """Offsets under a cap where that is possible.
 
     One after the other, of most bytes x time first, items go to the lowest offset where nothing is
     alive at the same time; where that is beyond the cap, a shorter life is tried. What still
     sticks out goes where least is in its way, and that elsewhere (`Board.rearrange`), for so many
-    steps per item. Then items get longer lives where there is room for them. Offsets are aligned to
-    256 bytes, and always the same.
+    moves and one more per item. Then items get longer lives where there is room for them. Offsets
+    are aligned to 256 bytes, and always the same.
     """
     if not items:
         empty = np.zeros(0, dtype=np.int64)
         return SoftPacking(empty, empty, 0)
     packing = _Packing(items, inf if cap_bytes is None else cap_bytes)
     packing.place()
-    packing.fit(steps_per_item)
+    packing.fit(moves)
     packing.lengthen()
     board = packing.board
     return SoftPacking(board.offsets, board.lives, board.extent_bytes)
@@ -57,15 +56,14 @@ class _Packing:
             if not board.put_if_free(item, self._cap, self._lives[item]):
                 board.put(item, board.lowest(item, last[item]), last[item])
 
-    def fit(self, steps_per_item: int) -> None:
+    def fit(self, moves: int) -> None:
         """Bring all that sticks out under the cap; if that is not to be, everything stays."""
         board, cap = self.board, self._cap
         if cap == inf or board.extent_bytes <= cap or board.sizes.max() > cap or self._peak() > cap:
             return
         before = board.offsets.tolist(), board.lives.tolist()
-        count = len(self._items)
-        most_steps = min(_STEPS + count, steps_per_item * count)
-        if not board.rearrange(board.beyond(int(cap)), int(cap), self._lives, most_steps):
+        most = moves + len(self._items)
+        if not board.rearrange(board.beyond(int(cap)), int(cap), self._lives, most):
             for item, (offset, life) in enumerate(zip(*before, strict=True)):
                 board.put(item, offset, life)
 

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from math import inf
 
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.bound.lower_bound import ProgramKind, Side
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
-from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.search.chunking import of_few_blocks
 from twinstream.planner.search.cuts import Cuts
 from twinstream.schedule.chain import Chain
@@ -42,8 +41,7 @@ def refusal(
         "device": None if named is None else named.enough_device_bytes,
         "host": None if named is None else named.enough_host_bytes,
     }
-    if not any(enough.values()):
-        enough = {side: _tried(caps, side, proven[side], fits) for side in enough}
+    enough = {side: size or _tried(caps, side, proven[side], fits) for side, size in enough.items()}
     short = next((s for s in proven if proven[s] > (_cap(caps, s) or inf)), None)
     short = short or next((s for s in enough if enough[s] is not None), "device")
     chain = cuts.view(least, PROGRAM_ROUNDS).chain
@@ -72,15 +70,14 @@ def unnamed_refusal(cuts: Cuts) -> InfeasiblePlan:
 def _proven_bytes(cuts: Cuts, side: Side) -> float:
     """What any plan of any cut takes of a memory at least, with the other cap as it is.
 
-    Infinite where no size of that memory would do.
+    Two rounds take no more than many. Infinite where no size of that memory would do.
     """
+    kind = ProgramKind(cuts.choices, cuts.limits.bound_segments)
     least = inf
-    for workload in sorted(cuts.workloads, key=_size):
-        view = cuts.view(workload, PROGRAM_ROUNDS)
-        if side == "device" and _operand_bytes(view) + cuts.caps.device_reserve_bytes >= least:
-            continue
-        kind = ProgramKind(cuts.choices, cuts.limits.rough_segments)
-        found = cuts.program(workload, kind).least_cap_bytes(cuts.caps, side)
+    for workload in cuts.smallest:
+        rounds = min(workload.rounds_per_step, 2)
+        two = workload.model_copy(update={"rounds_per_step": rounds})
+        found = cuts.program(two, kind).least_cap_bytes(cuts.caps, side)
         least = min(least, inf if found is None else found)
     return least
 
@@ -104,13 +101,6 @@ def _cap(caps: Caps, side: str) -> int | None:
 def _size(workload: Workload) -> tuple[int, int]:
     """Of a round and a chunk: the smaller, the less memory a step takes."""
     return workload.chunk_tokens * workload.chunks_per_round, workload.chunk_tokens
-
-
-def _operand_bytes(view: ChainView) -> int:
-    """What the largest task must have on the device, its libraries included."""
-    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in view.chain.tensors}
-    largest = max(sum(sizes[o.tensor] for o in task.operands) for task in view.chain.tasks)
-    return largest + view.chain.library_bytes
 
 
 def _largest_task(chain: Chain) -> str:

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.lifetimes.live_bytes import live_peak
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.stays import Stay, stay_intervals
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.folded_packing import FoldedPacking, pack_folded
-from twinstream.planner.pack.live_bytes import live_peak
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Caps

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.uses import UnitMap
-from twinstream.planner.pack.live_bytes import align_up
 from twinstream.schedule.chain import Chain, Recompute, Task
 
 

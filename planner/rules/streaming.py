@@ -6,14 +6,14 @@ from functools import partial
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.library_memory import with_library_memory
+from twinstream.planner.lifetimes.live_bytes import live_peak
 from twinstream.planner.lifetimes.recomputes import with_recomputes
 from twinstream.planner.lifetimes.stays import Margins, TaskClock, stay_intervals, streaming_stays
 from twinstream.planner.lifetimes.uses import Unit, UnitMap, uses_by_unit
-from twinstream.planner.pack.live_bytes import live_peak
 from twinstream.planner.pack.placement import Placement
 from twinstream.planner.rules.fitting import RulePlacement
 from twinstream.planner.rules.levels import LevelChoice, saved_blocks

@@ -121,7 +121,7 @@ def _sizes_around(step: TrainingStep, preferred: int, limits: SearchLimits) -> l
     return [
         size
         for size in wanted
-        if size >= limits.slice_tokens
+        if size >= limits.chunk_tokens // 8
         and (size % step.pack_tokens == 0 or (step.pack_tokens % size == 0 and _may_slice(step)))
         and (step.tokens_per_step is None or step.tokens_per_step % size == 0)
     ]
@@ -191,7 +191,7 @@ def _chunk_sizes(step: TrainingStep, limits: SearchLimits) -> list[int]:
     ]
     slices = [
         step.pack_tokens // n
-        for n in range(2, step.pack_tokens // limits.slice_tokens + 1)
+        for n in range(2, step.pack_tokens // (limits.chunk_tokens // 8) + 1)
         if step.pack_tokens % n == 0 and _may_slice(step)
     ]
     sizes = packed + slices

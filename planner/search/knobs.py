@@ -9,6 +9,7 @@ from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.pack.packer import Packed
 from twinstream.planner.search.congestion import Shares
 from twinstream.schedule.timeline import PassSpans
+from twinstream.schedule.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,13 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of knobs: the relaxation, what was packed of it, and how that was judged.
+    """What came of knobs for a cut: the relaxation, what was packed of it, and how that was judged.
 
     Each is None where what comes before it does not fit; or is `skipped`, where its decisions come
     to more than the best plan of other cuts.
     """
 
+    workload: Workload
     knobs: Knobs
     relaxed: Relaxation | None = None
     packed: Packed | None = None

@@ -33,7 +33,7 @@ def tuning_path(
     if best is not None and tried[-1].step_ns > limits.behind * best.step_ns:
         return
     yield from _turns(bench, tried)
-    best = fastest(tried)
+    best = _best(tried)
     if best.step_ns <= limits.far * _bound_ns(bench):
         return
     if _is_short(bench):
@@ -43,7 +43,13 @@ def tuning_path(
         yield from _learned(bench, tried, lambda knobs: replace(knobs, room_bytes=more))
 
 
-def fastest(tried: Iterable[Attempt]) -> Attempt:
+def fastest(tried: Iterable[Attempt]) -> Attempt | None:
+    """None of none."""
+    return min(tried, key=lambda attempt: attempt.step_ns, default=None)
+
+
+def _best(tried: Iterable[Attempt]) -> Attempt:
+    """The fastest of some."""
     return min(tried, key=lambda attempt: attempt.step_ns)
 
 
@@ -68,9 +74,10 @@ def _homes(bench: Workbench, choices: Choices, rooms: Sequence[int]) -> Choices:
     """All state at home on the host, where that is open and costs next to nothing.
 
     The program may split what persists over both memories wherever that saves a copy; at home on
-    the host it all takes turns on the device, which packs better than it bounds.
+    the host it all takes turns on the device, which packs better than it bounds. Not where the
+    device has room for all of it.
     """
-    if not choices.open:
+    if not choices.open or bench.holds_all_state:
         return choices
     at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
     for room in rooms:
@@ -88,7 +95,7 @@ def _turns(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     limits, bound_ns = bench.cuts.limits, _bound_ns(bench)
     turns = limits.turns
     while (done := sum(attempt.judged is not None for attempt in tried)) < turns:
-        last, best = tried[-1], fastest(tried)
+        last, best = tried[-1], _best(tried)
         if last.judged is None or best.step_ns <= limits.near * bound_ns:
             return
         if last is best and _less_room_pays(bench, last):
@@ -100,7 +107,7 @@ def _turns(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
             if (shares := _less_of_the_links(bench, turn)) is None:
                 return
             yield replace(turn.knobs, shares=shares)
-        if tried[-1] is fastest(tried) and tried[-1].step_ns > limits.far * bound_ns:
+        if tried[-1] is _best(tried) and tried[-1].step_ns > limits.far * bound_ns:
             turns = 2 * limits.turns
 
 
@@ -111,7 +118,7 @@ def _wider(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     """
     limits = bench.cuts.limits
     full = bench.full_shares
-    first = fastest(tried)
+    first = _best(tried)
     most = len(tried) + limits.wider_tasks // len(bench.few.chain.tasks)
     yield from _reclocked(bench, tried)
     for knobs in (
@@ -128,7 +135,7 @@ def _wider(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     ):
         if len(tried) >= most:
             return
-        yield replace(knobs(fastest(tried)), after=None)
+        yield replace(knobs(_best(tried)), after=None)
         yield from _reclocked(bench, tried)
     yield from _learned(bench, tried, lambda knobs: knobs)
 
@@ -138,11 +145,11 @@ def _learned(
 ) -> Iterator[Knobs]:
     """Less of the links where the best attempt so far waited for copies, while that is better."""
     for _ in range(2):
-        best = fastest(tried)
+        best = _best(tried)
         if (shares := _less_of_the_links(bench, best)) is None:
             return
         yield changed(replace(best.knobs, shares=shares, after=None))
-        if fastest(tried) is best:
+        if _best(tried) is best:
             return
 
 
@@ -152,7 +159,7 @@ def _reclocked(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     last = tried[-1]
     while last.judged is not None and last.step_ns > limits.far * _bound_ns(bench):
         yield replace(last.knobs, after=last)
-        if tried[-1].step_ns > limits.gain * last.step_ns:
+        if tried[-1].step_ns >= last.step_ns:
             return
         last = tried[-1]
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import inf
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import holds_all_state, with_library_memory
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import Choices
@@ -15,7 +16,6 @@ from twinstream.planner.decide.margins import QueueModel
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import of_all_rounds
 from twinstream.planner.judge import Judge, step_ns_of
-from twinstream.planner.library_memory import with_library_memory
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.packer import Packed, Packer
@@ -25,8 +25,7 @@ from twinstream.planner.search.knobs import Attempt, Judged, Knobs
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
-_HOST_STEP = 0.002  # of the host taken away, and of the step that room on it is worth
-_HOST_ROUNDING = 0.99  # of the host, that the program gets at first: units are moved whole
+_ROUNDING = 5  # host steps that the program does not get at first: units are moved whole
 
 
 @dataclass(frozen=True)
@@ -37,28 +36,28 @@ class Workbench:
     cut: Cut
     judge: Judge
 
-    def attempt(self, knobs: Knobs, tried: Sequence[Attempt], beat_ns: float) -> Attempt:
+    def attempt(self, knobs: Knobs, tried: Sequence[Attempt], best: Attempt | None) -> Attempt:
         """A plan with these knobs.
 
         Args:
             knobs: to plan with.
             tried: what came of those before on this cut; solving goes on from there.
-            beat_ns: what the first decisions must come to, at the most, to be worth a plan.
+            best: the fastest of other cuts: decisions that come to more are not worth a plan.
         """
         if knobs.after is not None:
             return self._reclocked(knobs)
         last = tried[-1] if tried else None
-        found = Attempt(knobs, None if last is None else last.relaxed)
-        for number in range(self.cuts.limits.host_tries):
+        found = Attempt(self.cut.workload, knobs, None if last is None else last.relaxed)
+        for number in range(self.cuts.limits.tries):
             relaxed = self.relax(knobs, found.relaxed)
             if relaxed is None:
                 break
-            if last is None and relaxed.step_s * 1e9 > beat_ns:
-                return Attempt(knobs, relaxed, skipped=True)
+            if last is None and best is not None and relaxed.step_s * 1e9 > best.step_ns:
+                return replace(found, relaxed=relaxed, skipped=True)
             packed = self.pack(self.decide(relaxed, knobs), relaxed, knobs)
             if packed is None or (found.packed is not None and not packed.fits):
                 break
-            found = Attempt(knobs, relaxed, packed)
+            found = replace(found, knobs=knobs, relaxed=relaxed, packed=packed)
             host_bytes = self._next_host_bytes(found, number)
             if host_bytes is None:
                 break
@@ -73,7 +72,9 @@ class Workbench:
         room = None if device is None else device - knobs.room_bytes
         at_most = host if knobs.host_bytes is None else knobs.host_bytes
         caps = self.caps.with_arenas(room, at_most)
-        return self._program(knobs.choices).fewest_copies(caps, knobs.shares, start)
+        return self._program(knobs.choices).fewest_copies(
+            caps, self.cuts.limits.copy_cost, knobs.shares, start
+        )
 
     def decide(self, relaxed: Relaxation, knobs: Knobs) -> Decisions:
         """Whole decisions by the program's fractions."""
@@ -81,7 +82,7 @@ class Workbench:
 
     def pack(self, decisions: Decisions, relaxed: Relaxation, knobs: Knobs) -> Packed | None:
         """The decisions at offsets; None where nothing fits the device."""
-        pressure = Pressure.of(relaxed, self.num_rounds)
+        pressure = Pressure.of(relaxed, self.num_rounds, self.cuts.limits)
         return self._packer(knobs).pack(decisions, pressure, knobs.room_bytes)
 
     def emit(self, packed: Packed) -> Emitted:
@@ -103,7 +104,9 @@ class Workbench:
     def first_knobs(self, choices: Choices, room_bytes: int) -> Knobs:
         """All of the links, and nearly all of the host."""
         host = self.caps.arena_bytes("host")
-        at_most = None if host is None else round(host * _HOST_ROUNDING)
+        at_most = (
+            None if host is None else round(host * (1.0 - _ROUNDING * self.cuts.limits.host_step))
+        )
         return Knobs(choices, room_bytes, self.full_shares, at_most)
 
     @property
@@ -114,18 +117,19 @@ class Workbench:
     def room_bytes(self) -> int:
         """Bytes to leave for copies: what both directions copy beside a block, within reason.
 
-        That is a share of the device, and a few of the largest activations, if there are any.
+        That is a share of the device.
         """
         limits = self.cuts.limits
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
         beside = self._longest_task_ns / 1e9 * sum(rate for rate in rates if rate < inf)
-        units = self.small.units.units.values()
-        saved = [u.tensor.size_bytes for u in units if u.tensor.role == "activation"]
         wanted = round(limits.room_blocks * beside)
-        if saved:
-            wanted = min(wanted, limits.room_units * max(saved))
         device = self.caps.arena_bytes("device")
-        return wanted if device is None else min(wanted, round(limits.room_share * device))
+        return wanted if device is None else min(wanted, round(limits.room_of_device * device))
+
+    @property
+    def holds_all_state(self) -> bool:
+        """Whether the device has room for what persists, at the least."""
+        return holds_all_state(self.small.chain, self.caps)
 
     @property
     def num_rounds(self) -> int:
@@ -161,7 +165,9 @@ class Workbench:
     def _packer(self, knobs: Knobs) -> Packer:
         blocks = knobs.choices.prefetch_blocks
         blocks = self.cuts.limits.ahead_blocks if blocks is None else blocks
-        queues = QueueModel(self.machine, blocks * self._longest_task_ns, knobs.outlasting)
+        queues = QueueModel(
+            self.machine, blocks * self._longest_task_ns, knobs.outlasting, self.cuts.limits.tries
+        )
         return Packer(self.small, self.few, self.machine, self.caps, queues, self.cuts.limits)
 
     def _judged(self, packed: Packed) -> Judged:
@@ -181,8 +187,8 @@ class Workbench:
         clock = judged_clock(judged.emitted.schedule, judged.spans, judged.pass_ns)
         packed = self._packer(knobs).reclocked(after.packed, clock)
         if not packed.fits or _same(packed, after):
-            return Attempt(knobs, after.relaxed)
-        return Attempt(knobs, after.relaxed, packed, self._judged(packed))
+            return replace(after, knobs=knobs, packed=None, judged=None)
+        return replace(after, knobs=knobs, packed=packed, judged=self._judged(packed))
 
     def _next_host_bytes(self, found: Attempt, tried: int) -> int | None:
         """What the program gets of the host next; None where it is as it should be.
@@ -196,11 +202,15 @@ class Workbench:
         if cap is None or program is None or packed is None or found.relaxed is None:
             return None
         if packed.missing_host_bytes:
-            less = round(_HOST_STEP * cap) << 2 * tried
+            less = round(self.cuts.limits.host_step * cap) << 2 * tried
             return program - packed.missing_host_bytes * 5 // 4 - less
         left = cap - packed.placement.host_bytes
         worth_s = left / 2**30 * found.relaxed.host_s_per_gib
-        return program + left * 3 // 4 if worth_s > _HOST_STEP * found.relaxed.step_s else None
+        return (
+            program + left * 3 // 4
+            if worth_s > self.cuts.limits.host_step * found.relaxed.step_s
+            else None
+        )
 
 
 def _same(packed: Packed, last: Attempt | None) -> bool:

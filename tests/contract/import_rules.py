@@ -66,6 +66,8 @@ class _ImportScan(ast.NodeVisitor):
             match node.args:
                 case [ast.Constant(value=str(target)), *_]:
                     self._check(target, node)
+                case [ast.JoinedStr(values=[ast.Constant(value=str(package)), *_]), *_]:
+                    self._check(package, node)
                 case _:
                     self._add(node, "imports a name that only the run knows")
         self.generic_visit(node)

@@ -9,9 +9,6 @@ from tests.contract.package_tree import REPO, module_files
 ALLOWED = {
     "twinstream.schedule.files": "writes files whole",
     "twinstream.sweep.rows": "appends rows, cuts off what a kill left of one, holds the lock",
-    "benchmarks.gpu.store": "appends to a log",
-    "benchmarks.gpu.call": "appends the long process's output to a log",
-    "benchmarks.gpu.gpu_tests": "hands pytest a temporary list",
     "twinstream.sweep.images": "draws into memory",
 }
 _METHODS = {

@@ -23,10 +23,11 @@ from twinstream.schedule.tensors import DEVICE, HOST
 def cudart(monkeypatch) -> FakeCudart:
     """Stands for the driver; the device's memory is the host's."""
     found = FakeCudart()
+    pci = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**40, 2**40))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: pci)
     monkeypatch.setattr(
         arena_memory_module, "device_slab", lambda size: torch.zeros(size, dtype=torch.uint8)
     )

@@ -2,12 +2,9 @@
 
 import time
 
-import torch
-
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.cpu import CpuBackend
-from twinstream.executor.probe.timing.timing import timing
 from twinstream.executor.program.compiled import Work, compile_program
 from twinstream.executor.replay import dispatch
 from twinstream.schedule.document import Caps
@@ -32,7 +29,7 @@ def test_a_run_says_how_much_of_their_time_its_kernels_had_a_core():
             else lambda number: None
             for op in schedule.ops
         ]
-        backend = CpuBackend(compile_program(schedule), works, 1)
+        backend = CpuBackend(compile_program(schedule), works)
         dispatch.run_passes(compile_program(schedule), backend, dispatch.PassOptions(num_passes))
         return backend.processor_share
 
@@ -40,26 +37,3 @@ def test_a_run_says_how_much_of_their_time_its_kernels_had_a_core():
     share = core_share(3, 1.5)
     assert share is not None
     assert 0 < share <= 0.5 / 2.0 * 1.1  # at most a quarter, whatever else runs
-
-
-def test_time_off_the_core_is_no_part_of_a_probed_call(monkeypatch):
-    monkeypatch.setattr(timing, "_BUDGET_S", 0.001)
-    monkeypatch.setattr(timing, "_EVICTING_BYTES", 1024)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        found_ns = timing.median_ns(lambda: work_for(1.0, 4.0))
-    finally:
-        torch.set_num_threads(before)
-    assert 1e6 <= found_ns < 4e6
-
-
-def test_of_a_call_in_several_threads_all_its_time_counts(monkeypatch):
-    monkeypatch.setattr(timing, "_BUDGET_S", 0.001)
-    monkeypatch.setattr(timing, "_EVICTING_BYTES", 1024)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert timing.median_ns(lambda: work_for(0.1, 4.0)) >= 4e6
-    finally:
-        torch.set_num_threads(before)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -21,11 +21,11 @@ from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import Graphs, RunOptions
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.cuda_run import Job, run_on_gpu
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.ops import Feed
 
 NUM_STEPS = 5
 
@@ -67,9 +67,8 @@ def on_fake_gpu(
     }
     arenas = Arenas(schedule, memory)
     host_work = change(loop.host_work(schedule))
-    runner = OpRunner(schedule, arenas, host_work, poison=options.poison)
     program = compile_program(schedule)
-    works = gpu.works(program, runner.bind_all())
+    works = gpu.works(program, bind_works(schedule, arenas, host_work, poison=options.poison))
 
     def fill() -> None:
         if options.poison:
@@ -137,43 +136,6 @@ def test_graphs_hold_most_ops_and_are_given_back():
     assert 0.7 * len(schedule.ops) < captured < len(schedule.ops)
 
 
-def test_where_every_pass_is_timed_nothing_is_captured():
-    gpu = FakeGpu()
-    found = on_fake_gpu(schedule_of("resident"), RunOptions(num_passes=2, graphs="on"), gpu)
-    assert gpu.graphs == []
-    assert found.graphs == "no graphs (every step is timed op by op)"
-
-
-@pytest.mark.parametrize("graphs", ["off", "on"])
-def test_a_pass_that_is_not_timed_records_no_times(graphs: Graphs):
-    schedule = schedule_of("resident")
-    num_ops = len(schedule.ops)
-    found = on_fake_gpu(schedule, RunOptions(num_passes=5, graphs=graphs), FakeGpu())
-    assert [times.spans is not None for times in found.passes.times] == [True, *[False] * 3, True]
-    timing = sum(event.timing for event in found.gpu.events)
-    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
-    kernels = len(
-        {
-            (op.call, *((o.mode, sizes[o.tensor]) for o in op.operands))
-            for op in schedule.ops
-            if op.kind == "compute"
-        }
-    )
-    on_host = sum(op.kind in ("feed", "fetch") for op in schedule.ops)
-    # two timed passes, an event at the end of every pass, one at the start, a pair for
-    # every kernel that is warmed up
-    assert timing == 2 * 2 * (num_ops - on_host) + 5 + 1 + 2 * kernels
-
-
-def test_events_of_timed_passes_are_bounded():
-    schedule = schedule_of("resident")
-    by_passes = [
-        sum(event.timing for event in on_fake_gpu(schedule, options, FakeGpu()).gpu.events)
-        for options in (RunOptions(num_passes=n, timed_passes=n, graphs="off") for n in (4, 5))
-    ]
-    assert by_passes[1] - by_passes[0] == 1
-
-
 def test_spans_respect_every_wait_and_passes_end_with_their_last_compute():
     schedule = schedule_of("streaming")
     found = on_fake_gpu(
@@ -210,31 +172,6 @@ def test_a_kernel_that_cannot_be_captured_runs_op_by_op_and_splits_the_graphs():
     assert_same_bits(found.bits, expected_bits("streaming", "packed", "tiny"))
     assert found.graphs.endswith(f"{len(refused)} refused")
     assert any(graph.num_launches for graph in gpu.graphs)
-
-
-@pytest.mark.parametrize("graphs", ["off", "on"])
-def test_no_more_than_two_passes_are_ever_under_way(graphs: Graphs):
-    schedule = schedule_of("resident")
-    first, seen = schedule.ops[0].op_id, []
-
-    def noting(host_work: HostWork) -> HostWork:
-        def feed(op: Feed, pass_index: int) -> torch.Tensor:
-            if op.op_id == first_feed:
-                seen.append((pass_index, len(losses)))
-            return host_work.feed(op, pass_index)
-
-        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
-            losses.append(pass_index)
-            host_work.fetch(op, pass_index, taken)
-
-        return HostWork(feed, fetch)
-
-    losses: list[int] = []
-    first_feed = next(op.op_id for op in schedule.ops if op.kind == "feed")
-    assert first
-    on_fake_gpu(schedule, RunOptions(num_passes=5, graphs=graphs), FakeGpu(eager=0.0), noting)
-    assert [number for number, _ in seen] == list(range(5))
-    assert all(number - done <= 2 for number, done in seen)
 
 
 # --- errors
@@ -277,15 +214,11 @@ def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
         calls.append(1)
         if len(calls) == {"warm-up": 2, "pass": 6}.get(stage):
             raise KeyboardInterrupt
-        kernel.function(operands, attributes)
+        kernel(operands, attributes)
 
     monkeypatch.setattr(
         "twinstream.executor.run.work.registered_kernel",
-        lambda key: (
-            replace(kernel, function=interrupted)
-            if key == "block_backward/eager"
-            else registered_kernel(key)
-        ),
+        lambda key: interrupted if key == "block_backward/eager" else registered_kernel(key),
     )
     before, gpu = threading.active_count(), Interrupted()
     with pytest.raises(KeyboardInterrupt):

@@ -13,17 +13,17 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceMemoryError
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions, choose_nvtx
+from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run import cuda_run
-from twinstream.executor.run.cuda_run import CudaRun, run_on_cuda
+from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
-from twinstream.executor.run.work import OpRunner
+from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-
-SPARE_BYTES = 1000
+from twinstream.schedule.timeline import Provenance
 
 
 @pytest.fixture
@@ -45,18 +45,16 @@ def gpu(monkeypatch) -> FakeGpu:
     return found
 
 
-def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> CudaRun:
+def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, Provenance]:
     memory = {
-        tier: torch.zeros(size + SPARE_BYTES, dtype=torch.uint8)
-        for tier, size in Arenas.sizes(schedule).items()
+        tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
     }
     arenas, program = Arenas(schedule, memory), compile_program(schedule)
     host_work = training(schedule).host_work(schedule)
-    works = gpu.works(program, OpRunner(schedule, arenas, host_work).bind_all())
+    works = gpu.works(program, bind_works(schedule, arenas, host_work))
     state = initial_state(small(schedule.model.name), 1)
-    return run_on_cuda(
-        schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state), options
-    )
+    job = Job(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state))
+    return run_on_cuda(job, options)
 
 
 @pytest.fixture
@@ -66,8 +64,7 @@ def schedule() -> Schedule:
 
 def test_a_timeline_says_where_and_how_it_was_measured(gpu, schedule):
     run = ran(gpu, schedule, RunOptions("cuda", num_passes=4, graphs="on"))
-    timeline = measured_timeline(schedule, run.passes, run.provenance)
-    found = timeline.provenance
+    found = measured_timeline(schedule, *run).provenance
     assert found.where == "a GPU of the tests"
     assert f"torch {torch.__version__}, " in found.detail
     assert " graphs for " in found.detail
@@ -76,15 +73,15 @@ def test_a_timeline_says_where_and_how_it_was_measured(gpu, schedule):
     memory = found.device_memory
     assert memory is not None
     assert memory.arena_bytes == arena_bytes(schedule, DEVICE)
-    assert memory.peak_bytes == 10**9 - SPARE_BYTES
-    assert memory.libraries_bytes == 5 * 10**8 - SPARE_BYTES - memory.arena_bytes
+    assert memory.peak_bytes == 10**9
+    assert memory.libraries_bytes == 5 * 10**8 - memory.arena_bytes
     assert set(memory.temporary_bytes) == set(schedule.calls)
 
 
 @pytest.mark.parametrize(("graphs", "why"), [("off", "not asked for"), ("auto", "no graphs")])
 def test_without_graphs_it_says_why(gpu, schedule, graphs, why, monkeypatch):
     monkeypatch.setattr(cuda_run, "graphs_pay", lambda program, times: False)
-    assert why in ran(gpu, schedule, RunOptions("cuda", graphs=graphs)).provenance.detail
+    assert why in ran(gpu, schedule, RunOptions("cuda", graphs=graphs))[1].detail
     assert gpu.graphs == []
 
 
@@ -102,11 +99,6 @@ def test_every_op_and_every_graph_has_a_named_range_when_asked(gpu, schedule):
     graphs = [name for name in gpu.named if name.startswith("graph ")]
     assert len(graphs) == sum(graph.num_launches for graph in gpu.graphs)
     assert {op.op_id for op in schedule.ops} <= set(gpu.named)
-
-
-def test_nothing_is_named_unless_asked(gpu, schedule):
-    ran(gpu, schedule, RunOptions("cuda", num_passes=4, graphs="on"))
-    assert gpu.named == []
 
 
 def test_named_ranges_on_the_cpu_are_refused():

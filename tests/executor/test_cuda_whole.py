@@ -9,24 +9,24 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu import measuring
+from benchmarks.gpu.device.measuring import MeasuringSession
 from benchmarks.gpu.peers.measure import PeerWork, measure_peer
+from tests.helpers.hf_weights import unpack_hf_state
 from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import WORKLOADS
-from twinstream.executor.memory import pinned_pieces
+from twinstream.executor.memory.pinned import Pinning
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, run_round
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.run import measuring
-from twinstream.executor.run.measuring import MeasuringSession
-from twinstream.executor.state.weights import unpack_hf_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.tensors import DEVICE, HOST
 
 pytestmark = pytest.mark.gpu
 
@@ -158,11 +158,11 @@ def test_one_pinned_arena_in_pieces_serves_schedule_after_schedule(monkeypatch):
     with MeasuringSession(BACKEND) as session:
         expected = [session.measure(one, 3).losses for one in (streaming, resident)]
     assert expected[0] == expected[1]
-    most = arena_bytes(streaming, pinned_pieces.HOST) * 2 // 3 // 4096 * 4096
-    for module in (measuring, pinned_pieces):
-        monkeypatch.setattr(module, "MAX_PIECE_BYTES", most)
-    cut = pinned_pieces.piece_ends
-    monkeypatch.setattr(measuring, "piece_ends", lambda size, ranges: cut(size, ranges, most))
+    most = arena_bytes(streaming, HOST) * 2 // 3 // 4096 * 4096
+    for name in ("MAX_PIECE_BYTES", "_PIECE_SLACK_BYTES"):
+        monkeypatch.setattr(measuring, name, most)
+    in_pieces = Pinning(torch.cuda.cudart(), max_piece_bytes=most)
+    monkeypatch.setattr(measuring, "arena_pinning", lambda: in_pieces)
     with MeasuringSession(BACKEND) as session:
         found = [session.measure(one, 3).losses for one in (streaming, resident, streaming)]
     assert found == [expected[0], expected[1], expected[0]]

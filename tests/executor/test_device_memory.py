@@ -55,11 +55,6 @@ def test_a_cap_that_would_be_exceeded_is_refused_with_numbers_and_what_to_do():
     assert f"device_reserve_bytes in the machine's profile to {round(2.5 * GIB)}" in told
 
 
-def test_a_reserve_exceeded_within_the_cap_is_not_refused():
-    meter = meter_of(Caps(device_bytes=24 * GIB, device_reserve_bytes=GIB), 22.5, 23.9, 23.9)
-    meter.warm({})
-
-
 @pytest.mark.parametrize(
     "caps", [Caps(), Caps(device_bytes=23 * GIB), Caps(device_reserve_bytes=GIB)]
 )
@@ -69,33 +64,11 @@ def test_without_a_cap_or_with_one_of_the_arena_alone_nothing_is_refused(caps):
     assert meter.report().excess_bytes == 0
 
 
-def test_growth_after_the_warm_up_shows_in_the_report():
-    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 25.0)
-    meter.warm({})
-    assert meter.report().excess_bytes == GIB
-
-
 def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
     environ: dict[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1"}
     monkeypatch.setattr(device_memory.os, "environ", environ)
     fix_library_workspaces()
     assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-
-
-def test_what_each_kernel_call_allocates_is_reported():
-    caps = CAPS.model_copy(update={"library_bytes": 6})
-    meter = meter_of(caps, 22.5, 23.0, 23.0, 23.0)
-    meter.warm({"block_forward": 5, "head_loss": 7})
-    found = meter.report()
-    assert found.temporary_bytes == {"block_forward": 5, "head_loss": 7}
-    assert (found.declared_bytes, found.undeclared_bytes) == (6, 1)
-
-
-def test_memory_that_is_tried_and_given_back_is_no_part_of_the_peak():
-    meter = meter_of(CAPS, 22.5, 23.0, 23.0, 30.0, 23.0)
-    meter.warm({})
-    assert meter.is_over()
-    assert meter.report().peak_bytes == 23 * GIB
 
 
 def test_excess_is_reported_where_it_is_not_refused():
@@ -146,8 +119,3 @@ def test_a_torch_that_cannot_grow_segments_in_a_private_pool_is_told_to_leave_it
     monkeypatch.setattr(torch.cuda, "use_mem_pool", refused)
     assert not expand_segments()
     assert configured == ["expandable_segments:True", "expandable_segments:False"]
-
-
-def test_a_torch_without_the_setting_is_left_alone(configured, monkeypatch):
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
-    assert not expand_segments()

@@ -11,7 +11,6 @@ from tests.helpers.fake_nvml import FakeNvml
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.run.device_state import (
     DeviceState,
-    StateReader,
     StateWatch,
     mean_state,
     state_reader,
@@ -34,14 +33,6 @@ def test_what_a_device_does_not_tell_is_left_out():
     nvml = FakeNvml(refuses=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksEventReasons"))
     found = state_reader("GPU-1234", nvml).read()
     assert found == DeviceState(sm_clock_mhz=1980, power_w=None, temperature_c=50)
-
-
-def test_older_bindings_have_the_reasons_under_another_name():
-    nvml = FakeNvml(reasons=0x8)
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = nvml.nvmlDeviceGetCurrentClocksEventReasons
-    nvml.nvmlDeviceGetCurrentClocksEventReasons = None
-    found = state_reader("GPU-1234", nvml).read()
-    assert found is not None and found.held_back == ("hardware slowdown",)
 
 
 def test_without_nvml_nothing_is_read_and_the_reason_said(monkeypatch):
@@ -77,12 +68,6 @@ def test_a_watch_gives_the_state_between_times():
     first, _, second = watch.between([start_ns, middle_ns, later_ns, end_ns])
     assert first is not None and first.sm_clock_mhz == 1000
     assert second is not None and second.sm_clock_mhz == 2000
-
-
-def test_a_watch_without_nvml_has_nothing_to_say():
-    with StateWatch(StateReader()) as watch:
-        pass
-    assert watch.between([0, 1, 2]) == [None, None]
 
 
 def test_the_device_is_loaded_before_every_timing_and_its_state_noted():

@@ -70,19 +70,6 @@ def segments_of(*ops: Op) -> list[tuple[str, ...]]:
     return [tuple(program.launches[p].op.op_id for p in s.positions) for s in found]
 
 
-def test_without_waits_between_them_streams_are_one_segment_each():
-    assert segments_of(op("a", "compute"), op("x", "h2d"), op("b", "compute"), op("y", "h2d")) == [
-        ("a", "b"),
-        ("x", "y"),
-    ]
-
-
-def test_waits_one_way_do_not_cut_and_put_the_awaited_first():
-    assert segments_of(
-        op("x", "h2d"), op("a", "compute", ("x",)), op("y", "h2d"), op("b", "compute", ("y",))
-    ) == [("x", "y"), ("a", "b")]
-
-
 def test_waits_both_ways_cut_where_they_would_form_a_circle():
     assert segments_of(
         op("x", "h2d"), op("a", "compute", ("x",)), op("y", "h2d", ("a",)),
@@ -135,14 +122,6 @@ def test_alike_rounds_share_two_executables_that_take_turns():
     assert used[:4] == used[4:]
     assert classes.executables[1] == classes.executables[0]
     assert len({e for row in classes.events for e in row}) == 8
-
-
-def test_different_work_shares_nothing():
-    program = compile_program(rounds(4))
-    segments = cut_segments(program, [True] * 8)
-    classes = classify(program, segments, list(range(8)))
-    alike = {n for row in classes.executables for n in row}
-    assert len(alike) == 2 * len(segments)
 
 
 @given(random_bodies(), SEEDS)
@@ -239,7 +218,7 @@ def test_every_wait_is_satisfied_in_passes_of_graphs_and_passes_op_by_op(schedul
 
 def test_graphs_pay_where_the_host_is_slower_than_the_device():
     program = compile_program(sketch([op("a", "compute"), op("x", "h2d")]))
-    assert graphs_pay(program, {"call": KernelTime("call", 20_000, 15_000)})
-    assert not graphs_pay(program, {"call": KernelTime("call", 900_000, 15_000)})
+    assert graphs_pay(program, {"call": KernelTime(20_000, 15_000)})
+    assert not graphs_pay(program, {"call": KernelTime(900_000, 15_000)})
     assert not graphs_pay(compile_program(sketch([op("x", "h2d")])), {})
     assert Segment(0, (0,), captured=True) in cut_segments(program, [True, True])

@@ -91,13 +91,6 @@ def test_passes_that_were_timed_op_by_op_count_only_where_there_are_no_others():
     assert found is not None and (found.ns_per_op, found.ops_timed) == (200, True)
 
 
-def test_of_a_first_pass_alone_no_cost_is_told():
-    meter = CostMeter()
-    meter.add("compute", 5)
-    meter.end_pass(waited_ns=0, timed=True)
-    assert meter.result(num_ops=1) is None
-
-
 # --- the choice of graphs
 
 

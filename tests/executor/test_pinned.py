@@ -1,24 +1,16 @@
 """The pinned arena with a driver of the tests: what is locked is unlocked, however it ends."""
 
-import resource
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor.memory import pinned
-from twinstream.executor.memory.host_limits import AvailableMemoryError, HostLimits, HostMemoryError
+from twinstream.executor.memory.host_limits import HostLimits, HostMemoryError
 from twinstream.executor.memory.pinned import Pinning, pinned_arena
 from twinstream.executor.memory.pinned_pieces import HostRange, NoBoundaryError
 
 MIB = 2**20
 SLOTS = [HostRange(i * MIB, (i + 1) * MIB, f"s{i}") for i in range(6)]
-
-
-@pytest.fixture(autouse=True)
-def _much_memory(monkeypatch):
-    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, None))
 
 
 def pinning(cudart: FakeCudart, told: list[tuple[int, int]] | None = None) -> Pinning:
@@ -51,18 +43,9 @@ def test_the_arena_is_zeros_in_pieces_that_are_locked_while_it_is_open():
     assert told[-1] == (6 * MIB, 6 * MIB)
 
 
-def test_a_view_over_the_end_of_a_piece_is_our_bug():
-    with (
-        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())) as memory,
-        pytest.raises(AssertionError, match="in no single piece"),
-    ):
-        memory[MIB : 3 * MIB]
-
-
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(piece, monkeypatch):
-    limits = iter([HostLimits(None, None, None), HostLimits(65536, 9 * MIB, 8 * MIB)])
-    monkeypatch.setattr(pinned, "host_limits", lambda: next(limits))
+    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(65536, 9 * MIB, 8 * MIB))
     cudart = FakeCudart(fails_at=piece)
     message = rf"cannot pin 2\.00 MiB of 6\.00 MiB .*error 2, with {2 * piece or 0}.*B pinned"
     with (
@@ -78,37 +61,6 @@ def test_a_piece_that_the_driver_refuses_ends_with_numbers_and_nothing_locked(pi
     assert cudart.last_error == 0, "torch's next kernel would raise it"
 
 
-def test_what_the_driver_refuses_is_locked_in_halves_of_the_same_pages(monkeypatch):
-    populated, map_pages = [], pinned._mapped
-    monkeypatch.setattr(pinned, "_mapped", lambda size: populated.append(size) or map_pages(size))
-    cudart, told = FakeCudart(most_bytes=3 * MIB // 2), list[tuple[int, int]]()
-    small = replace(pinning(cudart, told), max_piece_bytes=6 * MIB, min_piece_bytes=MIB)
-    with pinned_arena(6 * MIB, SLOTS, small) as memory:
-        assert populated == [6 * MIB]
-        assert cudart.asked == [6 * MIB, 3 * MIB, *[MIB] * 6]
-        assert [piece.start for piece in memory.pieces] == [i * MIB for i in range(6)]
-        assert [piece.bytes.numel() for piece in memory.pieces] == [MIB] * 6
-        for found in SLOTS:
-            assert memory[found.start : found.end].count_nonzero() == 0
-        assert cudart.last_error == 0
-    assert cudart.locked == {}
-    assert told[-1] == (6 * MIB, 6 * MIB)
-
-
-def test_halves_end_where_no_range_is_cut_and_no_page_is_shared():
-    ranges = [HostRange(0, MIB - 100, "a"), HostRange(MIB - 100, MIB + 100, "b")]
-    cudart = FakeCudart(most_bytes=3 * MIB // 2)
-    small = replace(pinning(cudart), min_piece_bytes=MIB)
-    with (
-        pytest.raises(HostMemoryError, match=r"cannot pin 2\.00 MiB of 2\.00 MiB"),
-        pinned_arena(2 * MIB, ranges, small),
-    ):
-        raise AssertionError("a cut at 1 MiB would go through b, and an earlier one through a")
-    ranges = [HostRange(0, MIB - 4096, "a"), HostRange(MIB - 4096, MIB + 100, "b")]
-    with pinned_arena(2 * MIB, ranges, small) as memory:
-        assert [piece.bytes.numel() for piece in memory.pieces] == [MIB - 4096, MIB, 4096]
-
-
 @pytest.mark.parametrize("piece", [0, 1, 2])
 def test_ctrl_c_while_a_piece_is_locked_leaves_none_locked(piece):
     """The driver has done its work and the interrupt comes before anyone could note it."""
@@ -116,34 +68,6 @@ def test_ctrl_c_while_a_piece_is_locked_leaves_none_locked(piece):
     with pytest.raises(KeyboardInterrupt), pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
         raise AssertionError("never opened")
     assert cudart.locked == {}
-
-
-def test_a_piece_never_granted_is_not_unlocked():
-    """Unlocking it would leave an error of its own, after the one that was taken."""
-    cudart, cleared = FakeCudart(fails_at=1), []
-
-    def clear() -> None:
-        cleared.append(cudart.last_error)
-        cudart.clear_error()
-
-    with (
-        pytest.raises(HostMemoryError, match="cannot pin"),
-        pinned_arena(6 * MIB, SLOTS, Pinning(cudart, max_piece_bytes=2 * MIB, clear_error=clear)),
-    ):
-        raise AssertionError("never opened")
-    assert cleared == [2]
-    assert cudart.last_error == 0
-
-
-def test_ctrl_c_before_the_driver_did_anything_leaves_no_error():
-    class Interrupted(FakeCudart):
-        def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
-            raise KeyboardInterrupt
-
-    cudart = Interrupted()
-    with pytest.raises(KeyboardInterrupt), pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
-        raise AssertionError("never opened")
-    assert cudart.last_error == 0
 
 
 def test_ctrl_c_while_pages_are_touched_leaves_none_locked():
@@ -174,28 +98,6 @@ def test_an_error_while_it_is_open_unlocks_everything(error):
     assert cudart.locked == {}
 
 
-def test_memory_the_driver_keeps_is_complained_about():
-    cudart = FakeCudart()
-    with (
-        pytest.raises(AssertionError, match="keeps 1 pieces"),
-        pinned_arena(2 * MIB, SLOTS[:2], pinning(cudart)),
-    ):
-        cudart.locked.clear()
-
-
-def test_too_little_memory_is_refused_before_anything_is_touched(monkeypatch):
-    def untouched(size_bytes: int) -> None:
-        raise AssertionError("memory was mapped")
-
-    monkeypatch.setattr(pinned, "_mapped", untouched)
-    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(None, None, 5 * MIB))
-    with (
-        pytest.raises(AvailableMemoryError, match="available memory leaves"),
-        pinned_arena(6 * MIB, SLOTS, pinning(FakeCudart())),
-    ):
-        raise AssertionError("never opened")
-
-
 def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monkeypatch):
     monkeypatch.setattr(pinned, "_mapped", lambda size_bytes: pytest.fail("memory was mapped"))
     ranges = [HostRange(0, 6 * MIB, "all")]
@@ -204,45 +106,3 @@ def test_an_arena_that_cannot_be_cut_is_refused_before_anything_is_touched(monke
         pinned_arena(6 * MIB, ranges, pinning(FakeCudart())),
     ):
         raise AssertionError("never opened")
-
-
-def test_a_schedule_without_host_memory_has_an_empty_arena():
-    cudart = FakeCudart()
-    with pinned_arena(0, [], pinning(cudart)) as memory:
-        assert memory.numel() == 0
-    assert cudart.asked == []
-
-
-# --- RLIMIT_MEMLOCK
-
-
-def locked_limit(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
-    monkeypatch.setattr(pinned, "host_limits", lambda: HostLimits(limit_bytes, None, None))
-
-
-def test_a_limit_on_locked_memory_counts_where_the_driver_heeds_it(monkeypatch):
-    locked_limit(monkeypatch, 65536)
-    cudart = FakeCudart(fails_at=0)
-    with (
-        pytest.raises(HostMemoryError, match="RLIMIT_MEMLOCK leaves"),
-        pinned_arena(6 * MIB, SLOTS, pinning(cudart)),
-    ):
-        raise AssertionError("never opened")
-    assert cudart.asked == [65536 + resource.getpagesize()]
-    assert cudart.locked == {}
-    assert cudart.last_error == 0
-
-
-def test_a_limit_that_the_driver_does_not_heed_refuses_nothing(monkeypatch):
-    locked_limit(monkeypatch, 65536)
-    cudart = FakeCudart()
-    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
-        assert len(cudart.locked) == 3
-    assert cudart.locked == {}
-
-
-def test_a_limit_above_what_is_needed_is_not_tried_out(monkeypatch):
-    locked_limit(monkeypatch, 6 * MIB)
-    cudart = FakeCudart()
-    with pinned_arena(6 * MIB, SLOTS, pinning(cudart)):
-        assert cudart.asked == [2 * MIB] * 3

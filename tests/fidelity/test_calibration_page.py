@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from twinstream.fidelity.row_choice import listed_rows
+from twinstream.fidelity.rows import listed_rows
 from twinstream.hardware_profiles.measured_table import NEEDED, MeasuredRow, read_measured
 
 PAGE = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from twinstream.fidelity.cells import Cell, cell_of, key_of, sizing_of
-from twinstream.fidelity.predict import phases, predict_cell, predict_row, step_s
+from twinstream.fidelity.predict import predict_cell, step_s
 from twinstream.fidelity.seed_system.kernels import with_its_kernels
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain, timed_ns
 from twinstream.hardware_profiles.loader import load_machine
@@ -82,16 +82,3 @@ def test_a_slow_link_stalls_the_step_and_infinite_ones_do_not(cell):
     assert slow.stall > 1.0 > fast.stall >= 0.0
     assert slow.free_link_step_s == fast.free_link_step_s
     assert fast.tokens_per_s == pytest.approx(cell.tokens_per_step / fast.step_s)
-
-
-def test_phases_make_up_the_step(cell):
-    found = phases(cell, H100)
-    parts = found.forward_s + found.head_s + found.backward_s
-    assert parts == pytest.approx(found.round_s)
-    rounds_s = cell.rounds_per_step * found.round_s
-    # The first round has no gradients to fetch; the rest is what follows the last.
-    assert rounds_s + found.optimizer_s == pytest.approx(found.step_s, rel=0.01)
-
-
-def test_a_row_is_predicted_as_its_cell(rows, cell):
-    assert predict_row(rows[0], H100) == predict_cell(cell, H100)

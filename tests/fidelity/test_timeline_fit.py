@@ -5,18 +5,18 @@ import pytest
 
 from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.fidelity.timeline_fit import fit_timeline, fit_timelines
-from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
+from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
+    cpu_parameters,
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.timelines import op_classes, works_of
-from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.calibration.timelines import mean_seconds, op_classes, works_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
+from twinstream.schedule.analysis.comparison import TimelineMismatch
 from twinstream.schedule.document import Caps
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import Workload
@@ -55,7 +55,7 @@ def timeline(schedule):
 
 
 def test_known_constants_come_back_from_a_noisy_timeline(schedule, timeline):
-    found = fit_timeline(H100, schedule, timeline)
+    found = fit_timelines(H100, [(schedule, timeline)])
     by_name = {p.parameter.name: p for p in found.parameters}
     for name, factor in TRUTH.items():
         assert by_name[name].told
@@ -97,7 +97,7 @@ def test_runs_are_fitted_together(schedule, timeline):
         }
     )
     both = fit_timelines(H100, [(schedule, timeline), (schedule, halved)])
-    alone = fit_timeline(H100, schedule, timeline)
+    alone = fit_timelines(H100, [(schedule, timeline)])
     assert len(both.observations) == 2 * len(alone.observations)
     sums_s = [sum(o.predicted_s for o in fit.observations) for fit in (alone, both)]
     assert sums_s[0] < sums_s[1] / 2 < 2 * sums_s[0]
@@ -105,11 +105,18 @@ def test_runs_are_fitted_together(schedule, timeline):
 
 def test_a_timeline_of_another_schedule_is_refused(schedule, timeline):
     other = timeline.model_copy(update={"op_ids": timeline.op_ids[::-1]})
-    with pytest.raises(CalibrationError, match="ops that are not the schedule's"):
-        fit_timeline(H100, schedule, other)
+    with pytest.raises(TimelineMismatch, match="ops that are not the schedule's"):
+        fit_timelines(H100, [(schedule, other)])
 
 
 def test_every_compute_and_copy_is_in_one_class(schedule):
-    positions = [i for one in op_classes(schedule) for i in one.positions]
+    positions = [i for one in op_classes(schedule).values() for i in one]
     kinds = [schedule.ops[i].kind for i in range(len(schedule.ops))]
     assert sorted(positions) == [i for i, k in enumerate(kinds) if k in ("compute", "copy")]
+
+
+def test_a_class_takes_the_mean_of_its_ops_in_all_passes(schedule, timeline):
+    classes = op_classes(schedule)
+    for positions, found in zip(classes.values(), mean_seconds(classes, timeline), strict=True):
+        took_ns = [p.end_ns[i] - p.start_ns[i] for p in timeline.passes for i in positions]
+        assert found == pytest.approx(np.mean(took_ns) / 1e9)

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.front_door.command_line import call, error_of
-from twinstream.fidelity.report import write_rows
-from twinstream.fidelity.screen import validation_screen
+from twinstream.fidelity.report import validation_screen
 from twinstream.fidelity.validation import ValidatedRow, Validation, errors_of, validate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -64,12 +63,6 @@ def test_a_prediction_is_in_the_order_of_what_was_measured(validation):
         assert each.error is None or abs(each.error) < 0.15, each
 
 
-def test_rows_without_a_profile_are_left_out():
-    found = validate(read_measured(FEW), [load_machine("rtx3090")], jobs=1)
-    assert (found.cells, found.left_out) == (2, 7)
-    assert found.failed_rows == found.refused_alike == 1
-
-
 def test_profiles_whose_machine_the_table_lacks_are_told():
     rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
     machines = [load_machine(name) for name in ("rtx3090", "h100", "a100")]
@@ -81,10 +74,13 @@ def test_profiles_whose_machine_the_table_lacks_are_told():
     assert "The table has no rows for h100, a100." in notes.getvalue()
 
 
-def test_a_table_of_one_machine_takes_a_profile_of_any_name():
+def test_a_profile_of_any_name_takes_a_table_of_one_machine_or_the_rows_of_its_datasheet():
+    mine = load_machine("rtx3090").model_copy(update={"name": "mine"})
     rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
-    mine = load_machine("rtx3090").model_copy(update={"name": "at-home"})
     assert validate(rows, [mine], jobs=1).cells == 2
+    found = validate(read_measured(FEW), [mine], jobs=1)
+    assert (found.cells, found.left_out) == (2, 7)
+    assert found.failed_rows == found.refused_alike == 1
 
 
 def test_processes_find_what_one_finds(validation):
@@ -120,12 +116,6 @@ def test_rows_that_ran_but_are_refused_are_counted():
     small = rows[0].model_copy(update={"line": 100, "dev_mem_gib": 1.0})
     found = validate([*rows, small], [load_machine("rtx3090")], jobs=1)
     assert (found.cells, found.refused_rows, found.failed_rows) == (2, 1, 1)
-
-
-def test_a_fitted_profile_of_any_name_finds_its_rows_in_a_table_of_several_machines():
-    mine = load_machine("rtx3090").model_copy(update={"name": "mine"})
-    found = validate(read_measured(FEW), [mine], jobs=1)
-    assert (found.cells, found.left_out) == (2, 7)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -178,8 +168,3 @@ def test_what_cannot_be_validated_is_told(tmp_path):
     unknown = tmp_path / "unknown.csv"
     unknown.write_text(f"{header}\nH100,9B,8192,1,1,5\n", encoding="utf-8")
     assert "9b" in error_of("validate", "--machine", "h100", "--measured", unknown)
-
-
-def test_rows_that_cannot_be_written_are_told(validation, tmp_path):
-    with pytest.raises(Exception, match="cannot write"):
-        write_rows(validation, tmp_path / "no" / "rows.csv")

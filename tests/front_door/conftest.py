@@ -44,7 +44,7 @@ def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe small kernels only: a second instead of ten."""
     from twinstream.executor.probe import cpu_attention
     from twinstream.executor.probe.tasks import kernels
-    from twinstream.executor.probe.timing.timing import timing
+    from twinstream.executor.probe.timing import timing
 
     monkeypatch.setattr(kernels, "_SHAPES", kernels._SHAPES[:2])
     monkeypatch.setattr(cpu_attention, "_SHAPES", cpu_attention._SHAPES[:3])

@@ -6,12 +6,32 @@ import pytest
 import torch
 
 import twinstream as ts
+from tests.front_door.command_line import call
 from twinstream.data.text import byte_tokens, default_text
 from twinstream.models.recipe import Recipe
+from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 
 STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "step", "caps"),
+    [
+        ("tiny", "cpu", ts.TrainingStep(64, 256), {"device_mem": "6MiB"}),
+        ("1b", "h100", ts.TrainingStep(2048, 8192), {"device_mem": "8GiB", "host_mem": "64GiB"}),
+    ],
+)
+def test_python_and_the_command_line_plan_alike(model, machine, step, caps, tmp_path):
+    path = tmp_path / "plan.json"
+    named = [(f"--{name.replace('_', '-')}", size) for name, size in caps.items()]
+    flags = [part for pair in named for part in pair]
+    words = ("--seq-len", step.seq_len, "--tokens-per-step", step.tokens_per_step)
+    assert (
+        call("plan", "--model", model, "--machine", machine, *words, *flags, "-o", path).code == 0
+    )
+    assert read_document(ts.Schedule, path) == ts.plan(model, machine, step=step, **caps)
 
 
 def test_the_readmes_example_works():

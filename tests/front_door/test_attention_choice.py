@@ -7,7 +7,7 @@ import pytest
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
-from twinstream.models.demand.attention_scratch import UnknownAttentionError
+from twinstream.models.demand.attention_limits import UnknownAttentionError
 from twinstream.models.presets import load_preset
 from twinstream.planner.kernel_choice import UnsuitableAttentionError, attention_for
 
@@ -87,9 +87,7 @@ def test_a_profile_that_names_an_unknown_attention_is_told_so(tmp_path):
     assert "'flash9' is unknown" in error_of("plan", *step)
 
 
-@pytest.mark.parametrize(
-    "other", [("--attention", "flash4"), ("--kernels", "triton"), ("--optimizer", "device")]
-)
+@pytest.mark.parametrize("other", [("--attention", "flash4"), ("--kernels", "triton")])
 def test_the_seed_policy_does_not_take_other_kernels(other):
     step = ("--model", "8b", "--seq-len", 1024, "--machine", "h100", "--policy", "ml_dataflow")
     told = error_of("plan", *step, *other)

@@ -152,27 +152,27 @@ def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
 
 
 def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_path):
-    """A little more memory, and `streaming` is slower by 1.4 %."""
+    """A little more memory, and `streaming` is slower by 2 %."""
     profile, before, after = (
         tmp_path / name for name in ("slow.toml", "before.json", "after.json")
     )
     links = (f"pcie_{way}_bytes_per_s = 5e7\n" for way in ("h2d", "d2h", "duplex"))
     profile.write_text('base = "cpu"\n' + "".join(links))
     ask = ("plan", *TINY_STEP, "--machine", profile, "--policy", "streaming", "--host-mem", "20MiB")
-    small, large = (("--device-mem", round(mib * 2**20)) for mib in (6.7, 6.8))
+    small, large = (("--device-mem", round(mib * 2**20)) for mib in (6.2, 6.8))
     first = call(*ask, *small, "-o", before, "--json").json()["step_time_s"]
     assert call(*ask, *large, "--json").json()["step_time_s"] > 1.01 * first
-    named = call(*ask, *large, "--no-slower-than", before, "--json").json()
+    named = call(*ask, *large, "--warm-start", before, "--json").json()
     assert (named["step_time_s"], named["known_plan"]) == (first, str(before))
     told = "this is that plan"
-    printed = table_of(*ask, *large, "--no-slower-than", before, "-o", after)
+    printed = table_of(*ask, *large, "--warm-start", before, "-o", after)
     assert f"Nothing faster than {before} was found: {told}." in " ".join(printed.split())
     assert call("simulate", after, "--machine", profile, "--json").json()["step_time_s"] == first
     assert call("verify", after, "--json").json()["ok"] is True
     assert read_document(Schedule, after).caps.device_bytes == large[1]
-    assert told not in table_of(*ask, "--device-mem", "40MiB", "--no-slower-than", before)
-    refused = error_of(*ask, *large, "--chunk-tokens", 32, "--no-slower-than", before)
-    assert f"error: --no-slower-than {before} differs in " in refused
+    assert told not in table_of(*ask, "--device-mem", "40MiB", "--warm-start", before)
+    refused = error_of(*ask, *large, "--chunk-tokens", 32, "--warm-start", before)
+    assert f"error: --warm-start {before} differs in " in refused
 
 
 def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.front_door.small_schedule import small_schedule, timeline
-from twinstream.schedule.comparison import Pair, TimelineMismatch, compare
+from twinstream.schedule.analysis.comparison import Pair, TimelineMismatch, compare
 
 #                     h2d.w first h2d.x again d2h.x last
 PREDICTED = timeline(100, 200, 100, 400, 500, 600, step_ns=1500.0)

@@ -18,7 +18,7 @@ from twinstream.planner.search.chunking import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
 from twinstream.report.view import View
-from twinstream.schedule.comparison import compare
+from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.errors import TwinstreamError
 
 NUMBER = int(os.environ.get("TWINSTREAM_DAMAGES", "60"))  # of each kind of document

@@ -7,7 +7,7 @@ from tests.front_door.small_schedule import small_schedule, timeline
 from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.residence import STATE, RoleResidence, residence
-from twinstream.planner.plan import policies
+from twinstream.planner.policies import compared_names
 from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
@@ -21,7 +21,7 @@ HOMES = ("device_only_bytes", "host_home_bytes", "both_bytes")
 CAPS = {"streaming": "6MiB", "optimal": "6MiB", "layer_offload": "6MiB"}
 
 
-@pytest.fixture(scope="module", params=list(policies()))
+@pytest.fixture(scope="module", params=compared_names())
 def planned(request: pytest.FixtureRequest) -> tuple[Schedule, Timeline]:
     policy = request.param
     schedule = ts.plan("tiny", "cpu", step=STEP, policy=policy, device_mem=CAPS.get(policy))

@@ -205,7 +205,7 @@ def test_a_url_may_not_open_files(tmp_path):
         ({"device_mem": "9" * 400}, "cannot read the size"),
         ({"seq_len": ""}, "sequence length is missing"),
         ({"seq_len": "0"}, "sequence length needs a whole number from 1"),
-        ({"policy": "optimall"}, "did you mean 'optimal'?"),
+        ({"policy": "optimall"}, "unknown policy 'optimall'"),
         ({"tokens_per_step": "100"}, "whole sequences"),
         ({"device_mem": "24XiB"}, "24GiB"),
         ({"policy": "greedy"}, "'greedy'"),

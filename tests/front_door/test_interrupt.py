@@ -118,13 +118,13 @@ if __name__ == "__main__":
 )
 
 
-def busy(_: int) -> None:
+def busy(_: int, planner: object) -> None:
     """Work of many minutes; says that it has begun."""
     print("step", flush=True)
     time.sleep(600)
 
 
-def done_or_busy(item: int) -> None:
+def done_or_busy(item: int, planner: object) -> None:
     """The first is done at once, so that its row is at work when the signal comes."""
     if item > 1:
         time.sleep(600)

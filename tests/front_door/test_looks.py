@@ -1,12 +1,9 @@
-"""Pages are readable: colours that differ, nothing empty, ticks, and a phone's width."""
+"""Pages are readable: colours that differ, nothing empty, and a phone's width."""
 
 from itertools import combinations
 
-import pytest
-
 from tests.front_door.small_schedule import small_schedule, timeline
 from tests.helpers.browser import browser_page
-from twinstream.fidelity.scatter import log_ticks
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.measures.metrics import Summary
 from twinstream.report.page import Card, Page, Section, html_of
@@ -67,17 +64,6 @@ def test_swatches_of_small_and_large_changes_differ_as_their_bars_do():
     # A swatch shows the colour, and no opacity.
     assert len({trace.marker.color for trace in traces}) == 4
     assert {trace.marker.opacity for trace in traces} == {None}
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(900, 60_000), (9_100, 11_800), (1_100, 1_400), (45_570, 52_430), (2, 3e9)]
-)
-def test_a_logarithmic_axis_has_three_ticks_or_more_wherever_its_values_lie(low, high):
-    ticks = log_ticks(low, high)
-    assert 3 <= len(ticks) <= 12
-    assert low <= min(ticks) <= max(ticks) <= high
-    digits = [f"{tick:.6e}".split("e")[0].rstrip("0").replace(".", "") for tick in ticks]
-    assert max(map(len, digits)) <= 3  # round numbers
 
 
 def test_what_a_step_lacks_is_said_and_not_drawn_as_an_empty_chart():

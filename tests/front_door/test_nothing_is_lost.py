@@ -23,7 +23,7 @@ def test_a_command_does_not_write_over_its_schedule(command, files: Files, tmp_p
 def test_a_plan_does_not_write_over_the_plan_that_is_known(files: Files, tmp_path):
     mine = tmp_path / "mine.json"
     mine.write_bytes(files.schedule.read_bytes())
-    known = ("--no-slower-than", files.schedule, "--no-slower-than", mine)
+    known = ("--warm-start", files.schedule, "--warm-start", mine)
     assert str(mine) in error_of("plan", *TINY_STEP, "--machine", "cpu", *known, "-o", mine)
 
 

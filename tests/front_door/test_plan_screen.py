@@ -7,9 +7,8 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.plan import policies
-from twinstream.planner.step_plan import proposed_tokens
+from twinstream.measures.policies_compared import PolicyOutcome
+from twinstream.planner.policies import compared_names
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -105,7 +104,7 @@ def test_the_json_has_the_numbers_of_the_screen():
 
 def test_all_policies_are_compared_and_those_that_do_not_fit_say_why(compared):
     outcomes = {outcome["policy"]: outcome for outcome in compared["policies"]}
-    assert list(outcomes) == list(policies())
+    assert list(outcomes) == list(compared_names())
     steps_s = {
         name: outcome["summary"]["step_time_s"]
         for name, outcome in outcomes.items()
@@ -123,7 +122,7 @@ def test_all_policies_are_compared_and_those_that_do_not_fit_say_why(compared):
 
 def test_the_smallest_caps_in_the_comparison_do(compared):
     outcomes = {outcome["policy"]: outcome for outcome in compared["policies"]}
-    least = outcomes["resident"]["smallest_device_bytes"]
+    least = outcomes["resident"]["enough_device_bytes"]
     plan = (*PLAN, "--policy", "resident", "--device-mem")
     assert call(*plan, least).code == 0
     assert error_of(*plan, least - 2**20)
@@ -146,22 +145,13 @@ def test_a_unit_of_memory_is_never_said_to_save_more_than_the_step(model, unit):
     assert f"+{share * price['adds_tokens_per_s']:,.1f} tokens/s" in outcome.out
 
 
-@pytest.mark.parametrize("smallest", [True, False])
-def test_of_caps_that_need_not_be_the_smallest_the_comparison_says_so(monkeypatch, smallest):
-    plan = ts.api.plan
-
-    def refusing(*model_and_machine: object, policy: str, **more: object) -> Schedule:
-        if policy == "streaming":
-            short = Shortage(policy, "device", 1, 2, "task", 2**20, None, smallest=smallest)
-            raise InfeasiblePlan(short)
-        return plan(*model_and_machine, policy=policy, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ts.api, "plan", refusing)
-    command = (*PLAN, "--policy", "all")
-    outcomes = {one["policy"]: one for one in call(*command, "--json").json()["policies"]}
-    assert outcomes["streaming"]["less_may_do"] == (not smallest)
-    told = next(line for line in call(*command).out.splitlines() if line.startswith("streaming:"))
-    assert told.endswith("fits with --device-mem 1MiB" + ("" if smallest else ", maybe with less"))
+def test_of_caps_that_need_not_be_the_smallest_the_comparison_says_so():
+    for less_may_do, end in ((False, ""), (True, ", maybe with less")):
+        outcome = PolicyOutcome(
+            policy="optimal", reason="no plan found", enough_device_bytes=2**20,
+            less_may_do=less_may_do,
+        )  # fmt: skip
+        assert outcome.told == f"optimal: no plan found; fits with --device-mem 1MiB{end}"
 
 
 def test_the_table_of_all_policies_marks_the_best(compared):
@@ -169,7 +159,7 @@ def test_the_table_of_all_policies_marks_the_best(compared):
     assert outcome.code == 0, outcome.err
     assert [line for line in outcome.out.splitlines() if len(line) > 100] == []
     rows = {line.split()[0]: line for line in outcome.out.splitlines() if line.strip()}
-    assert rows.keys() >= set(policies())
+    assert rows.keys() >= set(compared_names())
     assert [line for line in outcome.out.splitlines() if " * " in line] == [rows[compared["best"]]]
     assert "resident: " in outcome.out
     assert "fits with --device-mem" in outcome.out
@@ -188,15 +178,16 @@ def test_where_no_policy_fits_each_says_why_and_what_would_do():
     command = (*PLAN, "--device-mem", "1MiB", "--policy", "all")
     message = error_of(*command)
     assert message.count("error:") == 1
-    reasons = {line.split(":")[0].strip(): line for line in message.splitlines()[1:]}
-    assert reasons.keys() == set(policies())
+    told = message.partition("error:")[2].splitlines()[1:]
+    reasons = {line.split(":")[0].strip(): line for line in told}
+    assert reasons.keys() == set(compared_names())
     suggested = reasons["optimal"].split("fits with --device-mem ")[1].split(",")[0]
     assert call(*PLAN, "--device-mem", suggested, "--policy", "all", "--json").code == 0
     outcome = call(*command, "--json")
-    assert outcome.code == 2 and outcome.err == message
+    assert outcome.code == 2 and outcome.err in message
     document = json.loads(outcome.out)
     assert document["best"] is None
-    assert {one["policy"] for one in document["policies"]} == set(policies())
+    assert {one["policy"] for one in document["policies"]} == set(compared_names())
 
 
 def test_only_plan_takes_all_policies():
@@ -244,9 +235,11 @@ def test_open_tokens_are_the_same_for_every_policy_and_whole_rounds_of_fixed_chu
 
 def test_the_share_holds_within_the_caps_and_rounds_can_be_merged():
     step = ts.TrainingStep(seq_len=8192)
-    spec, machine = ts.load_model("8b"), ts.load_machine("h100")
     plenty, tight = (
-        proposed_tokens(spec, step, machine, ts.Caps(device_bytes=gib * 2**30)) for gib in (78, 24)
+        ts.Planner(ts.steady_state)
+        .prepared(ts.PlanRequest.of("8b", "h100", step=step, device_mem=f"{gib}GiB"))
+        .step.tokens_per_step
+        for gib in (78, 24)
     )
     # state that streams over PCIe takes longer than state in HBM
     assert plenty < tight

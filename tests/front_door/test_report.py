@@ -93,10 +93,9 @@ def test_many_ops_are_merged_into_few_bars(view, monkeypatch):
     assert max(sum(bar.queue == q for bar in found) for q in view.queues) <= 10 + 1
 
 
-def test_a_long_round_is_shown_in_a_window_around_its_loss(view, monkeypatch):
-    monkeypatch.setattr(bars, "MOST_OPS", 20)
+def test_a_long_round_is_shown_in_a_window_around_its_loss(view):
     whole = view.round_span(1)
-    window = shrunk(view, whole)
+    window = shrunk(view, whole, most_ops=20)
     assert 0 < len(view.within(window)) <= 20
     assert whole.start_ns <= window.start_ns < window.end_ns <= whole.end_ns
     kinds = {view.colour_key(view.schedule.ops[i]) for i in view.within(window)}

@@ -16,7 +16,7 @@ from twinstream.report.share_figures import (
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View
-from twinstream.schedule.comparison import compare
+from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.ops import Label
 from twinstream.schedule.sizes import parse_bytes
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.hardware_profiles.schema import ExpectedError
 from twinstream.sweep import sources, sweep
@@ -56,9 +57,10 @@ def test_a_key_changes_with_the_error_that_the_profile_states():
         {"fixed": {"model": "tiny", "machine": "cpu", "seq_len": 64}}, source="", folder=Path()
     ).cells()
     error = ExpectedError(mean=0.1, kind="assumed", source="a test")
-    machine = cell.machine.model_copy(update={"expected_error": error})
-    assert machine.content_hash == cell.machine.content_hash
-    assert replace(cell, machine=machine).key != cell.key
+    asked = cell.request
+    machine = asked.machine.model_copy(update={"expected_error": error})
+    assert machine.content_hash == asked.machine.content_hash
+    assert replace(cell, request=replace(asked, machine=machine)).key != cell.key
 
 
 def test_every_module_that_makes_a_row_is_part_of_its_key():
@@ -69,24 +71,24 @@ def test_every_module_that_makes_a_row_is_part_of_its_key():
         "from twinstream.sweep.config import config_of\n"
         "fixed = {'model': 'tiny', 'machine': 'cpu', 'seq_len': 64, 'device_mem': '8MiB'}\n"
         "(cell,) = config_of({'fixed': fixed}, source='', folder=Path()).cells()\n"
-        "assert run_cell(cell)['status'] == 'ok'\n"
+        "from twinstream import Planner, steady_state\n"
+        "assert run_cell(cell, Planner(steady_state))['status'] == 'ok'\n"
         "print(*(name for name in sys.modules if name.split('.')[0] == 'twinstream'))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    hashed = {name.removesuffix(".py").removesuffix(".__init__") for name, _ in sources._sources()}
+    hashed = {name.removesuffix(".py").removesuffix(".__init__") for name, _ in sources.sources()}
     assert set(run.stdout.split()) - hashed == NO_RESULT
     assert len(hashed) > 100
 
 
 def test_a_changed_line_of_the_planner_changes_every_key(tmp_path, monkeypatch):
-    for package in ("twinstream", "twinstream.sweep", *sources.PACKAGES):
-        (tmp_path / package).mkdir()
-        for file in Path(str(files(package))).glob("*.py"):
-            shutil.copy(file, tmp_path / package)
+    packages = ("twinstream.sweep", "twinstream.fidelity.seed_system")
+    for package in (*packages, *sources.PACKAGES):
+        shutil.copytree(str(files(package)), tmp_path / package)
     before = sources.sources_hash()
     monkeypatch.setattr(sources, "files", lambda package: tmp_path / package)
     assert sources.sources_hash.__wrapped__() == before
-    with (tmp_path / "twinstream.planner" / "bound.py").open("a") as file:
+    with (tmp_path / "twinstream.planner" / "bound" / "gaps.py").open("a") as file:
         file.write("_MOST = 3\n")
     assert sources.sources_hash.__wrapped__() != before
 
@@ -163,9 +165,9 @@ def test_a_row_of_a_gpu_has_the_kernels_of_plan(tmp_path):
     (cell,) = config_of({"fixed": asked}, source="here", folder=tmp_path).cells()
     options = ("plan", "--model", "tiny", "--machine", "h100", "--seq-len", 64)
     planned = call(*options, "--tokens-per-step", 256, "--json").json()
-    assert cell.step.recipe.kernels.model_dump() == planned["kernels"]
+    assert cell.request.recipe.implementations.model_dump() == planned["kernels"]
     assert planned["kernels"]["vector"] == "triton"
-    assert run_cell(cell)["tokens_per_s"] == planned["tokens_per_s"]
+    assert run_cell(cell, ts.Planner(ts.steady_state))["tokens_per_s"] == planned["tokens_per_s"]
 
 
 def test_a_worker_with_other_sources_is_refused(swept, monkeypatch):

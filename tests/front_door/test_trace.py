@@ -7,9 +7,7 @@ import pytest
 
 from tests.front_door.command_line import call
 from tests.helpers.trace_rules import faults
-from twinstream.report.memory import memory_samples
 from twinstream.report.trace import trace_of
-from twinstream.schedule.tensors import DEVICE
 
 
 @pytest.fixture(scope="module")
@@ -33,44 +31,12 @@ def test_predicted_and_measured_are_processes_with_a_thread_per_stream(trace, vi
         assert len(threads) == len(view.queues)
 
 
-def test_every_op_is_a_slice_with_its_times_to_the_ns(trace, views):
-    for pid, view in enumerate(views, start=1):
-        slices = {event["name"]: event for event in events_of(trace, "X", pid)}
-        compute = next(i for i, op in enumerate(view.schedule.ops) if op.kind == "compute")
-        origin_ns = view.start_ns[compute] - slices[view.schedule.ops[compute].op_id]["ts"] * 1000
-        for i, op in enumerate(view.schedule.ops):
-            event = slices[op.op_id]
-            assert round(event["ts"] * 1000 + origin_ns) == view.start_ns[i]
-            assert round(event["dur"] * 1000) == view.end_ns[i] - view.start_ns[i]
-
-
 def test_both_steps_begin_at_the_same_time(trace, views):
     begins = set()
     for pid, view in enumerate(views, start=1):
         first = min(event["ts"] * 1000 for event in events_of(trace, "X", pid))
         begins.add(round(view.whole.start_ns - (view.start_ns.min() - first)))
     assert len(begins) == 1
-
-
-def test_every_wait_of_ops_that_take_time_is_an_arrow(trace, views):
-    view = views[0]
-    lasting = {
-        op.op_id for i, op in enumerate(view.schedule.ops) if view.end_ns[i] > view.start_ns[i]
-    }
-    wanted = sum(
-        wait in lasting for op in view.schedule.ops if op.op_id in lasting for wait in op.waits
-    )
-    assert len(events_of(trace, "s")) == wanted > 0
-
-
-def test_the_memory_counter_reaches_the_peak(trace, views):
-    counters = [e for e in events_of(trace, "C") if e["name"] == "device memory, GiB"]
-    view = views[0]
-    inside = (s for s in memory_samples(view, DEVICE) if s.start_ns <= view.whole.end_ns)
-    peak_bytes = max(s.total_bytes for s in inside if s.start_ns >= view.whole.start_ns)
-    assert max(sum(e["args"].values()) for e in counters) == pytest.approx(
-        peak_bytes / 2**30, abs=1e-5
-    )
 
 
 def test_a_long_timeline_is_cut_to_a_window_and_says_so(views):

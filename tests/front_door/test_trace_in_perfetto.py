@@ -7,10 +7,10 @@ import pytest
 
 from tests.helpers.perfetto_page import TraceInPerfetto, trace_in_perfetto
 from twinstream.report.memory import memory_samples
-from twinstream.report.palette import readable
 from twinstream.report.trace import trace_of, write_trace
 from twinstream.report.view import View, stream_name
 from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.screens.tables import readable
 
 SLICES = """
     select process.pid, thread.name, slice.name, slice.ts, slice.dur, slice.depth

@@ -7,31 +7,24 @@ from itertools import pairwise
 
 import pytest
 
+import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
-from twinstream import api
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.models.presets import load_model
-from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.whatif.question import (
-    Question,
-    changed,
-    properties_of,
-    question_of,
-    value_of,
-)
+from twinstream.whatif.properties import changed, properties_of, value_of, yield_of
 from twinstream.whatif.sensitivity import what_if
-from twinstream.whatif.target import _closed_in, _Search, _searched, _Tried, compute_limit
+from twinstream.whatif.target import compute_limit
 
+PLANNER = ts.Planner(ts.steady_state)
 CAPS = ("--device-mem", "8MiB", "--host-mem", "20MiB", "--policy", "streaming")
 ASK = ("whatif", *TINY_STEP, "--machine", "cpu", *CAPS)
 
 
-def question(machine=None, *, policy="streaming", device_mem="8MiB"):
-    machine = machine or load_machine("cpu")
-    caps = api.caps_of(machine, device_mem, "20MiB")
-    return question_of(load_model("tiny"), machine, TrainingStep(64, 256), caps, policy)
+def question(machine="cpu", *, policy="streaming", device_mem="8MiB"):
+    step = ts.TrainingStep(64, 256)
+    return ts.PlanRequest.of(
+        "tiny", machine, step=step, device_mem=device_mem, host_mem="20MiB", policy=policy
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +84,13 @@ def test_a_price_is_the_slope_of_the_lower_bound_over_the_value_shown(name):
     slow = override(load_machine("cpu"), {"pcie_h2d_bytes_per_s": 0.05e9})
     base = question(slow, device_mem="7MiB")
     one = next(p for p in properties_of(base) if p.name == name)
-    found = what_if(base, (1e-4,), 2)
+    found = what_if(PLANNER, base, (1e-4,), 2)
     price = next(s for s in found.sensitivities if s.name == name).price_tokens_per_s
-    _, summary = base.planned()
+    summary = yield_of(PLANNER.plan(base), base)
     step = 1e-4
-    less, more = (changed(base, one, 1 + s).planned()[0].bound.step_s for s in (-step, step))
+    less, more = (
+        PLANNER.plan(changed(base, one, 1 + change)).bound.step_s for change in (-step, step)
+    )
     saved_s = (less - more) / (2 * step * value_of(base, one) / one.unit_size)
     assert saved_s > 0
     assert price == pytest.approx(saved_s * summary.tokens_per_s / summary.step_time_s, rel=0.02)
@@ -138,7 +133,7 @@ def test_more_of_anything_is_never_slower(policy):
     link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
     memory = "8MiB" if policy == "streaming" else "5MiB"
     base = question(override(load_machine("cpu"), link), policy=policy, device_mem=memory)
-    found = what_if(base, (-0.1, 0.1, 1.0) if policy == "streaming" else (0.1,), 2)
+    found = what_if(PLANNER, base, (-0.1, 0.1, 1.0) if policy == "streaming" else (0.1,), 2)
     for one in found.sensitivities:
         speeds = {change.change: change.tokens_per_s or 0.0 for change in one.changes}
         speeds[0.0] = found.base.tokens_per_s
@@ -151,24 +146,11 @@ def test_a_number_a_tenth_worse_costs_a_tenth_at_most():
     """The plan to start from would take no longer; one made anew is slower by up to 39 %."""
     link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
     base = question(override(load_machine("cpu"), link))
-    found = what_if(base, (-0.1, 0.1), 2)
+    found = what_if(PLANNER, base, (-0.1, 0.1), 2)
     assert found.sensitivities
     for one in found.sensitivities:
         worse = min(change.tokens_per_s or 0.0 for change in one.changes)
         assert worse >= 0.9 * found.base.tokens_per_s, one.name
-
-
-def test_a_search_never_gets_slower_with_more():
-    link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
-    base = question(override(load_machine("cpu"), link), policy="streaming")
-    (one,) = (p for p in properties_of(base) if p.name == "PCIe, all three")
-    schedule, summary = base.planned()
-    tried = _Tried(_Search(base, one, 1e9, False, summary.tokens_per_s, schedule), base)
-    assert not tried.reaches(1.1)
-    assert not tried.reaches(2.0)
-    assert tried.speeds[1.0] <= tried.speeds[1.1] <= tried.speeds[2.0]
-    alone = changed(base, one, 1.1).planned()[1].tokens_per_s
-    assert alone < 0.8 * tried.speeds[1.1]
 
 
 def test_a_search_counts_what_it_has_found(monkeypatch):
@@ -183,87 +165,6 @@ def test_a_search_counts_what_it_has_found(monkeypatch):
     assert counted == [3, 3, 3]
 
 
-def test_a_memory_is_refused_once_and_its_smallest_size_is_found(monkeypatch):
-    refused = []
-    planned = Question.planned
-
-    def counted(self, known=(), **more):
-        try:
-            return planned(self, known, **more)
-        except InfeasiblePlan as error:
-            refused.append(error.shortage.smallest_device_bytes)
-            raise
-
-    monkeypatch.setattr(Question, "planned", counted)
-    base = question()
-    (memory,) = (one for one in properties_of(base) if one.name == "device memory")
-    found = _searched(_Search(base, memory, 1.0, True, 2.0, base.planned()[0]))
-    (smallest_bytes,) = refused
-    assert found.value is not None
-    assert 1.0 <= found.value * 2**30 / smallest_bytes < 1.03
-
-
-def test_less_than_a_refusal_says_would_do_is_tried_where_less_may_do(monkeypatch):
-    """Refused once with caps that would do, then, as long as less than those is tried, without."""
-    enough, asked = 5 * 2**20, []
-    base = question(policy="optimal")
-    schedule, summary = base.planned()
-
-    def planned(self, known=(), *, name_caps=True):
-        if (size := self.caps.device_bytes) >= enough:
-            return schedule, summary
-        asked.append((size, name_caps))
-        names = (7 * 2**20 if name_caps else None), None
-        raise InfeasiblePlan(Shortage("optimal", "device", size, 1, "a", *names, smallest=False))
-
-    monkeypatch.setattr(Question, "planned", planned)
-    (memory,) = (one for one in properties_of(base) if one.name == "device memory")
-    found = _searched(_Search(base, memory, 1.0, True, summary.tokens_per_s, schedule))
-    assert found.value is not None
-    assert 1.0 <= found.value * 2**30 / enough < 1.03
-    assert [named for _, named in asked] == [True, *[False] * (len(asked) - 1)]
-    assert len(asked) > 1
-
-
-def test_what_is_found_quickly_is_confirmed_with_the_effort_asked_for(monkeypatch):
-    """Quick plans need 20 MiB, others 10: the value is the quick ones', its plan another's."""
-    base, asked = question(policy="optimal"), []
-    schedule, summary = base.planned()
-    faster = summary.model_copy(update={"tokens_per_s": 2 * summary.tokens_per_s})
-
-    def planned(self, known=(), *, name_caps=True):
-        needed_mib = 20.0 if self.choices.effort == "quick" else 10.0
-        asked.append((self.choices.effort, self.caps.device_bytes / 2**20))
-        return schedule, faster if asked[-1][1] >= needed_mib else summary
-
-    monkeypatch.setattr(Question, "planned", planned)
-    (memory,) = (one for one in properties_of(base) if one.name == "device memory")
-    target, now = 1.5 * summary.tokens_per_s, summary.tokens_per_s
-    found = _searched(_Search(base, memory, target, False, now, schedule))
-    (confirmed_mib,) = [size_mib for effort, size_mib in asked if effort == "normal"]
-    assert found.value == pytest.approx(confirmed_mib / 1024)
-    assert 20 <= confirmed_mib <= 20 * 1.02
-    assert len(asked) < 12
-
-
-def test_a_target_between_two_speeds_is_closed_in_on_from_both_sides():
-    """On a line few plans do; at a cliff the middle is tried now and then."""
-    for speed, most in ((lambda f: 100.0 * f, 3), (lambda f: 10.0 + 190.0 * (f > 1.37), 14)):
-        tried = StraightTried(speed)
-        found = _closed_in(tried, 150.0, 1.0, 2.0)
-        assert speed(found) >= 150.0 > speed(found / 1.0201)
-        assert len(tried.speeds) - 2 <= most
-
-
-class StraightTried:
-    def __init__(self, speed):
-        self.speed, self.speeds = speed, {1.0: speed(1.0), 2.0: speed(2.0)}
-
-    def reaches(self, factor):
-        self.speeds[factor] = self.speed(factor)
-        return self.speeds[factor] >= 150.0
-
-
 def test_less_than_now_is_found_where_the_target_is_reached_already():
     found = call(*ASK, "--target", "50%", "--json").json()
     limit = found["compute_limit_tokens_per_s"]
@@ -275,10 +176,14 @@ def test_less_than_now_is_found_where_the_target_is_reached_already():
 
 def test_the_compute_limit_is_what_a_resident_plan_comes_near_to():
     machine = load_machine("cpu")
-    schedule, summary = question(policy="resident", device_mem="1GiB").planned()
-    limit = compute_limit(schedule, machine)
+    resident, streaming = (
+        question(policy="resident", device_mem="1GiB"), question(device_mem="6MiB")
+    )  # fmt: skip
+    schedule = PLANNER.plan(resident)
+    summary, limit = yield_of(schedule, resident), compute_limit(schedule, machine)
     assert 0.95 * limit < summary.tokens_per_s <= limit
-    tight, slower = question(device_mem="6MiB").planned()
+    tight = PLANNER.plan(streaming)
+    slower = yield_of(tight, streaming)
     assert slower.recompute_fraction > 0 or slower.tokens_per_s < summary.tokens_per_s
     assert compute_limit(tight, machine) == pytest.approx(limit, rel=0.2)
 

@@ -1,16 +1,15 @@
 """Attention is priced by its implementation: by its own rate, or by another's and a ratio."""
 
 import pytest
-from pydantic import ValidationError
 
 from tests.hardware_profiles.machines import curve, toy_machine
-from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS, attention_ratio
+from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
-from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for, efficiency_keys, with_own_rates
-from twinstream.hardware_profiles.loader import load_machine, load_machine_text, machine_toml
+from twinstream.hardware_profiles.loader import load_machine_text, machine_toml
 from twinstream.hardware_profiles.schema import AttentionChoice, ComputeCapability, Machine
-from twinstream.models.demand.attention_scratch import attention_names
+from twinstream.models.demand.attention_limits import attention_names
 from twinstream.schedule.cost import Work
 
 HOPPER = ComputeCapability(value="9.0", kind="assumed", source="test")
@@ -47,46 +46,12 @@ def test_keys_name_the_implementation_then_the_head_dim_then_the_dtype():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("key", "fits"),
-    [
-        ("attention_forward/flash3", True),
-        ("attention_backward/sdpa_cudnn/head_dim_64/bfloat16", True),
-        ("attention_forward/head_dim_64/flash3", False),
-        ("attention_forward/bfloat16/flash3", False),
-        ("attention_forward/flash9", False),
-        ("matmul/flash3", False),
-    ],
-)
-def test_keys_in_another_order_or_of_no_implementation_are_refused(key, fits):
-    document = {"name": "m", "description": "", "device": "cuda", "efficiency": {key: of(None)}}
-    if fits:
-        Machine.model_validate(document)
-        return
-    with pytest.raises(ValidationError, match="is no efficiency key"):
-        Machine.model_validate(document)
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "told"),
-    [
-        ("attention_forward/flash3", "flash3", "takes no implementation"),
-        ("matmul", "flash3", "takes no implementation"),
-        ("attention_forward", "flash9", "which no attention implementation is"),
-    ],
-)
-def test_only_an_attention_curve_whose_key_names_none_says_whose_it_is(key, name, told):
-    document = {"name": "m", "description": "", "device": "cuda", "efficiency": {key: of(name)}}
-    with pytest.raises(ValidationError, match=told):
-        Machine.model_validate(document)
-
-
 def test_its_own_rate_is_taken_as_it_is():
     """1e9 FLOPs at 0.2 of 100 TFLOP/s are 50 us, whatever is known of ratios."""
     curves = {"attention_forward": of("flash3"), "attention_forward/sdpa_flash": of(None, 0.2)}
     machine = with_curves(curves, compute_capability=HOPPER)
-    assert work_alone_ns(attention("sdpa_flash"), machine) == pytest.approx(50_000)
-    assert work_alone_ns(attention("flash3"), machine) == pytest.approx(25_000)
+    assert work_time(attention("sdpa_flash"), machine).alone_ns == pytest.approx(50_000)
+    assert work_time(attention("flash3"), machine).alone_ns == pytest.approx(25_000)
 
 
 @pytest.mark.parametrize(
@@ -103,34 +68,22 @@ def test_its_own_rate_is_taken_as_it_is():
 def test_on_hopper_another_is_slower_by_what_is_told_of_both(unit, implementation, ratio):
     """flash3's 1e9 FLOPs at 0.4 of 100 TFLOP/s take 25 us."""
     machine = with_curves({unit: of("flash3")}, compute_capability=HOPPER)
-    time_ns = work_alone_ns(attention(implementation, unit), machine)
+    time_ns = work_time(attention(implementation, unit), machine).alone_ns
     assert time_ns == pytest.approx(25_000 / ratio)
-
-
-def test_the_bytes_of_another_take_as_long_as_they_did():
-    work = attention("sdpa_flash").model_copy(update={"flops": 0, "hbm_bytes": 9 * 10**6})
-    machine = with_curves({"attention_forward": of("flash3")}, compute_capability=HOPPER)
-    assert work_alone_ns(work, machine) == pytest.approx(10_000)
-
-
-def test_elsewhere_nothing_is_known_and_the_ratio_is_one():
-    assert attention_ratio("attention_forward", "sdpa_flash", "flash3", 8).source is None
-    machine = with_curves({"attention_forward": of("flash3")})
-    assert work_alone_ns(attention("sdpa_flash"), machine) == pytest.approx(25_000)
 
 
 @pytest.mark.parametrize("implementation", [None, "sdpa_flash"])
 def test_work_of_old_documents_and_curves_of_nobody_are_priced_as_before(implementation):
     stated = of("flash3") if implementation is None else of(None)
     machine = with_curves({"attention_forward": stated}, compute_capability=HOPPER)
-    assert work_alone_ns(attention(implementation), machine) == pytest.approx(25_000)
+    assert work_time(attention(implementation), machine).alone_ns == pytest.approx(25_000)
 
 
 def test_a_curve_of_nobody_is_of_what_the_profile_chooses():
     choice = AttentionChoice(name="flash4", kind="measured", source="test")
     machine = with_curves({"attention_forward": of(None)}, attention=choice)
     machine = machine.model_copy(update={"compute_capability": HOPPER})
-    assert work_alone_ns(attention("sdpa_flash"), machine) == pytest.approx(25_000 * 660 / 306)
+    assert work_time(attention("sdpa_flash"), machine).alone_ns == pytest.approx(25_000 * 660 / 306)
     assert curve_for(attention("flash4"), machine).of == "flash4"
 
 
@@ -145,7 +98,7 @@ def test_where_only_others_are_stated_the_profiles_choice_is_the_one():
     unchosen = machine.model_copy(update={"attention": None})
     found = curve_for(attention("flash3"), unchosen)
     assert found.key == "attention_forward/sdpa_flash"
-    assert work_alone_ns(attention("flash3"), unchosen) == pytest.approx(50_000 * 306 / 660)
+    assert work_time(attention("flash3"), unchosen).alone_ns == pytest.approx(50_000 * 306 / 660)
 
 
 def test_a_curve_of_its_own_is_made_at_the_price_it_had_and_fitted_alone():
@@ -156,7 +109,7 @@ def test_a_curve_of_its_own_is_made_at_the_price_it_had_and_fitted_alone():
     assert machine.efficiency["attention_forward/sdpa_flash"].max == pytest.approx(0.4 * 306 / 660)
     for head_dim in (128, 64):
         work = attention("sdpa_flash", head_dim=head_dim)
-        assert work_alone_ns(work, machine) == pytest.approx(work_alone_ns(work, base))
+        assert work_time(work, machine).alone_ns == pytest.approx(work_time(work, base).alone_ns)
     start = prepared(machine)
     [fitted] = [p for p in declared_parameters(start, works) if p.name == "attention_forward"]
     assert [t.curve for t in fitted.targets] == [
@@ -170,10 +123,3 @@ def test_the_hash_tells_whose_rate_a_curve_is_and_is_as_before_where_none_says()
     assert named.content_hash != unnamed.content_hash
     assert toy_machine().content_hash == "fab97c3b108246c5"  # of a version that knew no such field
     assert load_machine_text(machine_toml(named)) == named
-
-
-def test_fitted_profiles_say_whose_rates_they_have():
-    for name, implementation in (("h100", "flash3"), ("rtx3090", "flash3"), ("cpu", "eager")):
-        curves = load_machine(name).efficiency
-        assert curves["attention_forward"].implementation == implementation
-        assert curves["attention_backward"].implementation == implementation

@@ -6,7 +6,6 @@ from tests.hardware_profiles.machines import curve, number, toy_machine
 from twinstream.hardware_profiles.cost import (
     copy_alone_ns,
     cost_alone_ns,
-    work_alone_ns,
     work_time,
 )
 from twinstream.hardware_profiles.curve_choice import efficiency_keys
@@ -20,18 +19,29 @@ def work(unit="matmul", flops=0, hbm_bytes=0, launches=1, dtype="bfloat16", shap
     )
 
 
-def test_a_large_matmul_runs_at_peak_times_its_efficiency_at_that_size():
-    # 4e9 flops: efficiency 0.5 * 4 / (4 + 1) = 0.4, so 4e9 / 40e12 = 100 us, plus a launch
-    assert work_alone_ns(work(flops=4 * 10**9), toy_machine()) == pytest.approx(103_000)
-
-
-def test_the_efficiency_depends_on_the_flops_of_one_launch():
-    # two launches of 1e9 flops: efficiency 0.25, so 2e9 / 25e12 = 80 us, plus two launches
-    assert work_alone_ns(work(flops=2 * 10**9, launches=2), toy_machine()) == pytest.approx(86_000)
-
-
-def test_work_without_launches_has_no_launch_cost_and_runs_at_full_efficiency():
-    assert work_alone_ns(work(flops=10**9, launches=0), toy_machine()) == pytest.approx(20_000)
+@pytest.mark.parametrize(
+    ("demand", "ns"),
+    [
+        # 4e9 flops: efficiency 0.5 * 4 / (4 + 1) = 0.4, so 4e9 / 40e12 = 100 us, plus a launch
+        (work(flops=4 * 10**9), 103_000),
+        # two launches of 1e9 flops: efficiency 0.25, so 2e9 / 25e12 = 80 us, plus two launches
+        (work(flops=2 * 10**9, launches=2), 86_000),
+        # without launches at full efficiency
+        (work(flops=10**9, launches=0), 20_000),
+        # float32 has its peak and its own curve: 8e9 / (10e12 * 0.8) = 1 ms
+        (work(flops=8 * 10**9, dtype="float32"), 1_003_000),
+        # bound by memory: 4e6 bytes / (1e12 * 0.4) = 10 us; 1e6 flops / 10e12 hide under it
+        (work("rms_norm", 10**6, 4 * 10**6), 13_000),
+        # 1e9 / 10e12 = 100 us at the float32 peak, whatever the dtype in memory
+        (work("rms_norm", 10**9, 4 * 10**6), 103_000),
+        # an unknown unit is `vector`, 3e6 bytes a launch: 0.8 * 3 / 4 = 0.6, so 10 us
+        (work("gelu", hbm_bytes=6 * 10**6, launches=2), 16_000),
+        # its own curve says 1.2 of nominal; the memory gives 0.9: 9e6 / 0.9e12 = 10 us
+        (work("cached", hbm_bytes=9 * 10**6), 13_000),
+    ],
+)
+def test_work_takes_the_slower_of_arithmetic_and_memory_and_its_launches(demand, ns):
+    assert work_time(demand, toy_machine()).alone_ns == pytest.approx(ns)
 
 
 def test_a_thin_matmul_is_bound_by_memory_at_the_hbm_efficiency():
@@ -41,36 +51,6 @@ def test_a_thin_matmul_is_bound_by_memory_at_the_hbm_efficiency():
     assert time.compute_ns == pytest.approx((1e6 + 1e9) / 50e12 * 1e9)
     assert time.launch_ns == 3000
     assert time.alone_ns == pytest.approx(103_000)
-
-
-def test_float32_uses_its_peak_and_its_own_curve():
-    # 8e9 / (10e12 * 0.8) = 1 ms
-    found = work_alone_ns(work(flops=8 * 10**9, dtype="float32"), toy_machine())
-    assert found == pytest.approx(1_003_000)
-
-
-def test_a_memory_bound_unit_uses_its_curve_on_bytes():
-    # 4e6 bytes / (1e12 * 0.4) = 10 us; 1e6 flops / 10e12 = 0.1 us hides under it
-    found = work_alone_ns(work("rms_norm", 10**6, 4 * 10**6), toy_machine())
-    assert found == pytest.approx(13_000)
-
-
-def test_the_flops_of_a_memory_bound_unit_run_at_the_float32_peak():
-    # 1e9 / 10e12 = 100 us, whatever the dtype in memory
-    found = work_alone_ns(work("rms_norm", 10**9, 4 * 10**6), toy_machine())
-    assert found == pytest.approx(103_000)
-
-
-def test_an_unknown_unit_uses_the_vector_curve():
-    # 3e6 bytes per launch: efficiency 0.8 * 3 / 4 = 0.6, so 6e6 / 0.6e12 = 10 us, two launches
-    found = work_alone_ns(work("gelu", hbm_bytes=6 * 10**6, launches=2), toy_machine())
-    assert found == pytest.approx(16_000)
-
-
-def test_no_kernel_is_faster_than_the_usable_hbm_rate():
-    # its own curve says 1.2 of nominal; the memory gives 0.9: 9e6 / 0.9e12 = 10 us
-    found = work_alone_ns(work("cached", hbm_bytes=9 * 10**6), toy_machine())
-    assert found == pytest.approx(13_000)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +64,7 @@ def test_no_kernel_is_faster_than_the_usable_hbm_rate():
 def test_attention_is_priced_by_head_dim_and_dtype(head_dim, dtype, flop_per_s):
     shape = (4096, 8192, 32, head_dim, 1)
     demand = work("attention_forward", flops=10**9, dtype=dtype, shape=shape)
-    assert work_alone_ns(demand, toy_machine()) == pytest.approx(1e18 / flop_per_s + 3000)
+    assert work_time(demand, toy_machine()).alone_ns == pytest.approx(1e18 / flop_per_s + 3000)
 
 
 def test_curves_are_looked_up_from_the_most_specific():
@@ -137,29 +117,31 @@ def test_an_unconstrained_resource_takes_no_time_and_needs_no_curve():
     only_matmul = {"matmul": toy_machine().efficiency["matmul"]}
     machine = toy_machine().model_copy(update={**update, "efficiency": only_matmul})
     assert copy_alone_ns(10**9, "d2h", machine) == 700
-    assert work_alone_ns(work("rms_norm", hbm_bytes=10**9), machine) == 3000
-    assert work_alone_ns(work(flops=4 * 10**9, hbm_bytes=10**12), machine) == pytest.approx(103_000)
+    assert work_time(work("rms_norm", hbm_bytes=10**9), machine).alone_ns == 3000
+    assert work_time(work(flops=4 * 10**9, hbm_bytes=10**12), machine).alone_ns == pytest.approx(
+        103_000
+    )
     unlimited = machine.model_copy(update={"peak_bf16_flop_per_s": number(None)})
-    assert work_alone_ns(work(flops=4 * 10**9), unlimited) == 3000
+    assert work_time(work(flops=4 * 10**9), unlimited).alone_ns == 3000
 
 
 @pytest.mark.parametrize("unit", ["matmul", "attention_backward"])
 def test_compute_units_never_fall_back_to_vector(unit):
     vector_only = toy_machine().model_copy(update={"efficiency": {"vector": curve(1, 0, "bytes")}})
     with pytest.raises(MissingNumberError, match=rf"has no efficiency\.{unit}, .* of = \"flops\""):
-        work_alone_ns(work(unit, flops=1), vector_only)
+        work_time(work(unit, flops=1), vector_only)
 
 
 def test_work_needs_only_the_numbers_it_uses():
     machine = toy_machine().model_copy(update={"peak_fp32_flop_per_s": None})
-    assert work_alone_ns(work(flops=4 * 10**9), machine) == pytest.approx(103_000)
+    assert work_time(work(flops=4 * 10**9), machine).alone_ns == pytest.approx(103_000)
     with pytest.raises(MissingNumberError, match="peak_fp32_flop_per_s"):
-        work_alone_ns(work("rms_norm", flops=1), machine)
+        work_time(work("rms_norm", flops=1), machine)
 
 
 def test_a_dtype_without_a_peak_is_named():
     with pytest.raises(UnknownDtypeError, match=r"unit 'matmul' has dtype 'float8'.*float32"):
-        work_alone_ns(work(flops=1, dtype="float8"), toy_machine())
+        work_time(work(flops=1, dtype="float8"), toy_machine())
 
 
 def test_a_shallow_matmul_pays_for_starting_and_ending_its_tiles():
@@ -168,9 +150,9 @@ def test_a_shallow_matmul_pays_for_starting_and_ending_its_tiles():
     machine = toy_machine().model_copy(
         update={"efficiency": {**toy_machine().efficiency, "matmul": deep}}
     )
-    found = work_alone_ns(work(flops=4 * 10**9, shape=(1000, 2000, 1000)), machine)
+    found = work_time(work(flops=4 * 10**9, shape=(1000, 2000, 1000)), machine).alone_ns
     assert found == pytest.approx(6e9 / 50e12 * 1e9 + 3000)
-    shapeless = work_alone_ns(work(flops=4 * 10**9), machine)
+    shapeless = work_time(work(flops=4 * 10**9), machine).alone_ns
     assert shapeless == pytest.approx(5e9 / 50e12 * 1e9 + 3000)
 
 
@@ -183,7 +165,7 @@ def test_the_depth_of_causal_attention_is_the_mean_number_of_keys(queries, conte
     machine = toy_machine().model_copy(update={"efficiency": {**curves, "attention_forward": deep}})
     demand = work("attention_forward", flops=10**9, shape=(queries, context, 32, 128, 1))
     expected = 1e9 * (1 + 128 / mean_keys) / 40e12 * 1e9 + 3000
-    assert work_alone_ns(demand, machine) == pytest.approx(expected)
+    assert work_time(demand, machine).alone_ns == pytest.approx(expected)
 
 
 def test_the_power_limit_holds_bf16_but_not_the_float32_peak():
@@ -191,8 +173,8 @@ def test_the_power_limit_holds_bf16_but_not_the_float32_peak():
     machine = toy_machine().model_copy(update={"efficiency": curves})
     assert machine.rate("peak_bf16_flop_per_s") == pytest.approx(80e12)
     assert machine.number("peak_bf16_flop_per_s") == 100e12
-    found = work_alone_ns(work(flops=4 * 10**9), machine)
+    found = work_time(work(flops=4 * 10**9), machine).alone_ns
     assert found == pytest.approx(100_000 / 0.8 + 3000)
-    assert work_alone_ns(work(flops=8 * 10**9, dtype="float32"), machine) == pytest.approx(
+    assert work_time(work(flops=8 * 10**9, dtype="float32"), machine).alone_ns == pytest.approx(
         1_003_000
     )

@@ -1,5 +1,4 @@
-"""A driver of the tests that locks host memory: it can fail or be interrupted at a given call, or
-refuse more than so much at a time.
+"""A driver of the tests that locks host memory: it can fail or be interrupted at a given call.
 
 As CUDA's runtime does, it keeps the last error until someone takes it.
 """
@@ -8,23 +7,16 @@ As CUDA's runtime does, it keeps the last error until someone takes it.
 class FakeCudart:
     """Locks ranges; fails or is interrupted at call number `at`."""
 
-    def __init__(
-        self,
-        *,
-        fails_at: int | None = None,
-        interrupted_at: int | None = None,
-        most_bytes: int = 2**62,
-    ) -> None:
+    def __init__(self, *, fails_at: int | None = None, interrupted_at: int | None = None) -> None:
         self.locked: dict[int, int] = {}
         self.asked: list[int] = []
         self.last_error = 0
-        self._most_bytes = most_bytes
         self._fails_at, self._interrupted_at = fails_at, interrupted_at
 
     def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> int:  # noqa: N802
         assert pointer % 4096 == 0
         self.asked.append(size_bytes)
-        if len(self.asked) - 1 == self._fails_at or size_bytes > self._most_bytes:
+        if len(self.asked) - 1 == self._fails_at:
             self.last_error = 2
             return 2
         self.locked[pointer] = size_bytes

@@ -5,10 +5,12 @@ from typing import Any
 
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, KernelCall, Label, Op, Stream
-from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
+from twinstream.schedule.tensors import DEVICE, HOST, Role, Slot, Tensor
+from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 Waits = tuple[str, ...]
+Spans = Sequence[tuple[int, int]]
 KIB = 1024
 CALL = KernelCall(kernel="nothing/eager", attributes={}, cost=())
 
@@ -44,15 +46,23 @@ def fetch(op_id: str, waits: Waits = (), waits_previous: Waits = ()) -> Fetch:
     )  # fmt: skip
 
 
-def sketch(ops: Sequence[Op], **fields: Any) -> Schedule:
-    """A schedule of these ops; by default over one tensor `x` of 1 KiB with a slot in each tier."""
-    x = Tensor(tensor_id="x", size_bytes=KIB, role="activation", dtype="uint8", shape=(KIB,))
+def tensor(
+    name: str, size: int, role: Role = "activation", parent: str | None = None, offset: int = 0
+) -> Tensor:
+    return Tensor(
+        tensor_id=name, size_bytes=size, role=role, dtype="uint8", shape=(size,), parent=parent,
+        offset_bytes=offset,
+    )  # fmt: skip
+
+
+def sketch(ops: Sequence[Op], x_bytes: int = KIB, **fields: Any) -> Schedule:
+    """A schedule of these ops; by default over one tensor `x` with a slot in each tier."""
     slots = (
-        Slot(slot_id="device.x", tier=DEVICE, offset_bytes=0, size_bytes=KIB),
-        Slot(slot_id="host.x", tier=HOST, offset_bytes=0, size_bytes=KIB),
+        Slot(slot_id="device.x", tier=DEVICE, offset_bytes=0, size_bytes=x_bytes),
+        Slot(slot_id="host.x", tier=HOST, offset_bytes=0, size_bytes=x_bytes),
     )
     known: dict[str, Any] = {
-        "tensors": (x,),
+        "tensors": (tensor("x", x_bytes),),
         "slots": slots,
         "calls": {"call": CALL},
         "carried": (),
@@ -65,3 +75,15 @@ def sketch(ops: Sequence[Op], **fields: Any) -> Schedule:
         "policy": "by hand",
     }
     return Schedule(ops=tuple(ops), **{**known, **fields})
+
+
+def timeline(ops: Sequence[Op], *passes: Spans, step_ns: float = 1.0) -> Timeline:
+    """Passes as (start, end) of each op; the first is the cold one, too."""
+    found = tuple(
+        PassSpans(start_ns=tuple(s for s, _ in spans), end_ns=tuple(e for _, e in spans))
+        for spans in passes
+    )
+    return Timeline(
+        op_ids=tuple(o.op_id for o in ops), passes=found, cold=found[0], step_ns=step_ns,
+        provenance=Provenance(kind="simulated", where="by hand"),
+    )  # fmt: skip

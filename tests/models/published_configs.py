@@ -6,15 +6,19 @@ from typing import Any
 
 from twinstream.models.spec import ModelSpec
 
-META_LLAMA_3_8B = {
+COMMON = {
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+META_LLAMA_3_8B = COMMON | {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 128000,
     "eos_token_id": 128001,
-    "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "max_position_embeddings": 8192,
     "model_type": "llama",
@@ -26,9 +30,7 @@ META_LLAMA_3_8B = {
     "rope_scaling": None,
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.40.0.dev0",
-    "use_cache": True,
     "vocab_size": 128256,
 }
 META_LLAMA_3_1_8B = META_LLAMA_3_8B | {
@@ -42,14 +44,11 @@ META_LLAMA_3_1_8B = META_LLAMA_3_8B | {
     },
     "transformers_version": "4.42.3",
 }
-MISTRAL_7B_V0_3 = {
+MISTRAL_7B_V0_3 = COMMON | {
     "architectures": ["MistralForCausalLM"],
-    "attention_dropout": 0.0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "max_position_embeddings": 32768,
     "model_type": "mistral",
@@ -60,19 +59,14 @@ MISTRAL_7B_V0_3 = {
     "rope_theta": 1000000.0,
     "sliding_window": None,
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.42.0.dev0",
-    "use_cache": True,
     "vocab_size": 32768,
 }
-QWEN2_5_0_5B = {
+QWEN2_5_0_5B = COMMON | {
     "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
     "bos_token_id": 151643,
     "eos_token_id": 151643,
-    "hidden_act": "silu",
     "hidden_size": 896,
-    "initializer_range": 0.02,
     "intermediate_size": 4864,
     "max_position_embeddings": 32768,
     "max_window_layers": 24,
@@ -84,23 +78,18 @@ QWEN2_5_0_5B = {
     "rope_theta": 1000000.0,
     "sliding_window": 32768,
     "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.40.1",
-    "use_cache": True,
     "use_mrope": False,
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
-QWEN3_0_6B = {
+QWEN3_0_6B = COMMON | {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 151643,
     "eos_token_id": 151645,
     "head_dim": 128,
-    "hidden_act": "silu",
     "hidden_size": 1024,
-    "initializer_range": 0.02,
     "intermediate_size": 3072,
     "max_position_embeddings": 40960,
     "max_window_layers": 28,
@@ -113,9 +102,7 @@ QWEN3_0_6B = {
     "rope_theta": 1000000,
     "sliding_window": None,
     "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
     "transformers_version": "4.51.0",
-    "use_cache": True,
     "use_sliding_window": False,
     "vocab_size": 151936,
 }

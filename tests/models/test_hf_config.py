@@ -120,21 +120,6 @@ def test_llama_3_1_is_read_with_its_rope_scaling(tmp_path: Path) -> None:
     assert (saved.rope_scaling, saved.rope_theta) == (scaling, 5e5)
 
 
-def test_a_rope_scaling_that_transformers_saves_is_refused(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    transformers.LlamaConfig(**SMALL_SIZES, rope_parameters=rope).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedConfigError, match=r"rope_parameters = .*'linear'"):
-        ModelSpec.from_hf_config(tmp_path)
-
-
-def test_mistral_as_transformers_saves_it_by_default_slides_and_is_refused(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    transformers.MistralConfig(**SMALL_SIZES).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedConfigError, match="sliding_window = 4096"):
-        ModelSpec.from_hf_config(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "rope_theta"),
     [

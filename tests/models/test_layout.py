@@ -3,28 +3,10 @@
 from math import prod
 
 import pytest
-from pydantic import ValidationError
 
-from twinstream.models.layout import (
-    InnerTensor,
-    Layout,
-    block_layout,
-    embedding_layout,
-    head_layout,
-)
+from tests.models.small_model import SMALL
+from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
 from twinstream.models.presets import load_preset, preset_names
-from twinstream.models.spec import ModelSpec
-
-SMALL = ModelSpec(
-    name="small",
-    num_layers=1,
-    d_model=10,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    d_ff=7,
-    vocab_size=11,
-)
 
 
 def rows(layout: Layout) -> list[tuple[str, tuple[int, ...], int, int]]:
@@ -106,33 +88,3 @@ def test_every_inner_tensor_is_aligned_and_none_overlap(name: str) -> None:
             end_bytes = tensor.offset_bytes + tensor.size_bytes
         assert layout.size_bytes % 256 == 0
         assert end_bytes <= layout.size_bytes < end_bytes + 256
-
-
-def test_an_inner_tensor_is_found_by_name() -> None:
-    assert block_layout(SMALL).tensor("down_proj").offset_bytes == 2560
-    with pytest.raises(KeyError, match="qkv_bias"):
-        block_layout(SMALL).tensor("qkv_bias")
-
-
-def test_a_layout_survives_json() -> None:
-    layout = block_layout(SMALL)
-    assert Layout.model_validate_json(layout.model_dump_json()) == layout
-
-
-@pytest.mark.parametrize(
-    ("offset_bytes", "total_bytes", "code"),
-    [
-        (100, 512, "not_packed"),
-        (0, 512, "not_packed"),
-        (512, 768, "not_packed"),
-        (256, 500, "wrong_total"),
-    ],
-)
-def test_a_layout_with_overlaps_gaps_or_a_wrong_total_is_refused(
-    offset_bytes: int, total_bytes: int, code: str
-) -> None:
-    first = InnerTensor(name="first", shape=(60,), offset_bytes=0, size_bytes=120)
-    second = InnerTensor(name="second", shape=(60,), offset_bytes=offset_bytes, size_bytes=120)
-    with pytest.raises(ValidationError) as caught:
-        Layout(tensors=(first, second), size_bytes=total_bytes)
-    assert [error["type"] for error in caught.value.errors()] == [code]

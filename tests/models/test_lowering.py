@@ -134,15 +134,6 @@ def test_large_tables_are_updated_in_parts_no_larger_than_a_layer():
     assert max(part.size_bytes for part in parts) <= size["param.0"]
 
 
-def test_the_choice_of_kernels_is_in_every_call():
-    spec, kernels = load_preset("1b"), KernelChoice(vector="triton")
-    chain = lower(spec, SLICED, Recipe(kernels=kernels))
-    assert {call.kernel.split("/")[1] for call in chain.calls.values()} == {"triton"}
-    assert Recipe.model_validate(chain.recipe).kernels == kernels
-    named = {call.attributes.get("attention") for call in chain.calls.values()}
-    assert named == {None, "eager"}
-
-
 @pytest.mark.parametrize("workload", [PACKED, SLICED], ids=["packed", "sliced"])
 @pytest.mark.parametrize("name", ["8b", "32b"])
 def test_triton_kernels_compute_the_same_flops_and_move_less_in_the_head(name, workload):

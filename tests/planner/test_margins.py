@@ -13,10 +13,10 @@ from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.margins import Allowances, QueueModel, _trim, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, stay_intervals
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.folded_packing import pack_folded, trimmed
-from twinstream.planner.pack.live_bytes import align_up
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinstream.planner.lifetimes.live_bytes import align_up, live_peak
 from twinstream.planner.pack.board import SoftItem
-from twinstream.planner.pack.live_bytes import align_up, live_peak
 from twinstream.planner.pack.soft_packing import pack_soft
 
 ALIGNMENT = 256

@@ -5,6 +5,7 @@ the schedule has nothing of the kind. Some damage happens to be harmless; the or
 """
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -77,7 +78,7 @@ def _swap_payload(
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def _drop_wait(schedule: Schedule, rng: Random, field: str) -> Schedule | None:
+def drop_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule | None:
     index = _pick(rng, [i for i, op in enumerate(schedule.ops) if getattr(op, field)])
     if index is None:
         return None
@@ -86,7 +87,7 @@ def _drop_wait(schedule: Schedule, rng: Random, field: str) -> Schedule | None:
     return _change(schedule, index, **{field: tuple(waits)})
 
 
-def _retarget_wait(schedule: Schedule, rng: Random, field: str) -> Schedule | None:
+def retarget_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule | None:
     """Wait for some other op, which may be issued later, run on the same stream or not exist."""
     index = _pick(rng, [i for i, op in enumerate(schedule.ops) if getattr(op, field)])
     if index is None:
@@ -94,22 +95,6 @@ def _retarget_wait(schedule: Schedule, rng: Random, field: str) -> Schedule | No
     waits = list(getattr(schedule.ops[index], field))
     waits[rng.randrange(len(waits))] = rng.choice([*(op.op_id for op in schedule.ops), "nobody"])
     return _change(schedule, index, **{field: tuple(waits)})
-
-
-def drop_wait(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _drop_wait(schedule, rng, "waits")
-
-
-def drop_wait_previous(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _drop_wait(schedule, rng, "waits_previous")
-
-
-def retarget_wait(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _retarget_wait(schedule, rng, "waits")
-
-
-def retarget_wait_previous(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _retarget_wait(schedule, rng, "waits_previous")
 
 
 def swap_copies(schedule: Schedule, rng: Random) -> Schedule | None:
@@ -122,22 +107,6 @@ def swap_computes(schedule: Schedule, rng: Random) -> Schedule | None:
     return _swap_payload(schedule, rng, _indices(schedule, Compute), fields)
 
 
-def drop_compute(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _drop_one(schedule, rng, _indices(schedule, Compute))
-
-
-def double_compute(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _double_one(schedule, rng, _indices(schedule, Compute))
-
-
-def drop_copy(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _drop_one(schedule, rng, _indices(schedule, Copy))
-
-
-def double_copy(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _double_one(schedule, rng, _indices(schedule, Copy))
-
-
 def drop_write_back(schedule: Schedule, rng: Random) -> Schedule | None:
     """Drop a copy into a slot that is carried."""
     carried = {item.slot for item in schedule.carried}
@@ -146,14 +115,6 @@ def drop_write_back(schedule: Schedule, rng: Random) -> Schedule | None:
         if isinstance(op, Copy) and op.destination in carried
     ]  # fmt: skip
     return _drop_one(schedule, rng, copies)
-
-
-def drop_host_op(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _drop_one(schedule, rng, _indices(schedule, Feed, Fetch))
-
-
-def double_host_op(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _double_one(schedule, rng, _indices(schedule, Feed, Fetch))
 
 
 def move_op(schedule: Schedule, rng: Random) -> Schedule | None:
@@ -252,18 +213,6 @@ def _change_slot(schedule: Schedule, rng: Random, field: str, steps: list[int]) 
     return schedule.model_copy(update={"slots": tuple(slots)})
 
 
-def shift_offset(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _change_slot(schedule, rng, "offset_bytes", [-256, -256, 256, 256, 512, 64])
-
-
-def shift_origin(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _change_slot(schedule, rng, "origin_bytes", [-100, -1, 1, 64])
-
-
-def shrink_slot(schedule: Schedule, rng: Random) -> Schedule | None:
-    return _change_slot(schedule, rng, "size_bytes", [-1, -64, -256])
-
-
 def change_tensor(schedule: Schedule, rng: Random) -> Schedule | None:
     """Another size or offset, in the schedule but not in the chain."""
     tensors = list(schedule.tensors)
@@ -307,14 +256,31 @@ def add_carried(schedule: Schedule, rng: Random) -> Schedule | None:
     return schedule.model_copy(update={"carried": (added, *schedule.carried)})
 
 
+def _to_any(damage: Callable[..., Schedule | None], *kinds: type[Op]) -> Damage:
+    """The damage to one of the ops of some kinds."""
+    return lambda schedule, rng: damage(schedule, rng, _indices(schedule, *kinds))
+
+
 DAMAGES: dict[str, Damage] = {
     damage.__name__: damage
     for damage in (
-        drop_wait, drop_wait_previous, retarget_wait, retarget_wait_previous, swap_copies,
-        swap_computes, drop_compute, double_compute, drop_copy, double_copy, drop_write_back,
-        drop_host_op, double_host_op, move_op, move_stream, move_operand, change_operand_version,
-        change_operand_mode, change_num_parts, drop_operand, change_call, change_kernel,
-        change_copy, shift_offset, shift_origin, shrink_slot, change_tensor, lower_cap,
+        drop_wait, retarget_wait, swap_copies, swap_computes, drop_write_back, move_op,
+        move_stream, move_operand, change_operand_version, change_operand_mode, change_num_parts,
+        drop_operand, change_call, change_kernel, change_copy, change_tensor, lower_cap,
         drop_carried, add_carried, move_slot, change_flops,
     )
+} | {
+    "drop_wait_previous": partial(drop_wait, field="waits_previous"),
+    "retarget_wait_previous": partial(retarget_wait, field="waits_previous"),
+    "drop_compute": _to_any(_drop_one, Compute),
+    "double_compute": _to_any(_double_one, Compute),
+    "drop_copy": _to_any(_drop_one, Copy),
+    "double_copy": _to_any(_double_one, Copy),
+    "drop_host_op": _to_any(_drop_one, Feed, Fetch),
+    "double_host_op": _to_any(_double_one, Feed, Fetch),
+    "shift_offset": partial(
+        _change_slot, field="offset_bytes", steps=[-256, -256, 256, 256, 512, 64]
+    ),
+    "shift_origin": partial(_change_slot, field="origin_bytes", steps=[-100, -1, 1, 64]),
+    "shrink_slot": partial(_change_slot, field="size_bytes", steps=[-1, -64, -256]),
 }  # fmt: skip

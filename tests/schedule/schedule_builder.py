@@ -5,6 +5,7 @@ from random import Random
 from typing import NamedTuple
 
 from tests.helpers.schedule_oracle import leaves_of, span_of
+from tests.helpers.sketches import tensor
 from twinstream.schedule.chain import Input, Output, Recompute, Task
 from twinstream.schedule.ops import (
     Compute,
@@ -83,11 +84,11 @@ class Builder:
         for i in range(self.rng.randint(2, 3) if with_parts else 0):
             offset += self.rng.choice([0, 0, 40, 256])
             size = self.rng.choice(SIZES[:4])
-            parts.append(_tensor(f"{name}.{i}", size, role, parent=name, offset_bytes=offset))
+            parts.append(tensor(f"{name}.{i}", size, role, name, offset))
             offset += size
         size = offset + self.rng.choice([0, 60]) if with_parts else self.rng.choice(SIZES)
-        for tensor in [_tensor(name, size, role), *parts]:
-            self.tensors[tensor.tensor_id] = tensor
+        for made in [tensor(name, size, role), *parts]:
+            self.tensors[made.tensor_id] = made
         for leaf in self.leaves(name):
             self.latest[leaf] = 0
 
@@ -274,17 +275,3 @@ class Builder:
             )
         )  # fmt: skip
         del self.unfetched[leaf, version]
-
-
-def _tensor(
-    name: str, size: int, role: Role, *, parent: str | None = None, offset_bytes: int = 0
-) -> Tensor:
-    return Tensor(
-        tensor_id=name,
-        size_bytes=size,
-        role=role,
-        dtype="uint8",
-        shape=(size,),
-        parent=parent,
-        offset_bytes=offset_bytes,
-    )

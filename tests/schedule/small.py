@@ -7,6 +7,7 @@ cross the pass boundary.
 
 from typing import Any
 
+from tests.helpers.sketches import tensor
 from twinstream.schedule.chain import Chain, Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Schedule
@@ -21,7 +22,7 @@ from twinstream.schedule.ops import (
     Stream,
     TaskOperand,
 )
-from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot, Tensor
+from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 LABEL = Label(kind="task")
@@ -36,18 +37,11 @@ COMPUTE, H2D, D2H = Stream(queue="compute"), Stream(queue="h2d"), Stream(queue="
 FEEDS, FETCHES = Stream(queue="feeds"), Stream(queue="fetches")
 
 
-def tensor(name: str, size: int, parent: str | None = None, offset: int = 0) -> Tensor:
-    return Tensor(
-        tensor_id=name, size_bytes=size, role="parameter", dtype="uint8", shape=(size,),
-        parent=parent, offset_bytes=offset,
-    )  # fmt: skip
-
-
 TENSORS = (
     tensor("weight", 512),
     tensor("hidden", 512),
-    tensor("hidden.0", 256, "hidden"),
-    tensor("hidden.1", 200, "hidden", 256),
+    tensor("hidden.0", 256, parent="hidden"),
+    tensor("hidden.1", 200, parent="hidden", offset=256),
     tensor("tokens", 64),
     tensor("loss", 4),
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.helpers.sketches import tensor
 from tests.schedule.small import (
     CALL,
     CHAIN,
@@ -11,7 +12,6 @@ from tests.schedule.small import (
     STEP,
     TENSORS,
     compute,
-    tensor,
     with_op,
     with_operand,
     with_tensor,

@@ -5,11 +5,11 @@ from itertools import pairwise
 from hypothesis import given
 
 from tests.front_door.small_schedule import small_schedule, timeline
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.schedules import schedules
 from twinstream.schedule.analysis.critical_path import critical_path
 from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import Provenance
-from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay
 
 HERE = Provenance(kind="simulated", where="here")

@@ -1,23 +1,9 @@
 """Gaps of the compute stream on hand-drawn timelines, and what they are put down to."""
 
-from tests.helpers.sketches import feed, fetch, op, sketch
+from tests.helpers.sketches import Spans, feed, fetch, op, sketch, tensor, timeline
 from twinstream.schedule.analysis.idle import IdleInterval, idle_by_cause, idle_intervals
 from twinstream.schedule.ops import Compute, Operand, Stream
-from twinstream.schedule.tensors import DEVICE, Slot, Tensor
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-
-Spans = list[tuple[int, int]]
-
-
-def timeline(ops, *passes: Spans) -> Timeline:
-    found = tuple(
-        PassSpans(start_ns=tuple(s for s, _ in spans), end_ns=tuple(e for _, e in spans))
-        for spans in passes
-    )
-    return Timeline(
-        op_ids=tuple(o.op_id for o in ops), passes=found, cold=found[0], step_ns=1.0,
-        provenance=Provenance(kind="simulated", where="by hand"),
-    )  # fmt: skip
+from twinstream.schedule.tensors import DEVICE, Slot
 
 
 def gaps(ops, *passes: Spans, **fields) -> list[IdleInterval]:
@@ -48,11 +34,6 @@ def test_a_gap_after_waits_that_were_over_is_latency():
     assert found == [gap(10, 13, "b", None, None, None)]
 
 
-def test_ops_that_follow_at_once_leave_no_gap():
-    ops = [op("load", "h2d"), op("a", "compute"), op("b", "compute", ("load",))]
-    assert gaps(ops, [(0, 9), (0, 10), (10, 20)]) == []
-
-
 def test_the_gap_between_passes_counts_once_there_are_two():
     ops = [op("a", "compute", (), ("store",)), op("store", "d2h", ("a",))]
     first, second = [(0, 10), (10, 50)], [(51, 61), (61, 101)]
@@ -70,10 +51,7 @@ def test_waits_into_the_pass_before_and_within_the_pass_compete():
 def test_of_a_task_the_tensor_is_the_first_that_it_makes():
     size = 256
     names = ["weights", "input", "output", "more"]
-    tensors = tuple(
-        Tensor(tensor_id=n, size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-        for n in names
-    )
+    tensors = tuple(tensor(name, size) for name in names)
     slots = tuple(
         Slot(slot_id=n, tier=DEVICE, offset_bytes=size * i, size_bytes=size)
         for i, n in enumerate(names)
@@ -88,8 +66,7 @@ def test_of_a_task_the_tensor_is_the_first_that_it_makes():
     other = other.model_copy(update={"operands": operands})
     ops = [other, op("a", "compute"), op("b", "compute", ("other",))]
     spans = [(0, 9), (0, 1), (9, 10)]
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    found = gaps(ops, spans, tensors=(x, *tensors), slots=slots)
+    found = gaps(ops, spans, tensors=(tensor("x", size), *tensors), slots=slots)
     assert found == [gap(1, 9, "b", "other", "output", "compute2")]
     only_reads = other.model_copy(update={"operands": operands[:2]})
     assert gaps([only_reads, *ops[1:]], spans, tensors=tensors, slots=slots)[0].tensor == "weights"

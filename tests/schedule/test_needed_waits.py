@@ -48,12 +48,6 @@ def test_no_wait_that_is_left_is_implied_by_the_others(schedule):
                 assert order(fewer.model_copy(update={"ops": tuple(ops)}), 3) != whole
 
 
-@given(random_bodies())
-def test_what_is_awaited_is_what_some_wait_names(schedule):
-    needed = needed_waits(schedule)
-    assert needed.awaited == {w for waits in (*needed.same_pass, *needed.previous) for w in waits}
-
-
 def test_a_wait_that_two_others_imply_together_is_dropped():
     schedule = sketch(
         [

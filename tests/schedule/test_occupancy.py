@@ -1,23 +1,22 @@
 """Live bytes over time on hand-drawn schedules."""
 
-from tests.helpers.sketches import op, sketch
+from typing import Any
+
+from tests.helpers.sketches import op, sketch, tensor
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.ops import Compute, Copy, Mode, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role, Slot, Tensor
 from twinstream.schedule.timeline import PassSpans
 
 
-def tensor(
-    name: str, size: int, role: Role = "activation", parent: str | None = None, offset: int = 0
-) -> Tensor:
-    return Tensor(
-        tensor_id=name, size_bytes=size, role=role, dtype="uint8", shape=(size,), parent=parent,
-        offset_bytes=offset,
-    )  # fmt: skip
-
-
 def device(name: str, offset: int, size: int) -> Slot:
     return Slot(slot_id=name, tier=DEVICE, offset_bytes=offset, size_bytes=size)
+
+
+def laid(*tensors: Tensor) -> dict[str, Any]:
+    """Fields of a sketch with these tensors in device slots of their names."""
+    slots = tuple(device(t.tensor_id, 512 * i, t.size_bytes) for i, t in enumerate(tensors))
+    return {"tensors": tensors, "slots": slots}
 
 
 def task(name: str, *uses: tuple[str, Mode, str]) -> Op:
@@ -55,8 +54,7 @@ def test_content_lives_from_the_start_of_its_maker_to_the_end_of_its_last_reader
     found = samples(
         ops,
         [(0, 10), (10, 20), (20, 35), (40, 50)],
-        tensors=(tensor("y", 300), tensor("z", 100, "gradient")),
-        slots=(device("y", 0, 300), device("z", 512, 100)),
+        **laid(tensor("y", 300), tensor("z", 100, "gradient")),
     )
     assert found == [
         (0, {"activation": 300}),
@@ -86,8 +84,7 @@ def test_an_update_goes_on_with_the_same_content():
     found = samples(
         ops,
         [(0, 10), (10, 20), (20, 30)],
-        tensors=(tensor("y", 300),),
-        slots=(device("y", 0, 300),),
+        **laid(tensor("y", 300)),
     )
     assert found == [(0, {"activation": 300}), (30, {})]
 
@@ -96,19 +93,14 @@ def test_scratch_lives_only_while_its_task_runs():
     found = samples(
         [task("a", ("s", "scratch", "s")), task("b"), task("c", ("s", "scratch", "s"))],
         [(5, 10), (10, 20), (20, 30)],
-        tensors=(tensor("s", 64, "scratch"),),
-        slots=(device("s", 0, 64),),
+        **laid(tensor("s", 64, "scratch")),
     )
     assert found == [(5, {"scratch": 64}), (10, {}), (20, {"scratch": 64}), (30, {})]
 
 
 def test_what_is_carried_lives_through_the_boundary_on_both_sides():
     ops = [task("use", ("w", "read", "w")), task("step", ("w", "update", "w")), task("last")]
-    fields = {
-        "tensors": (tensor("w", 128, "parameter"),),
-        "slots": (device("w", 0, 128),),
-        "carried": (Carried(tensor="w", slot="w"),),
-    }
+    fields = laid(tensor("w", 128, "parameter")) | {"carried": (Carried(tensor="w", slot="w"),)}
     found = samples(ops, [(100, 110), (120, 130), (130, 190)], **fields)
     assert found == [(100, {"parameter": 128}), (190, {})]
 
@@ -156,10 +148,7 @@ def test_parts_live_one_by_one_and_padding_between_them_is_nobodys():
 
 def test_a_tier_without_slots_has_no_samples_and_a_sample_knows_its_total():
     ops = [task("a", ("y", "write", "y"), ("z", "write", "z"))]
-    fields = {
-        "tensors": (tensor("y", 300), tensor("z", 100, "gradient")),
-        "slots": (device("y", 0, 300), device("z", 512, 100)),
-    }
+    fields = laid(tensor("y", 300), tensor("z", 100, "gradient"))
     assert samples(ops, [(0, 1)], HOST, **fields) == []
     spans = PassSpans(start_ns=(0,), end_ns=(1,))
     assert memory_over_time(sketch(ops, **fields), spans, DEVICE)[0].total_bytes == 400

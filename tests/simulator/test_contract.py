@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.bodies import random_bodies
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.plans import planned
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.backends.virtual import VirtualBackend
+from tests.helpers.virtual_backend import VirtualBackend
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.timeline import PassSpans
-from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay_passes
 
 

@@ -15,11 +15,10 @@ from tests.helpers.flat_machine import (
     WAIT_NS,
     flat_machine,
 )
-from tests.helpers.sketches import KIB, feed, fetch, op, sketch
+from tests.helpers.sketches import KIB, feed, fetch, op, sketch, tensor
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Copy, KernelCall, Stream
-from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import replay_passes, simulate
 
@@ -65,25 +64,13 @@ def test_a_copy_inside_the_device_reads_and_writes_hbm_on_whatever_queue():
 
 
 def test_a_copy_of_some_parts_moves_their_bytes_and_the_padding_between_them():
-    tensors = (
-        Tensor(tensor_id="x", size_bytes=2000, role="context", dtype="uint8", shape=(2000,)),
-        *(
-            Tensor(
-                tensor_id=f"x.{i}", size_bytes=400, role="context", dtype="uint8", shape=(400,),
-                parent="x", offset_bytes=600 * i,
-            )
-            for i in range(3)
-        ),
-    )  # fmt: skip
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=2000)
-        for tier in (DEVICE, HOST)
-    )
+    parts = (tensor(f"x.{i}", 400, parent="x", offset=600 * i) for i in range(3))
+    tensors = (tensor("x", 2000), *parts)
     copy = Copy(
         op_id="a", stream=Stream(queue="h2d"), tensor="x", version=0, source="host.x",
         destination="device.x", num_parts=2,
     )  # fmt: skip
-    spans = one_pass([copy], flat_machine(), tensors=tensors, slots=slots)
+    spans = one_pass([copy], flat_machine(), x_bytes=2000, tensors=tensors)
     assert spans == [(0, COPY_NS + 1000 // H2D_PER_NS)]
 
 
@@ -105,12 +92,7 @@ def test_an_op_that_waits_pays_the_event_latency_once_after_the_last_of_its_wait
 def test_two_directions_at_once_share_the_duplex_limit():
     # 60 bytes per ns together, d2h alone would get 40: 30 each until both are through
     size = 30 * 1000
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
-        for tier in (DEVICE, HOST)
-    )
-    spans = one_pass([op("a", "h2d"), op("b", "d2h")], flat_machine(), tensors=(x,), slots=slots)
+    spans = one_pass([op("a", "h2d"), op("b", "d2h")], flat_machine(), x_bytes=size)
     assert spans == [(0, COPY_NS + 1000)] * 2
 
 
@@ -132,14 +114,9 @@ def test_a_task_of_the_host_takes_the_slower_of_its_arithmetic_and_host_dram(flo
 def test_a_task_of_the_host_and_a_copy_share_host_dram():
     """Both together need 200 B/ns + 50 B/ns of 200: the copy has its 50, the task 150, then 200."""
     size = H2D_PER_NS * 1000
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
-        for tier in (DEVICE, HOST)
-    )
     spans = one_pass(
         [op("a", "compute"), op("b", "h2d")], flat_machine(copy_latency_ns=number(0)),
-        tensors=(x,), slots=slots, calls=host_call(0, 2000 * DRAM_PER_NS),
+        x_bytes=size, calls=host_call(0, 2000 * DRAM_PER_NS),
     )  # fmt: skip
     assert spans == [(0, 1000 + (2000 * 200 - 1000 * 150) // 200), (0, 1000)]
 

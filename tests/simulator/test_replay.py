@@ -3,15 +3,14 @@
 import pytest
 
 from tests.hardware_profiles.machines import number
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.flat_machine import D2H_PER_NS, FLOP_PER_NS, flat_machine
 from tests.helpers.plans import MACHINE, tiny_plans
 from tests.helpers.sketches import CALL, feed, op, sketch
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.cost import Work
-from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
 from twinstream.schedule.timeline import Provenance, Timeline
-from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay, replay_passes, simulate, steady_state
 
 PROVENANCE = Provenance(kind="simulated", where="a clock")
@@ -34,29 +33,6 @@ def timeline(ops, durations, wait_ns=0) -> Timeline:
 # --- one pass
 
 
-def test_ops_of_one_stream_run_one_after_the_other_and_streams_side_by_side():
-    ops = [op("a", "compute"), op("b", "h2d"), op("c", "compute")]
-    assert spans(ops, {"a": 3, "b": 10, "c": 4}) == [[(0, 3), (0, 10), (3, 7)]]
-
-
-def test_an_op_starts_when_its_predecessor_and_all_its_waits_have_ended():
-    ops = [
-        op("a", "h2d"),
-        op("b", "d2h"),
-        op("c", "compute", ("a", "b")),
-        op("d", "h2d", ("c",)),
-        op("e", "compute2", ("a",)),
-    ]
-    durations = {"a": 5, "b": 9, "c": 2, "d": 1, "e": 1}
-    assert spans(ops, durations) == [[(0, 5), (0, 9), (9, 11), (11, 12), (5, 6)]]
-
-
-def test_waiting_costs_its_latency_once_however_many_waits_and_even_if_they_are_over():
-    ops = [op("a", "h2d"), op("b", "d2h"), op("c", "compute"), op("d", "compute", ("a", "b"))]
-    durations = {"a": 1, "b": 2, "c": 10, "d": 1}
-    assert spans(ops, durations, wait_ns=3)[0][3] == (10 + 3, 10 + 3 + 1)
-
-
 # --- several passes
 
 
@@ -67,20 +43,6 @@ def test_passes_follow_one_another_without_a_barrier():
         [(2, 4), (7, 12)],
         [(4, 6), (12, 17)],
     ]
-
-
-def test_an_op_waits_for_ops_of_the_pass_before_but_not_in_the_first_pass():
-    ops = [op("a", "compute", (), ("b",)), op("b", "d2h", ("a",))]
-    assert spans(ops, {"a": 2, "b": 5}, 2, wait_ns=1) == [
-        [(0, 2), (3, 8)],
-        [(9, 11), (12, 17)],
-    ]
-
-
-def test_an_op_may_wait_for_itself_in_the_pass_before():
-    assert spans([op("a", "compute", (), ("a",))], {"a": 2}, 3, wait_ns=1) == [
-        [(0, 2)], [(3, 5)], [(6, 8)],
-    ]  # fmt: skip
 
 
 # --- the periodic rule
@@ -139,11 +101,6 @@ def test_only_the_last_passes_count_when_nothing_repeats():
 @pytest.mark.parametrize(("latency_ns", "moving_ns"), [(0, 1010), (20, 990), (500, 700)])
 def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_takes(latency_ns, moving_ns):
     size = moving_ns * D2H_PER_NS
-    x = Tensor(tensor_id="x", size_bytes=size, role="activation", dtype="uint8", shape=(size,))
-    slots = tuple(
-        Slot(slot_id=f"{tier.kind}.x", tier=tier, offset_bytes=0, size_bytes=size)
-        for tier in (DEVICE, HOST)
-    )
     ops = [op("a", "compute"), op("late", "d2h"), feed("odd")]
     work = Work(
         unit="matmul", shape=(1,), flops=1000 * FLOP_PER_NS, hbm_bytes=0, launches=1,
@@ -151,7 +108,7 @@ def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_takes(latency_ns
     )  # fmt: skip
     calls = {"call": CALL.model_copy(update={"cost": (work,)})}
     machine = flat_machine(launch_latency_ns=number(0), copy_latency_ns=number(latency_ns))
-    schedule = sketch(ops, tensors=(x,), slots=slots, calls=calls)
+    schedule = sketch(ops, x_bytes=size, calls=calls)
     found = simulate(schedule, machine)
     assert found.period_passes is None, "it never repeats: the copies are ever later"
     assert found.passes[-1].end_ns[0] == 32 * 1000

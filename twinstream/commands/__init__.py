@@ -1,0 +1,1 @@
+"""The command line's commands: each parses, calls one function and prints."""

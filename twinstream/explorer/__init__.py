@@ -1,0 +1,1 @@
+"""Plans on a page whose controls are model, machines, caps and lengths."""

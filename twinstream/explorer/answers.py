@@ -4,22 +4,22 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
+from typing import Any
 
 from twinstream import api
 from twinstream.explorer.state import State, StateError, count_of
-from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.hardware_profiles.loader import machine_names
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.presets import load_model, preset_names
-from twinstream.planner.choices import Choices
-from twinstream.planner.kernel_choice import usual_recipe
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.planner import gc_paused, policy_names
+from twinstream.models.presets import preset_names
+from twinstream.planner.planner import Planner, gc_paused
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.replay import steady_state
 
 _MOST_KEPT = 48
 
@@ -47,6 +47,7 @@ class Answers:
         self._machines = {name: name for name in machine_names()} | self.machine_files
         self._kept: OrderedDict[Asked, Answer | TwinstreamError] = OrderedDict()
         self._lock, self._planning = Lock(), Lock()
+        self._planner = Planner(steady_state)
 
     @property
     def models(self) -> list[str]:
@@ -85,29 +86,28 @@ class Answers:
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
 
-    def _planned(self, state: State, machine_name: str) -> Answer:
+    def _planned(self, state: State, machine: str) -> Answer:
+        request = self._request(state, machine)
+        schedule = self._planner.plan(request)
+        timeline = api.simulate(schedule, request.machine)
+        summary = summarize(schedule, timeline, request.machine)
+        explanation = explain(schedule, timeline, request.machine)
+        return Answer(request.machine, schedule, timeline, summary, explanation)
+
+    def _request(self, state: State, machine: str) -> PlanRequest:
         seq_len = count_of(state.seq_len, "sequence length")
         if seq_len is None:
             raise StateError("sequence length is missing; give tokens, such as 8192")
-        policy = state.policy or api.DEFAULT_POLICY
-        if policy not in policy_names():
-            raise StateError(f"unknown policy '{policy}': {nearest(policy, list(policy_names()))}")
-        machine = load_machine(_offered("machine", machine_name, self._machines))
-        spec = load_model(_offered("model", state.model, self._models))
-        tokens = count_of(state.tokens_per_step, "tokens a step")
-        schedule = api.plan(
-            spec,
-            machine,
-            step=TrainingStep(seq_len, tokens, recipe=usual_recipe(machine, spec)),
+        request = PlanRequest.of(
+            _offered("model", state.model, self._models),
+            _offered("machine", machine, self._machines),
+            step=TrainingStep(seq_len, count_of(state.tokens_per_step, "tokens a step")),
             device_mem=state.device_mem.strip() or None,
             host_mem=state.host_mem.strip() or None,
-            policy=policy,
-            choices=Choices.of_effort(policy, state.effort),
+            policy=state.policy or DEFAULT_POLICY,
         )
-        timeline = api.simulate(schedule, machine)
-        summary = summarize(schedule, timeline, machine)
-        explanation = explain(schedule, timeline, machine)
-        return Answer(machine, schedule, timeline, summary, explanation)
+        effort: Any = state.effort or "normal"
+        return request.with_effort(effort)
 
 
 def _offered(what: str, name: str, offered: Mapping[str, str]) -> str:

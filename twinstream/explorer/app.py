@@ -20,7 +20,8 @@ from twinstream.explorer.show import (
 )
 from twinstream.explorer.state import State as Question
 from twinstream.planner.choices import EFFORTS
-from twinstream.planner.planner import gc_paused, policy_names
+from twinstream.planner.planner import gc_paused
+from twinstream.planner.policies import policy_names
 from twinstream.report.page import asset
 from twinstream.report.report import report_html
 from twinstream.schedule.errors import TwinstreamError

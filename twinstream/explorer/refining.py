@@ -13,7 +13,7 @@ from twinstream.sweep.workers import end_with_parent, interrupts_held
 
 
 class RefusedPlan(TwinstreamError):
-    """The process beside has no plan; the message says why, as its own error did."""
+    """The process beside ended before it had a plan."""
 
 
 class Refining:
@@ -104,7 +104,4 @@ def _plan_all(
     end_with_parent()
     answers = Answers(model_files, machine_files)
     for state, machine in wanted:
-        found = answers.answer(state, machine)
-        # Errors have arguments of their own, and so cannot cross processes as they are.
-        sent = RefusedPlan(str(found)) if isinstance(found, TwinstreamError) else found
-        theirs.send(((state, machine), sent))
+        theirs.send(((state, machine), answers.answer(state, machine)))

@@ -21,12 +21,12 @@ from twinstream.measures.uncertainty import (
 )
 from twinstream.report.bars import op_bars, shrunk
 from twinstream.report.page import split_error
-from twinstream.report.palette import Series, readable, series
+from twinstream.report.palette import Series, series
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
-from twinstream.screens.tables import seconds, workload_line
+from twinstream.screens.tables import readable, seconds, workload_line
 
 MOST_IN_CARDS = 3  # machines; more stand in a table
 _MORE = 0.1

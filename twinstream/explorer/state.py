@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from urllib.parse import parse_qs, urlencode
 
-from twinstream import api
+from twinstream.planner.request import DEFAULT_POLICY
 from twinstream.schedule.errors import TwinstreamError
 
 _LARGEST_COUNT = 2**40
@@ -26,7 +26,7 @@ class State:
     tokens_per_step: str = "32768"
     device_mem: str = "24GiB"
     host_mem: str = "100GiB"
-    policy: str = api.DEFAULT_POLICY
+    policy: str = DEFAULT_POLICY
     effort: str = "quick"
 
     @staticmethod
@@ -47,7 +47,7 @@ class State:
     @property
     def refined(self) -> "State | None":
         """The same with the normal effort, where this asks for a quick plan of `optimal`."""
-        quick = self.effort == "quick" and self.policy in ("", api.DEFAULT_POLICY)
+        quick = self.effort == "quick" and self.policy in ("", DEFAULT_POLICY)
         return replace(self, effort="normal") if quick else None
 
     def command(self, machine: str) -> str:
@@ -59,8 +59,8 @@ class State:
             "tokens-per-step": _as_typed(self.tokens_per_step),
             "device-mem": self.device_mem.strip(),
             "host-mem": self.host_mem.strip(),
-            "policy": self.policy or api.DEFAULT_POLICY,
-            "effort": self.effort if self.policy in ("", api.DEFAULT_POLICY) else "",
+            "policy": self.policy or DEFAULT_POLICY,
+            "effort": self.effort if self.policy in ("", DEFAULT_POLICY) else "",
         }
         given = (f"--{name} {shlex.quote(value)}" for name, value in options.items() if value)
         return f"twinstream plan {' '.join(given)}"

@@ -1,0 +1,1 @@
+"""Predictions held against measurements: validation of tables, and calibration by the simulator."""

@@ -2,11 +2,11 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import Literal, Self
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Self, TypeVar
 
 from twinstream.fidelity.cells import Cell, cell_of
 from twinstream.fidelity.predict import step_s
@@ -16,9 +16,9 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
-from twinstream.schedule.errors import TwinstreamError
 
-_Message = tuple[Literal["cells", "seconds", "error"], object]
+_Answer = TypeVar("_Answer")
+_HELD: dict[int, Cell] = {}  # the schedules of this process's rows, where it is a worker
 
 
 class CellWorkers:
@@ -31,97 +31,64 @@ class CellWorkers:
     def __init__(
         self, rows: Sequence[MeasuredRow], on_prediction: Callable[[], None] = lambda: None
     ) -> None:
-        self._on_prediction = on_prediction
+        self._rows, self._on_prediction = rows, on_prediction
+        context = multiprocessing.get_context("spawn")
         num_workers = max(1, min(len(rows), os.cpu_count() or 1))
-        self._owner = [index % num_workers for index in range(len(rows))]
-        self._pipes: list[Connection] = []
-        self._processes: list[BaseProcess] = []
-        for worker in range(num_workers):
-            self._start({i: row for i, row in enumerate(rows) if self._owner[i] == worker})
-        self.keys = [""] * len(rows)
-        self.tokens_per_step = [0] * len(rows)
+        # A pool each, so that a row's predictions go where its schedule is.
+        self._pools = [
+            ProcessPoolExecutor(1, mp_context=context, initializer=_leave_interrupts)
+            for _ in range(num_workers)
+        ]
+        self.keys: list[str] = []
+        self.tokens_per_step: list[int] = []
         self.works: list[Work] = []
 
     def __enter__(self) -> Self:
-        for pipe in self._pipes:
-            kind, found = _received(pipe)
-            assert kind == "cells"
-            assert isinstance(found, _Cells)
-            for index, key in found.keys.items():
-                self.keys[index] = key
-                self.tokens_per_step[index] = found.tokens_per_step[index]
-            self.works += found.works
+        try:
+            held = [self._pool(i).submit(_hold, i, row) for i, row in enumerate(self._rows)]
+            for key, tokens_per_step, works in _answers(held):
+                self.keys.append(key)
+                self.tokens_per_step.append(tokens_per_step)
+                self.works += works
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
 
     def seconds(self, trials: Sequence[Trial]) -> list[float]:
         """Predicted seconds of a step of each trial's row on its machine."""
-        answers = [0.0] * len(trials)
-        waiting: dict[Connection, list[int]] = {}
-        for number, trial in enumerate(trials):
-            waiting.setdefault(self._pipes[self._owner[trial.index]], []).append(number)
-        for pipe, numbers in waiting.items():
-            pipe.send([(trials[n].machine, trials[n].index) for n in numbers])
-        while waiting:
-            for ready in wait(list(waiting)):
-                pipe = self._pipes[[id(p) for p in self._pipes].index(id(ready))]
-                _, seconds = _received(pipe)
-                assert isinstance(seconds, float)
-                answers[waiting[pipe].pop(0)] = seconds
-                self._on_prediction()
-                if not waiting[pipe]:
-                    del waiting[pipe]
-        return answers
+        asked = [self._pool(t.index).submit(_seconds, t.index, t.machine) for t in trials]
+        return _answers(asked, self._on_prediction)
 
-    def _start(self, rows: Mapping[int, MeasuredRow]) -> None:
-        context = multiprocessing.get_context("spawn")
-        near, far = context.Pipe()
-        process = context.Process(target=_serve, args=(far, rows), daemon=True)
-        process.start()
-        far.close()
-        self._pipes.append(near)
-        self._processes.append(process)
+    def _pool(self, index: int) -> ProcessPoolExecutor:
+        return self._pools[index % len(self._pools)]
 
 
-class _Cells:
-    """What a worker says of its cells once it has them."""
-
-    def __init__(self, cells: Mapping[int, Cell]) -> None:
-        self.keys = {index: repr(cell.key.plan) for index, cell in cells.items()}
-        self.tokens_per_step = {i: cell.tokens_per_step for i, cell in cells.items()}
-        self.works = [work for cell in cells.values() for work in works_of(cell.timed)]
-
-
-def _serve(pipe: Connection, rows: Mapping[int, MeasuredRow]) -> None:
-    """The worker: make the cells, then answer lists of (machine, row index) until terminated."""
+def _answers(
+    asked: Sequence[Future[_Answer]], on_answer: Callable[[], None] = lambda: None
+) -> list[_Answer]:
     try:
-        cells = {index: cell_of(row) for index, row in rows.items()}
-        pipe.send(("cells", _Cells(cells)))
-        while True:
-            questions: list[tuple[Machine, int]] = pipe.recv()
-            for machine, index in questions:
-                pipe.send(("seconds", step_s(cells[index], machine)))
-    except TwinstreamError as error:
-        pipe.send(("error", str(error)))
-    except (EOFError, KeyboardInterrupt):  # whoever asked has gone
-        return
-
-
-def _received(pipe: Connection) -> _Message:
-    try:
-        message: _Message = pipe.recv()
-    except EOFError:
+        for future in as_completed(asked):
+            future.result()
+            on_answer()
+    except BrokenProcessPool:
         raise CalibrationError("a worker process ended; was it short of memory?") from None
-    if message[0] == "error":
-        raise CalibrationError(str(message[1]))
-    return message
+    return [future.result() for future in asked]
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C is the asking process's, which ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _hold(index: int, row: MeasuredRow) -> tuple[str, int, list[Work]]:
+    cell = _HELD[index] = cell_of(row)
+    return repr(cell.key.plan), cell.tokens_per_step, works_of(cell.timed)
+
+
+def _seconds(index: int, machine: Machine) -> float:
+    return step_s(_HELD[index], machine)

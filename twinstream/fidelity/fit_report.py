@@ -19,13 +19,9 @@ def provenance(fit: Fit, measured: str, today: date) -> str:
 
 def fit_json(fit: Fit) -> dict[str, object]:
     """Errors (absolute fractions), parameters and observations."""
-    errors = fit.summary()
     return {
         "base": fit.base.name,
-        "mean_error": errors.mean_error,
-        "max_error": errors.max_error,
-        "left_out_mean_error": errors.left_out_mean_error,
-        "left_out_max_error": errors.left_out_max_error,
+        **vars(fit.summary()),
         "num_predictions": fit.num_predictions,
         "parameters": [_parameter_json(found) for found in fit.parameters],
         "observations": [

@@ -1,11 +1,13 @@
-"""A validation as a CSV of its rows, and as a scatter plot in an HTML file."""
+"""A validation as tables for people, and as a CSV of its rows."""
 
 import csv
 import io
-from pathlib import Path
 
-from twinstream.fidelity.validation import Validation
-from twinstream.schedule.files import write_text
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from twinstream.fidelity.validation import STALLED, Errors, Validation
 
 _COLUMNS = (
     "machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "status", "status_detail",
@@ -14,27 +16,63 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def write_rows(validation: Validation, path: Path) -> None:
-    """Write one line a row of the table, with measured and predicted speed.
+def validation_screen(validation: Validation) -> Group:
+    """Errors overall, on stalled schedules, by model and by length; what was left out."""
+    overall = _table("")
+    _add(overall, "all", validation.overall)
+    _add(overall, f"stalled over {STALLED:.0%}", validation.stalled)
+    by_model, by_seq_len = _table("model"), _table("tokens of a sequence")
+    for name, errors in validation.by_model.items():
+        _add(by_model, name, errors)
+    for name, errors in sorted(validation.by_seq_len.items(), key=lambda item: int(item[0])):
+        _add(by_seq_len, f"{int(name):,}", errors)
+    head = (
+        f"{validation.cells} measured cells, {validation.overall.schedules} distinct schedules: "
+        "absolute error of tokens/s"
+    )
+    return Group(head, overall, by_model, by_seq_len, *_notes(validation))
 
-    Raises:
-        DocumentError: the file cannot be written.
-    """
+
+def _notes(validation: Validation) -> list[str]:
+    notes = []
+    if validation.failed_rows:
+        notes.append(
+            f"{validation.refused_alike} of {validation.failed_rows} failed cells are refused for "
+            "the recorded reason."
+        )
+    ran = [each for each in validation.rows if each.row.status == "ok"]
+    if refused := [each for each in ran if each.refused is not None]:
+        lines = ", ".join(str(each.row.line) for each in refused[:5])
+        notes.append(f"{len(refused)} cells that ran are refused, first in lines {lines}.")
+    if validation.left_out:
+        notes.append(f"{validation.left_out} rows are of machines without a profile here.")
+    if validation.without_rows:
+        notes.append(f"The table has no rows for {', '.join(validation.without_rows)}.")
+    for reason, count in validation.unknown.items():
+        notes.append(f"{count} rows are left out: {reason}")
+    return notes
+
+
+def _table(what: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(what)
+    for name in ("schedules", "mean", "median", "p90", "max"):
+        table.add_column(name, justify="right")
+    return table
+
+
+def _add(table: Table, name: str, errors: Errors) -> None:
+    values = (errors.mean_error, errors.median_error, errors.p90_error, errors.max_error)
+    shown = ["-" if value is None else f"{value:.2%}" for value in values]
+    table.add_row(name, f"{errors.schedules:,}", *shown)
+
+
+def rows_csv(validation: Validation) -> str:
+    """One line a row of the table, with measured and predicted speed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
     for each in validation.rows:
         values = {**dict(each.row), **dict(each)}
         writer.writerow(["" if values[name] is None else values[name] for name in _COLUMNS])
-    write_text(text.getvalue(), path)
-
-
-def write_scatter(validation: Validation, path: Path) -> None:
-    """Write predicted against measured speed, and the error by length, as one HTML file.
-
-    Raises:
-        DocumentError: the file cannot be written.
-    """
-    from twinstream.fidelity.scatter import scatter_html  # plotly is slow to import
-
-    write_text(scatter_html(validation), path)
+    return text.getvalue()

@@ -52,8 +52,9 @@ def fit_table(
     The rows are spread over the CPU cores; each worker makes the schedules of its own once.
 
     Raises:
-        CalibrationError: rows are of several machines, one did not succeed or is refused by the
-            policy, or the fitted profile is still off by more than a factor of two.
+        CalibrationError: rows are of several machines, one did not succeed, or the fitted profile
+            is still off by more than a factor of two.
+        SizingRefused: the policy refuses a row.
         MissingNumberError: the base lacks a number that a schedule needs.
     """
     machines = sorted({row.machine for row in rows})

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.hardware_profiles.calibration.cpu_parameters import cpu_parameters
 from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
@@ -12,12 +11,13 @@ from twinstream.hardware_profiles.calibration.fitting import (
 )
 from twinstream.hardware_profiles.calibration.parameters import (
     Parameter,
+    cpu_parameters,
     declared_parameters,
     prepared,
 )
 from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.calibration.timelines import (
-    OpClass,
+    OpClasses,
     mean_seconds,
     timeline_observations,
     works_of,
@@ -32,29 +32,16 @@ from twinstream.simulator.replay import simulate
 MeasuredRun = tuple[Schedule, Timeline]
 
 
-def fit_timeline(
-    base: Machine,
-    schedule: Schedule,
-    timeline: Timeline,
-    on_prediction: Callable[[], None] = lambda: None,
-) -> Fit:
-    """Fit a profile to the measured mean duration of each distinct call and copy of a run.
-
-    Raises:
-        CalibrationError: the timeline is of another schedule, has too little in it, or the fitted
-            profile is still off by more than a factor of two.
-        MissingNumberError: the base lacks a number that the schedule needs.
-    """
-    return fit_timelines(base, [(schedule, timeline)], on_prediction)
-
-
 def fit_timelines(
     base: Machine, runs: Sequence[MeasuredRun], on_prediction: Callable[[], None] = lambda: None
 ) -> Fit:
-    """The same of several runs together.
+    """Fit a profile to the measured mean duration of each distinct call and copy of some runs.
 
     Raises:
-        CalibrationError, MissingNumberError: as `fit_timeline`, of any of them.
+        CalibrationError: a timeline has too little in it, or the fitted profile is still off by
+            more than a factor of two.
+        TimelineMismatch: a timeline is of another schedule.
+        MissingNumberError: the base lacks a number that a schedule needs.
     """
     observations: list[Observation] = []
     places: list[tuple[_Replays, int]] = []
@@ -92,7 +79,7 @@ class _Replays:
     """Replays the schedule once for each machine that is asked for."""
 
     schedule: Schedule
-    classes: Sequence[OpClass]
+    classes: OpClasses
     on_prediction: Callable[[], None]
     known: dict[str, list[float]] = field(default_factory=dict)
 

@@ -4,14 +4,14 @@ import math
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from statistics import fmean
 
 import numpy as np
 
 from twinstream.fidelity.cells import CellKey, PlanKey
-from twinstream.fidelity.matching import Known, nothing_left, planned, profiles_of
 from twinstream.fidelity.predict import Prediction, predict_row
+from twinstream.fidelity.rows import Known, nothing_left, planned, profiles_of
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError
@@ -30,10 +30,10 @@ class Errors(Node):
     """Absolute relative errors of tokens/s, as fractions, over distinct schedules; None of none."""
 
     schedules: int
-    mean_error: float | None
-    median_error: float | None
-    p90_error: float | None
-    max_error: float | None
+    mean_error: float | None = None
+    median_error: float | None = None
+    p90_error: float | None = None
+    max_error: float | None = None
 
 
 class ValidatedRow(Node):
@@ -108,7 +108,7 @@ def validate(
     if not first_rows:
         raise ValidationError(nothing_left(known))
     advance = start("predicting", len(first_rows))
-    tasks = [(key, row, profiles[row.machine]) for key, row in first_rows.items()]
+    tasks = {key: (row, profiles[row.machine]) for key, row in first_rows.items()}
     predictions: dict[CellKey, Prediction] = {}
     for key, prediction in _predicted(tasks, jobs):
         predictions[key] = prediction
@@ -131,36 +131,19 @@ def _profiles(rows: Sequence[MeasuredRow], machines: Sequence[Machine]) -> dict[
     return found
 
 
-_Task = tuple[CellKey, MeasuredRow, Machine]
-
-
-def _predicted(tasks: list[_Task], jobs: int | None) -> Iterator[tuple[CellKey, Prediction]]:
-    """Predictions as they come, the longest first."""
-    jobs = min(jobs or os.cpu_count() or 1, len(tasks))
-    tasks = sorted(tasks, key=lambda task: (-task[1].seq_len, task[1].line))
-    if jobs == 1 or len(tasks) <= _FEW_SCHEDULES:
-        for key, row, machine in tasks:
-            yield key, predict_row(row, machine)
+def _predicted(
+    tasks: Mapping[CellKey, tuple[MeasuredRow, Machine]], jobs: int | None
+) -> Iterator[tuple[CellKey, Prediction]]:
+    """Predictions, the longest first."""
+    keys = sorted(tasks, key=lambda key: (-tasks[key][0].seq_len, tasks[key][0].line))
+    rows, machines = [tasks[key][0] for key in keys], [tasks[key][1] for key in keys]
+    jobs = min(jobs or os.cpu_count() or 1, len(keys))
+    if jobs == 1 or len(keys) <= _FEW_SCHEDULES:
+        yield from zip(keys, map(predict_row, rows, machines), strict=True)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the progress bar's thread
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running = {pool.submit(_outcome, row, machine): key for key, row, machine in tasks}
-        try:
-            for future in as_completed(running):
-                outcome = future.result()
-                if isinstance(outcome, str):
-                    raise ValidationError(outcome)
-                yield running[future], outcome
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _outcome(row: MeasuredRow, machine: Machine) -> Prediction | str:
-    """A prediction, or what is wrong: not all of our errors survive the way between processes."""
-    try:
-        return predict_row(row, machine)
-    except TwinstreamError as error:
-        return str(error)
+        yield from zip(keys, pool.map(predict_row, rows, machines), strict=True)
 
 
 def _summed_up(
@@ -214,9 +197,7 @@ def errors_of(rows: Iterable[ValidatedRow]) -> Errors:
         by_schedule.setdefault(each.schedule, []).append(each)
     errors = [_error(group) for group in by_schedule.values()]
     if not errors:
-        return Errors(
-            schedules=0, mean_error=None, median_error=None, p90_error=None, max_error=None
-        )
+        return Errors(schedules=0)
     return Errors(
         schedules=len(errors),
         mean_error=fmean(errors),

@@ -1,0 +1,1 @@
+"""What a schedule and a timeline come to, in numbers."""

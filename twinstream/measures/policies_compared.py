@@ -2,28 +2,24 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from pydantic import NonNegativeInt
 
-from twinstream import api
 from twinstream.hardware_profiles.errors import MissingNumberError
-from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.presets import load_model
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.plan import policies
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import with_tokens
+from twinstream.planner.planner import Planner
+from twinstream.planner.policies import compared_names
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError, require
 from twinstream.schedule.node import Node
 from twinstream.schedule.sizes import as_cap, gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import simulate as replay
+from twinstream.simulator.replay import steady_state
 
 ALL = "all"
 
@@ -32,8 +28,8 @@ class PolicyOutcome(Node):
     """What one policy yields; of one that cannot be planned only the reason is known.
 
     `reason` says what is short by how much, `at_task` where.
-    `smallest_device_bytes` is a device cap that would do at the given host cap,
-    `smallest_host_bytes` the reverse; they are the smallest unless `less_may_do`.
+    `enough_device_bytes` is a device cap that would do at the given host cap,
+    `enough_host_bytes` the reverse; they are the smallest unless `less_may_do`.
     """
 
     policy: str
@@ -41,8 +37,8 @@ class PolicyOutcome(Node):
     summary: Summary | None = None
     reason: str | None = None
     at_task: str | None = None
-    smallest_device_bytes: NonNegativeInt | None = None
-    smallest_host_bytes: NonNegativeInt | None = None
+    enough_device_bytes: NonNegativeInt | None = None
+    enough_host_bytes: NonNegativeInt | None = None
     less_may_do: bool = False
 
     @property
@@ -51,8 +47,8 @@ class PolicyOutcome(Node):
         options = [
             f"{flag} {as_cap(size)}"
             for flag, size in (
-                ("--device-mem", self.smallest_device_bytes),
-                ("--host-mem", self.smallest_host_bytes),
+                ("--device-mem", self.enough_device_bytes),
+                ("--host-mem", self.enough_host_bytes),
             )
             if size is not None
         ]
@@ -73,7 +69,7 @@ class NoPolicyFits(TwinstreamError):
 
 @dataclass(frozen=True)
 class PoliciesCompared:
-    """The outcomes, in the order of `policies()`, and the schedule with the least step time."""
+    """Outcomes in the order of `compared_names()`, and the schedule with the least step time."""
 
     outcomes: tuple[PolicyOutcome, ...]
     best: Schedule
@@ -81,48 +77,38 @@ class PoliciesCompared:
 
 
 def compare_policies(
-    model: str | Path | ModelSpec,
-    machine: str | Path | Machine,
-    *,
-    step: TrainingStep,
-    device_mem: str | int | None = None,
-    host_mem: str | int | None = None,
-    on_policy: Callable[[], None] | None = None,
+    request: PlanRequest, *, on_policy: Callable[[], None] = lambda: None
 ) -> PoliciesCompared:
-    """Plan and simulate the step by every policy; each cuts it as it does alone.
+    """Plan and simulate the step by `optimal` and by every rule; each cuts it as it does alone.
 
     Tokens per step that are left open are the same for all. `on_policy` is called after each.
 
     Raises:
         NoPolicyFits: none has a plan within the caps; it says of each why.
-        TwinstreamError: as `api.plan`.
+        TwinstreamError: as `Planner.plan`.
     """
-    spec, profile = load_model(model), load_machine(machine)
-    require("step", step, TrainingStep)
-    caps = api.caps_of(profile, device_mem, host_mem)
-    whole = with_tokens(spec, step, profile, caps)
+    require("request", request, PlanRequest)
+    planner = Planner(steady_state)
+    tokens = planner.prepared(replace(request, policy=DEFAULT_POLICY)).step.tokens_per_step
+    assert tokens is not None
     outcomes: list[PolicyOutcome] = []
     best: tuple[Schedule, Timeline] | None = None
-    for policy in policies():
+    for policy in compared_names():
         start_s = time.perf_counter()
         try:
-            schedule = api.plan(
-                spec, profile, step=whole, device_mem=caps.device_bytes, host_mem=caps.host_bytes,
-                policy=policy,
-            )  # fmt: skip
+            schedule = planner.plan(replace(request.with_tokens(tokens), policy=policy))
         except (InfeasiblePlan, MissingNumberError) as error:
             outcomes.append(_refused(policy, error))
         else:
             plan_seconds = time.perf_counter() - start_s
-            timeline = api.simulate(schedule, profile)
-            summary = summarize(schedule, timeline, profile, plan_seconds)
+            timeline = replay(schedule, request.machine)
+            summary = summarize(schedule, timeline, request.machine, plan_seconds)
             outcomes.append(
                 PolicyOutcome(policy=policy, workload=schedule.workload, summary=summary)
             )
             if best is None or timeline.step_ns < best[1].step_ns:
                 best = schedule, timeline
-        if on_policy is not None:
-            on_policy()
+        on_policy()
     if best is None:
         raise NoPolicyFits(outcomes)
     return PoliciesCompared(tuple(outcomes), *best)
@@ -132,12 +118,12 @@ def _refused(policy: str, error: TwinstreamError) -> PolicyOutcome:
     if not isinstance(error, InfeasiblePlan):
         return PolicyOutcome(policy=policy, reason=str(error).split(". ")[0])
     short = error.shortage
-    missing = gib(short.needed_bytes - short.cap_bytes)
+    missing = short.needed_bytes - short.cap_bytes
     return PolicyOutcome(
         policy=policy,
-        reason=f"{missing} of {short.cap} memory short",
+        reason=f"{gib(missing)} of {short.cap} memory short" if missing > 0 else "no plan found",
         at_task=short.task,
-        smallest_device_bytes=short.smallest_device_bytes,
-        smallest_host_bytes=short.smallest_host_bytes,
-        less_may_do=not short.smallest,
+        enough_device_bytes=short.enough_device_bytes,
+        enough_host_bytes=short.enough_host_bytes,
+        less_may_do=short.less_may_do,
     )

@@ -1,0 +1,1 @@
+"""Timelines to look at: one HTML page of figures, and a trace for Perfetto."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from twinstream.report.palette import readable
 from twinstream.report.view import Span, View, stream_name
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.sizes import gib
-from twinstream.screens.tables import seconds
+from twinstream.screens.tables import readable, seconds
 
 MOST_OPS = 3000
 MOST_MERGED = 2000
@@ -39,11 +39,11 @@ def op_bars(view: View, span: Span) -> list[Bar]:
     ]
 
 
-def shrunk(view: View, span: Span) -> Span:
-    """As much of a span as has at most `MOST_OPS` ops, around its loss (else around its middle)."""
+def shrunk(view: View, span: Span, most_ops: int = MOST_OPS) -> Span:
+    """As much of a span as has at most so many ops, around its loss (else around its middle)."""
     middle = _middle_ns(view, span)
     window, lasting_ns = span, span.lasting_ns
-    while len(view.within(window)) > MOST_OPS and lasting_ns > 1:
+    while len(view.within(window)) > most_ops and lasting_ns > 1:
         lasting_ns = lasting_ns * 9 // 10
         start_ns = min(max(middle - lasting_ns // 2, span.start_ns), span.end_ns - lasting_ns)
         window = Span(start_ns, start_ns + lasting_ns)
@@ -76,6 +76,7 @@ def merged_bars(view: View) -> list[Bar]:
 
 
 def _runs(view: View, positions: Sequence[int]) -> Iterator[list[int]]:
+    """Ops in close succession of one kind and layer."""
     group: list[int] = []
     last: object = None
     close_ns = view.whole.lasting_ns // MOST_MERGED
@@ -92,18 +93,14 @@ def _runs(view: View, positions: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _slices(view: View, positions: Sequence[int]) -> Iterator[list[int]]:
+    """Ops that start in one of `MOST_MERGED` equal parts of the pass."""
     length_ns = max(1, view.whole.lasting_ns // MOST_MERGED)
-    group: list[int] = []
-    last = -1
-    for i in positions:
-        number = int(view.start_ns[i] - view.whole.start_ns) // length_ns
-        if group and number != last:
-            yield group
-            group = []
-        group.append(i)
-        last = number
-    if group:
-        yield group
+
+    def part(i: int) -> int:
+        return int(view.start_ns[i] - view.whole.start_ns) // length_ns
+
+    for _, group in groupby(positions, part):
+        yield list(group)
 
 
 def _place(op: Op) -> tuple[int | None, int | None]:

@@ -1,4 +1,4 @@
-"""Colours and names: the same everywhere, told apart by colour-blind people too.
+"""Colours: the same everywhere, told apart by colour-blind people too.
 
 Task kinds have Okabe and Ito's colours (jfly.uni-koeln.de/color), tensor roles Paul Tol's muted
 scheme (personal.sron.nl/~pault), so that a task is never taken for a tensor.
@@ -46,18 +46,6 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up", "star")
 _PATTERNS = ("", "/", "x", ".")
 
-QUEUE_NAMES = {
-    "compute": "compute",
-    "h2d": "H2D",
-    "d2h": "D2H",
-    "h2d_inputs": "H2D inputs",
-    "host": "host",
-    "host_compute": "host CPU",
-    "hbm": "HBM",
-    "host_dram": "host DRAM",
-    "pcie": "PCIe, both ways",
-}
-
 
 @dataclass(frozen=True)
 class Series:
@@ -92,11 +80,3 @@ def lighter(colour: str, share: float) -> str:
 
 def task_colour(kind: str) -> str:
     return TASK_COLOURS.get(kind.partition(" ")[0], OTHER_COLOUR)
-
-
-def readable(name: str) -> str:
-    """
-    >>> readable("optimizer_step"), readable("h2d")
-    ('optimizer step', 'H2D')
-    """
-    return QUEUE_NAMES.get(name, name.replace("_", " "))

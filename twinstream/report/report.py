@@ -10,7 +10,6 @@ from twinstream.measures.metrics import Summary, rate_text, summarize
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.page import Card, Page, Section, Table, html_of
-from twinstream.report.palette import readable
 from twinstream.report.share_figures import (
     critical_path_figure,
     idle_figure,
@@ -20,12 +19,12 @@ from twinstream.report.share_figures import (
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name
+from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.analysis.idle import IdleInterval
-from twinstream.schedule.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
-from twinstream.screens.tables import seconds, workload_line
+from twinstream.screens.tables import readable, seconds, workload_line
 
 _NUM_WAITS = 8
 _WORTH_NAMING = 0.05  # tokens/s
@@ -45,7 +44,7 @@ def report_html(
         predicted, measured: at least one of them.
 
     Raises:
-        TimelineOfAnother: a timeline is not of this schedule.
+        TimelineMismatch: a timeline is not of this schedule.
         MissingNumberError: the machine lacks a number that a figure needs.
     """
     given = {"predicted": predicted, "measured": measured}
@@ -157,7 +156,7 @@ def _sections(
         ),
         _if_any(
             "Idle time of the compute stream, by cause",
-            "What compute waited for when it had nothing to run.",
+            "What compute waited for when it had nothing to run; copies are hatched.",
             idle_figure(views), "Compute never waited.",
         ),
         Section(

@@ -1,6 +1,6 @@
 """Where time and bytes go: idle time, copies, recompute, kinds of task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -10,18 +10,16 @@ from twinstream.report.palette import (
     OTHER_COLOUR,
     ROLE_COLOURS,
     WORLD_COLOURS,
-    readable,
     task_colour,
 )
-from twinstream.report.view import View, size_unit
+from twinstream.report.view import View, size_unit, time_unit
+from twinstream.schedule.analysis.comparison import Comparison, kind_of
 from twinstream.schedule.analysis.critical_path import critical_path
 from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
-from twinstream.schedule.comparison import Comparison, kind_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
-from twinstream.screens.tables import seconds
+from twinstream.screens.tables import readable, seconds
 
-_LONG_NS = 5e9
 _LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
 _LEGEND_ROW_PX = 20
 LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
@@ -29,80 +27,60 @@ LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
 
 def idle_figure(views: Sequence[View]) -> go.Figure:
     """Share of a step in which the compute stream waited, by the queue of what it waited for."""
-    figure = go.Figure()
-    shares = {view.name: _idle_shares(view) for view in views}
-    causes = list(dict.fromkeys(cause for found in shares.values() for cause in found))
-    for cause in causes:
-        percent = [100 * shares[view.name].get(cause, (0.0, 0))[0] for view in views]
-        lasting_ms = [shares[view.name].get(cause, (0.0, 0))[1] / 1e6 for view in views]
-        figure.add_trace(
-            go.Bar(
-                orientation="h", y=[view.name for view in views], x=percent, customdata=lasting_ms,
-                name=_cause(cause), marker={"color": CAUSE_COLOURS.get(cause, OTHER_COLOUR)},
-                hovertemplate="waited for " + _cause(cause) + ": %{x:.2f} % of the step, "
-                "%{customdata:,.2f} ms<extra></extra>",
-            )
-        )  # fmt: skip
-    return _stacked(figure, len(views), top_px=40)
-
-
-def _cause(cause: str) -> str:
-    return "latency of launches and waits" if cause == "latency" else readable(cause)
-
-
-def _idle_shares(view: View) -> dict[str, tuple[float, int]]:
-    """Share of the step and ns by cause, the largest first."""
-    found = idle_by_cause(idle_intervals(view.schedule, view.timeline))
-    ordered = sorted(found.items(), key=lambda item: -item[1])
-    return {cause: (ns / view.whole.lasting_ns, ns) for cause, ns in ordered}
+    return _shares_figure(
+        views, [idle_by_cause(idle_intervals(view.schedule, view.timeline)) for view in views]
+    )
 
 
 def critical_path_figure(views: Sequence[View]) -> go.Figure:
     """Share of a step by what is on its critical path: tasks by kind, copies by queue, latency."""
-    shares = {view.name: _path_shares(view) for view in views}
-    keys = list(dict.fromkeys(key for found in shares.values() for key in found))
+    return _shares_figure(views, [_critical_ns(view) for view in views])
+
+
+def _critical_ns(view: View) -> dict[str, int]:
+    ops = {op.op_id: op for op in view.schedule.ops}
+    found: dict[str, int] = {}
+    for piece in critical_path(view.schedule, view.timeline):
+        op = ops[piece.op_id] if piece.op_id is not None else None
+        key = "latency"
+        if op is not None:
+            key = op.label.kind if isinstance(op, Compute) else op.stream.queue
+        found[key] = found.get(key, 0) + piece.end_ns - piece.start_ns
+    return found
+
+
+def _shares_figure(views: Sequence[View], found_ns: Sequence[Mapping[str, int]]) -> go.Figure:
+    """Times of a step by kind of task, queue or latency, as a bar a timeline; the longest first.
+
+    Queues share the tasks' colours, so they are hatched.
+    """
+    longest = sorted((item for found in found_ns for item in found.items()), key=lambda i: -i[1])
+    keys = list(dict.fromkeys(key for key, _ in longest))
     figure = go.Figure()
     for key in keys:
-        # Queues share the tasks' colours, so copies are hatched.
+        name = "latency of launches and waits" if key == "latency" else readable(key)
         marker: dict[str, object] = {"color": CAUSE_COLOURS.get(key) or task_colour(key)}
         if key in CAUSE_COLOURS and key != "latency":
             marker["pattern"] = {"shape": "/", "fgcolor": "white", "fgopacity": 0.55, "size": 7}
+        times_ns = [found.get(key, 0) for found in found_ns]
         figure.add_trace(
             go.Bar(
                 orientation="h", y=[view.name for view in views],
-                x=[100 * shares[view.name].get(key, 0.0) for view in views],
-                name=_cause(key), marker=marker,
-                hovertemplate=_cause(key) + ": %{x:.2f} % of the step<extra></extra>",
+                x=[100 * ns / max(1, view.whole.lasting_ns)
+                   for ns, view in zip(times_ns, views, strict=True)],
+                customdata=[ns / 1e6 for ns in times_ns], name=name, marker=marker,
+                hovertemplate=name + ": %{x:.2f} % of the step, %{customdata:,.2f} ms"
+                "<extra></extra>",
             )
         )  # fmt: skip
-    return _stacked(figure, len(views), top_px=20 + _LEGEND_ROW_PX * -(-len(keys) // 2))
-
-
-def _stacked(figure: go.Figure, num_views: int, *, top_px: int) -> go.Figure:
-    """Bars of shares of the step, one a timeline, with so many pixels for the legend."""
+    top_px = 20 + _LEGEND_ROW_PX * -(-len(keys) // 2)
     figure.update_layout(
-        barmode="stack", height=80 + top_px + 55 * num_views,
+        barmode="stack", height=80 + top_px + 55 * len(views),
         xaxis={"title": {"text": "% of the step"}},
         yaxis={"autorange": "reversed"}, legend={**_LEGEND_ABOVE, "maxheight": top_px},
         margin={"l": 90, "r": 30, "t": top_px, "b": 45},
     )  # fmt: skip
     return figure
-
-
-def _path_shares(view: View) -> dict[str, float]:
-    """By task kind, else by queue; the largest first."""
-    ops = {op.op_id: op for op in view.schedule.ops}
-    pieces = critical_path(view.schedule, view.timeline)
-    found: dict[str, int] = {}
-    for piece in pieces:
-        op = ops[piece.op_id] if piece.op_id is not None else None
-        if op is None:
-            key = "latency"
-        else:
-            key = op.label.kind if isinstance(op, Compute) else op.stream.queue
-        found[key] = found.get(key, 0) + piece.end_ns - piece.start_ns
-    whole_ns = max(1, view.whole.lasting_ns)
-    return {key: ns / whole_ns for key, ns in sorted(found.items(), key=lambda i: -i[1])}
 
 
 def traffic_figure(schedule: Schedule, residence: Residence) -> go.Figure:
@@ -178,7 +156,7 @@ def kinds_figure(views: Sequence[View], comparison: Comparison | None) -> go.Fig
                 one[view.name] += float(lasting[i])
     names = sorted(busy, key=lambda name: max(busy[name].values()))
     longest_ns = max(max(found.values()) for found in busy.values())
-    unit_ns, unit = (1e9, "s") if longest_ns > _LONG_NS else (1e6, "ms")
+    unit_ns, unit = time_unit(longest_ns)
     figure = go.Figure()
     for view in reversed(views):
         times = [busy[name][view.name] / unit_ns for name in names]

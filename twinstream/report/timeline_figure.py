@@ -13,17 +13,12 @@ from plotly.subplots import make_subplots
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.report.bars import Bar
 from twinstream.report.memory import memory_curve, memory_samples
-from twinstream.report.palette import (
-    OTHER_COLOUR,
-    ROLE_COLOURS,
-    TASK_COLOURS,
-    readable,
-    task_colour,
-)
-from twinstream.report.view import Span, View, size_unit
+from twinstream.report.palette import OTHER_COLOUR, ROLE_COLOURS, TASK_COLOURS, task_colour
+from twinstream.report.view import Span, View, size_unit, time_unit
 from twinstream.schedule.analysis.resource_use import use_over_time
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
+from twinstream.screens.tables import readable
 
 _NUM_POINTS = 500
 _RATES = {
@@ -35,8 +30,6 @@ _RATES = {
 _ROW_PX, _STRIP_PX, _AREA_PX, _BETWEEN_PX, _EDGES_PX = 34, 26, 190, 36, 75
 _USE = "Use of links and memories, % of what the machine reaches"
 _FAR = 3  # a cap so many times what is taken is told, not drawn
-_LONG_NS = 5_000_000_000
-_SECOND_NS, _MS_NS = 1_000_000_000, 1_000_000
 ROLES: tuple[Role, ...] = get_args(Role)
 Floats = NDArray[np.float64]
 
@@ -56,12 +49,6 @@ class _Axis:
 
     unit_ns: int
     name: str
-
-    @staticmethod
-    def of(span: Span) -> "_Axis":
-        if span.lasting_ns > _LONG_NS:
-            return _Axis(_SECOND_NS, "s")
-        return _Axis(_MS_NS, "ms")
 
     def place(self, moments_ns: object, span: Span) -> Floats:
         return (np.asarray(moments_ns, np.float64) - span.start_ns) / self.unit_ns
@@ -83,7 +70,7 @@ def timeline_figure(shown: Sequence[Shown], machine: Machine) -> go.Figure:
         rows=len(rows), cols=1, shared_xaxes=True, subplot_titles=rows,
         row_heights=heights, vertical_spacing=_BETWEEN_PX / height,
     )  # fmt: skip
-    axis = _Axis.of(shown[0].span)
+    axis = _Axis(*time_unit(shown[0].span.lasting_ns))
     for row, one in enumerate(shown, start=1):
         _add_gantt(figure, one, axis, row)
     _add_memory(figure, shown, axis, len(shown) + 1, DEVICE)

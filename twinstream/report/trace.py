@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from twinstream.report.bars import shrunk
 from twinstream.report.memory import memory_curve, memory_samples
-from twinstream.report.palette import readable
 from twinstream.report.view import Span, View, stream_name
+from twinstream.schedule.analysis.comparison import kind_of
 from twinstream.schedule.analysis.resource_use import use_over_time
-from twinstream.schedule.comparison import kind_of
 from twinstream.schedule.files import write_bytes
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.screens.tables import readable
 
 MOST_OPS = 40_000  # of each timeline
 _NUM_POINTS = 1000
@@ -32,10 +33,10 @@ def trace_of(views: Sequence[View], most_ops: int = MOST_OPS) -> dict[str, Any]:
 
     Ops are slices; waits are flow arrows; live bytes by role, and use of the links, are counters
     (means or fullest moments of a thousandth). Steps begin at the same time in all processes. Of
-    a timeline with more ops than `most_ops` only a window around the middle is written;
+    a timeline with more ops than `most_ops` only a window around its loss is written;
     `otherData` tells.
     """
-    spans = [_window(view, most_ops) for view in views]
+    spans = [shrunk(view, view.whole, most_ops) for view in views]
     # What runs before a span begins leads; time 0 is the start of the longest lead.
     leads = [span.start_ns - _first_ns(view, span) for view, span in zip(views, spans, strict=True)]
     events: list[Event] = []
@@ -59,17 +60,6 @@ def write_trace(trace: dict[str, Any], path: Path) -> None:
     """
     content = json.dumps(trace, separators=(",", ":")).encode()
     write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content, path)
-
-
-def _window(view: View, most_ops: int) -> Span:
-    """The whole pass, or as much of its middle as has at most so many ops."""
-    whole = view.whole
-    middle, half = (whole.start_ns + whole.end_ns) // 2, whole.lasting_ns // 2
-    span = whole
-    while len(view.schedule.ops) > most_ops and len(view.within(span)) > most_ops and half > 1:
-        half = half * 9 // 10
-        span = Span(middle - half, middle + half)
-    return span
 
 
 def _shown(view: View, span: Span) -> list[int]:

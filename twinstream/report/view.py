@@ -6,20 +6,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.schedule.analysis.comparison import require_timeline_of
 from twinstream.schedule.analysis.idle import IdleInterval, idle_intervals
 from twinstream.schedule.analysis.resource_use import bytes_by_op
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 
 Times = NDArray[np.int64]
-
-
-class TimelineOfAnother(TwinstreamError):
-    """A timeline has other ops than the schedule it is to be shown with."""
+_LONG_NS = 5e9
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,7 @@ class View:
     """The last pass of a timeline; `name` is `predicted` or `measured`."""
 
     def __init__(self, name: str, schedule: Schedule, timeline: Timeline) -> None:
-        if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
-            raise TimelineOfAnother(
-                f"the {name} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
-                f"{len(schedule.ops)} in its order; make it from this schedule"
-            )
+        require_timeline_of(schedule, timeline, name)
         self.name, self.schedule, self.timeline = name, schedule, timeline
         self.start_ns: Times = np.asarray(timeline.passes[-1].start_ns, np.int64)
         self.end_ns: Times = np.asarray(timeline.passes[-1].end_ns, np.int64)
@@ -108,6 +101,11 @@ class View:
 
 def stream_name(op: Op) -> str:
     return op.stream.queue if op.stream.device == 0 else f"{op.stream.queue}, {op.stream.device}"
+
+
+def time_unit(lasting_ns: float) -> tuple[int, str]:
+    """Seconds, or ms of what is shorter than five."""
+    return (10**9, "s") if lasting_ns > _LONG_NS else (10**6, "ms")
 
 
 def size_unit(schedule: Schedule) -> tuple[int, str]:

@@ -1,4 +1,7 @@
-"""The base of every error that a user can act on."""
+"""The base of every error that a user can act on, and what several of them say."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class TwinstreamError(Exception):
@@ -38,6 +41,16 @@ def require_whole(name: str, value: object, least: int, most: int) -> None:
         raise ArgumentError(
             f"{name} needs a whole number from {least} to {most}, got {value!r:.60}"
         )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """A hint at the known name that was probably meant; None if none is near.
+
+    >>> did_you_mean("H1000", ["h100", "cpu"])
+    "did you mean 'h100'?"
+    """
+    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else None
 
 
 def _made_again(

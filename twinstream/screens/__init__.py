@@ -1,0 +1,1 @@
+"""Numbers as tables and lines of a terminal."""

@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.explanation import Explanation, Recomputed
-from twinstream.measures.metrics import Summary, rate_text
+from twinstream.measures.explanation import Explanation, Recomputed, explain
+from twinstream.measures.metrics import Summary, rate_text, summarize
 from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
-from twinstream.measures.uncertainty import Uncertainty, prediction_notes
+from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
 from twinstream.models.demand.attention_limits import nondeterministic_kernels
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -19,8 +19,8 @@ from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.screens.tables import (
-    QUEUE_NAMES,
     nondeterminism_notes,
+    readable,
     seconds,
     sequences_text,
     speed_text,
@@ -34,14 +34,16 @@ _MOST_OF_HOST = 0.9
 
 
 def plan_screen(
-    schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
+    schedule: Schedule, timeline: Timeline, machine: Machine, plan_seconds: float | None = None
 ) -> Group:
-    """One plan: speed and gaps, what limits it, what it moves and keeps where, what to buy."""
+    """One plan on a machine: speed and gaps, what limits it, what it moves and keeps where."""
+    summary = summarize(schedule, timeline, machine, plan_seconds)
+    explanation = explain(schedule, timeline, machine)
     work = schedule.workload
     parts: list[RenderableType] = [
         f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}",
         f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}",
-        _headlines(schedule, summary, explanation, uncertainty),
+        _headlines(schedule, summary, explanation, machine),
         _residence_table(explanation.residence, schedule.caps),
     ]
     if any(price.saves_s_per_step for price in explanation.prices):
@@ -63,15 +65,15 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
 
 
 def _headlines(
-    schedule: Schedule, summary: Summary, explanation: Explanation, uncertainty: Uncertainty
+    schedule: Schedule, summary: Summary, explanation: Explanation, machine: Machine
 ) -> Table:
     table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     cold = seconds(summary.cold_step_time_s)
     table.add_row("step time", f"{seconds(summary.step_time_s)} ({cold} from a cold start)")
-    table.add_row("throughput", speed_text(summary, uncertainty))
-    peak = f"of the {schedule.model.spec['dtype']} peak of {schedule.machine.name}"
+    table.add_row("throughput", speed_text(summary, uncertainty_of(machine, schedule)))
+    peak = f"of the {schedule.model.spec['dtype']} peak of {machine.name}"
     table.add_row("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%} {peak}")
     bound = schedule.bound
     if bound is not None and summary.gap is not None:
@@ -82,12 +84,11 @@ def _headlines(
         if bound.fixed:
             shown += f"\nof plans with {', '.join(bound.fixed)}"
         table.add_row("lower bound", shown)
-        limits = (QUEUE_NAMES.get(limit, limit) for limit in explanation.limits)
-        table.add_row("limited by", ", ".join(limits) or "-")
+        limits = ", ".join(map(readable, explanation.limits))
+        table.add_row("limited by", limits or "-")
     table.add_row("compute waits", _waits(explanation))
-    queues = QUEUE_NAMES | {"compute": "inside the device"}
     moved = ", ".join(
-        f"{gib(size)} {queues.get(queue, queue)}"
+        f"{gib(size)} {'inside the device' if queue == 'compute' else readable(queue)}"
         for queue, size in explanation.copied_bytes.items()
     )
     table.add_row("copied per step", moved or "nothing")
@@ -106,7 +107,7 @@ def _waits(explanation: Explanation) -> str:
     if not idle:
         return "never"
     causes = ", ".join(
-        f"{QUEUE_NAMES.get(cause, cause)} {share:.1%}"
+        f"{readable(cause)} {share:.1%}"
         for cause, share in sorted(idle.items(), key=lambda item: -item[1])
     )
     return f"{sum(idle.values()):.1%} of the step, for {causes}"
@@ -178,7 +179,7 @@ def _prices_table(explanation: Explanation, step_s: float) -> Group:
             if unit == "GiB" and price.saves_s_per_step > step_s:
                 unit, share = "MiB", _MIB / _GIB
             table.add_row(
-                f"one more {unit} of {QUEUE_NAMES.get(thing, thing)}",
+                f"one more {unit} of {readable(thing)}",
                 f"+{share * price.adds_tokens_per_s:,.1f} tokens/s",
                 f"saves {seconds(share * price.saves_s_per_step)} a step",
             )

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from twinstream.measures.metrics import Summary, rate_text
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.schedule.comparison import Pair
+from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance

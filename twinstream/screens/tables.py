@@ -10,28 +10,39 @@ from rich.console import Group
 from rich.table import Table
 
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
-from twinstream.measures.explanation import limits_of
 from twinstream.measures.metrics import Summary, rate_text
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.models.demand.attention_limits import nondeterministic_kernels
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.comparison import Comparison, GroupComparison, Pair
-from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 
-QUEUE_NAMES = {
+_NAMES = {
     "h2d": "H2D",
     "d2h": "D2H",
-    "h2d_inputs": "inputs",
-    "h2d_context": "context",
-    "d2h_loss": "the loss",
-    "host_compute": "the host CPU",
+    "h2d_inputs": "H2D inputs",
+    "h2d_context": "H2D context",
+    "d2h_loss": "D2H loss",
+    "host_compute": "host CPU",
+    "hbm": "HBM",
+    "host_dram": "host DRAM",
+    "pcie": "PCIe, both ways",
 }
 
 _MAX_LOSSES = 20
+
+
+def readable(name: str) -> str:
+    """How people call a queue, a resource, a role or a kind of task.
+
+    >>> readable("optimizer_step"), readable("h2d")
+    ('optimizer step', 'H2D')
+    """
+    return _NAMES.get(name, name.replace("_", " "))
 
 
 def models_table(models: Sequence[ModelSpec]) -> Group:
@@ -95,29 +106,6 @@ def probed_table(machine: Machine) -> Group:
     return Group(f"{machine.name}: {machine.description}", f"Source: {shared}", table)
 
 
-def summary_table(
-    summary: Summary, schedule: Schedule, peak_of: str, uncertainty: Uncertainty
-) -> Group:
-    """Headline figures of a prediction, with its uncertainty."""
-    rows = {
-        "step time": f"{seconds(summary.step_time_s)} "
-        f"({seconds(summary.cold_step_time_s)} from a cold start)",
-        "throughput": speed_text(summary, uncertainty),
-        "MFU, HFU": f"{summary.mfu:.1%}, {summary.hfu:.1%} of the "
-        f"{schedule.model.spec['dtype']} peak of {peak_of}",
-        **planned_rows(summary, schedule),
-    }
-    if names := nondeterministic_kernels(schedule):
-        rows["not deterministic"] = ", ".join(names)
-    if schedule.bound is not None and summary.gap is not None:
-        rows |= _bound_rows(schedule.bound, summary.gap)
-    table = Table(box=box.SIMPLE, show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
-    return Group(f"{what}: {workload_line(schedule.workload)}", table)
-
-
 def planned_rows(summary: Summary, schedule: Schedule) -> dict[str, str]:
     """What follows from a schedule alone, run or not."""
     caps = schedule.caps
@@ -126,21 +114,6 @@ def planned_rows(summary: Summary, schedule: Schedule) -> dict[str, str]:
         "host memory": _of_cap(summary.host_peak_bytes, caps.host_bytes),
         "copied per step": f"{gib(summary.h2d_bytes)} H2D, {gib(summary.d2h_bytes)} D2H",
         "recomputed": f"{summary.recompute_fraction:.1%} of the FLOPs",
-    }
-
-
-def _bound_rows(bound: StepBound, gap: float) -> dict[str, str]:
-    """How good the plan is, and what would help: seconds saved by one more unit of a thing."""
-    prices = {
-        "GiB of device memory": bound.device_s_per_gib,
-        "GiB of host memory": bound.host_s_per_gib,
-        **{f"GB/s of {link}": price for link, price in bound.link_s_per_gb_per_s.items()},
-    }
-    saved = [f"one more {what} saves {seconds(price)}" for what, price in prices.items() if price]
-    return {
-        "lower bound": f"{seconds(bound.step_s)}; this step is {gap:.1%} above it",
-        "limited by": ", ".join(QUEUE_NAMES.get(name, name) for name in limits_of(bound)) or "-",
-        "worth buying": "\n".join(saved) or "-",
     }
 
 

@@ -1,17 +1,17 @@
 """One cell of a sweep: plan, predict, and what came of it as a row."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from twinstream import api
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.planner import Planner
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.timeline import Timeline
 from twinstream.sweep.config import Cell
 
 Row = dict[str, Any]
@@ -24,19 +24,19 @@ FIGURES = (
     "planned_chunk_tokens", "expected_error_mean", "expected_error_kind",
 )  # fmt: skip
 OUTCOME = (
-    "status", "reason", "plan_of", "smallest_device_bytes", "smallest_host_bytes", "less_may_do",
+    "status", "reason", "plan_of", "enough_device_bytes", "enough_host_bytes", "less_may_do",
     "seconds",
 )  # fmt: skip
 
 
-def run_cell(cell: Cell) -> Row:
+def run_cell(cell: Cell, planner: Planner) -> Row:
     """Plan and simulate a cell; caps that are too small are a row, too."""
     start_s = time.perf_counter()
     row: Row
     try:
-        known = [] if cell.beside is None else [_planned(cell.beside, [])]
-        schedule = _planned(cell, known)
-        row = {"status": OK, **_figures(cell, schedule, api.simulate(schedule, cell.machine))}
+        known = [] if cell.beside is None else [planner.plan(cell.beside.request)]
+        schedule = planner.plan(cell.request, known)
+        row = {"status": OK, **_figures(schedule, cell.request.machine)}
         if cell.beside is not None and schedule.ops is known[0].ops:
             row["reason"] = f"the plan of {_differing(cell.beside, cell)} is faster than its own"
             row["plan_of"] = cell.beside.key
@@ -44,20 +44,13 @@ def run_cell(cell: Cell) -> Row:
         found = error.shortage
         row = {
             "status": INFEASIBLE, "reason": str(error),
-            "smallest_device_bytes": found.smallest_device_bytes,
-            "smallest_host_bytes": found.smallest_host_bytes,
-            "less_may_do": not found.smallest,
+            "enough_device_bytes": found.enough_device_bytes,
+            "enough_host_bytes": found.enough_host_bytes,
+            "less_may_do": found.less_may_do,
         }  # fmt: skip
     except TwinstreamError as error:
         row = {"status": REFUSED, "reason": str(error)}
     return {**row, **_about(cell), "seconds": round(time.perf_counter() - start_s, 3)}
-
-
-def _planned(cell: Cell, known: Sequence[Schedule]) -> Schedule:
-    return api.plan(
-        cell.spec, cell.machine, step=cell.step, device_mem=cell.caps.device_bytes,
-        host_mem=cell.caps.host_bytes, policy=cell.policy, choices=cell.choices, known=known,
-    )  # fmt: skip
 
 
 def _differing(cell: Cell, other: Cell) -> str:
@@ -75,10 +68,11 @@ def _about(cell: Cell) -> Row:
     return {"key": cell.key, **cell.values}
 
 
-def _figures(cell: Cell, schedule: Schedule, timeline: Timeline) -> Row:
-    summary = summarize(schedule, timeline, cell.machine)
-    explanation = explain(schedule, timeline, cell.machine)
-    work, uncertainty = schedule.workload, uncertainty_of(cell.machine, schedule)
+def _figures(schedule: Schedule, machine: Machine) -> Row:
+    timeline = api.simulate(schedule, machine)
+    summary = summarize(schedule, timeline, machine)
+    explanation = explain(schedule, timeline, machine)
+    work, uncertainty = schedule.workload, uncertainty_of(machine, schedule)
     found = {
         **summary.model_dump(),
         "model_tflop_per_s": schedule.model_flops / summary.step_time_s / 1e12,

@@ -9,19 +9,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from twinstream import api
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import model_ref
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.choices import EFFORTS, OPEN, Choices
-from twinstream.planner.kernel_choice import usual_recipe
-from twinstream.planner.plan import UnknownPolicyError
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import policy_names
-from twinstream.schedule.document import Caps
+from twinstream.planner.choices import EFFORTS
+from twinstream.planner.policies import UnknownPolicyError, policy_names
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError, parse_bytes
 from twinstream.sweep.sources import sources_hash
@@ -48,27 +44,23 @@ class Cell:
     """
 
     values: Mapping[str, Value]
-    spec: ModelSpec
-    machine: Machine
-    caps: Caps
-    step: TrainingStep
-    policy: str
-    choices: Choices = OPEN
+    request: PlanRequest
     beside: "Cell | None" = None
 
     @property
     def key(self) -> str:
-        error = self.machine.expected_error  # of the figures, though no plan follows from it
+        asked = self.request
+        error = asked.machine.expected_error  # of the figures, though no plan follows from it
         about = {
             "sources": sources_hash(),
-            "model": model_ref(self.spec).content_hash,
-            "machine": self.machine.content_hash,
+            "model": model_ref(asked.spec).content_hash,
+            "machine": asked.machine.content_hash,
             "error": None if error is None else error.model_dump(),
-            "caps": self.caps.model_dump(),
-            "step": [getattr(self.step, name) for name in _COUNTS],
-            "recipe": self.step.recipe.model_dump(mode="json"),
-            "policy": self.policy,
-            "effort": self.choices.effort,
+            "caps": asked.caps.model_dump(),
+            "step": [getattr(asked.step, name) for name in _COUNTS],
+            "recipe": asked.recipe.model_dump(mode="json"),
+            "policy": asked.policy,
+            "effort": asked.choices.effort,
         }
         canonical = json.dumps(about, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -216,18 +208,14 @@ class _Loader:
         model = str(values["model"])
         if model not in self._specs:
             self._specs[model] = load_model(self._path(model))
-        spec, machine = self._specs[model], self._machine(values)
-        caps = api.caps_of(machine, _size(values, "device_mem"), _size(values, "host_mem"))
-        seq_len, tokens, chunk_tokens, chunks = (
-            int(values[name]) if name in values else None for name in _COUNTS
-        )
-        assert seq_len is not None
-        recipe = usual_recipe(machine, spec)
-        step = TrainingStep(seq_len, tokens, chunk_tokens, chunks, recipe=recipe)
-        policy = str(values.get("policy", api.DEFAULT_POLICY))
-        effort = values.get("effort")
-        choices = Choices.of_effort(policy, None if effort is None else str(effort))
-        return Cell(values, spec, machine, caps, step, policy, choices)
+        counts: dict[str, Any] = {name: values[name] for name in _COUNTS if name in values}
+        request = PlanRequest.of(
+            self._specs[model], self._machine(values), step=TrainingStep(**counts),
+            device_mem=_size(values, "device_mem"), host_mem=_size(values, "host_mem"),
+            policy=str(values.get("policy", DEFAULT_POLICY)),
+        )  # fmt: skip
+        effort: Any = values.get("effort", "normal")
+        return Cell(values, request.with_effort(effort))
 
     def _machine(self, values: Mapping[str, Value]) -> Machine:
         changes = {

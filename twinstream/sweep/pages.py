@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from twinstream.report.page import Card, Page, Section, Table, html_of
-from twinstream.report.palette import readable, series
+from twinstream.report.palette import series
+from twinstream.screens.tables import readable
 from twinstream.sweep.cell import BUG, INFEASIBLE, OK
 from twinstream.sweep.certainty import error_text, errors_note, ranking_note
 from twinstream.sweep.config import SweepConfig

@@ -68,7 +68,7 @@ def beside_the_faster(slower: Iterable[Slower]) -> list[Cell]:
 
     Other policies have fixed rules, and what comes of these is what their rows are to show.
     """
-    mine = {one.cell.key: one for one in slower if one.cell.policy == "optimal"}
+    mine = {one.cell.key: one for one in slower if one.cell.request.policy == "optimal"}
     return [replace(one.cell, beside=one.planned_for) for one in mine.values()]
 
 
@@ -88,7 +88,7 @@ def _slower(one: _Planned, fastest_first: Sequence[_Planned]) -> Slower | None:
 
 def _resources(cell: Cell) -> tuple[float, ...]:
     """Of which more should never be slower; a link that no axis varies is the same for all."""
-    caps = cell.caps.device_bytes, cell.caps.host_bytes
+    caps = cell.request.caps.device_bytes, cell.request.caps.host_bytes
     memory = tuple(inf if cap is None else float(cap) for cap in caps)
     return (*memory, *(float(cell.values.get(name, 0.0)) for name in _LINKS))
 

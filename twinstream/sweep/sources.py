@@ -3,15 +3,16 @@
 import hashlib
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from twinstream.planner.policies import GROUP
+
 PACKAGES = (
     "twinstream.hardware_profiles", "twinstream.models", "twinstream.planner",
-    "twinstream.planner.policies", "twinstream.schedule", "twinstream.simulator",
+    "twinstream.schedule", "twinstream.simulator", "twinstream.measures",
 )  # fmt: skip
-MODULES = ("api", "explanation", "metrics", "residence", "uncertainty")  # of the front door
 
 
 @cache
@@ -21,17 +22,22 @@ def sources_hash() -> str:
     Comments count too: to tell them from code would take longer than it may save.
     """
     found = hashlib.sha256(version("highspy").encode())
-    for name, file in _sources():
+    for name, file in sources():
         found.update(f"\n{name}\n".encode() + file.read_bytes())
     return found.hexdigest()
 
 
-def _sources() -> Iterator[tuple[str, Traversable]]:
-    """Names and files, in the same order everywhere."""
-    for package in PACKAGES:
-        modules = (file for file in files(package).iterdir() if file.name.endswith(".py"))
-        for file in sorted(modules, key=lambda file: file.name):
-            yield f"{package}.{file.name}", file
-    for module in MODULES:
-        yield f"twinstream.{module}", files("twinstream") / f"{module}.py"
+def sources() -> Iterator[tuple[str, Traversable]]:
+    """Names and files, in the same order everywhere; registered policies are among them."""
+    registered = {entry.module.rpartition(".")[0] for entry in entry_points(group=GROUP)}
+    for package in sorted({*PACKAGES, *registered} - {""}):
+        yield from _modules(package, files(package))
     yield "twinstream.sweep.cell", files("twinstream.sweep") / "cell.py"
+
+
+def _modules(name: str, folder: Traversable) -> Iterator[tuple[str, Traversable]]:
+    for one in sorted(folder.iterdir(), key=lambda one: one.name):
+        if one.is_dir():
+            yield from _modules(f"{name}.{one.name}", one)
+        elif one.name.endswith(".py"):
+            yield f"{name}.{one.name}", one

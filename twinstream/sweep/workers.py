@@ -1,4 +1,4 @@
-"""Cells in parallel: on the cores of this machine, or on a Ray cluster."""
+"""Planning in parallel: on the cores of this machine, or on a Ray cluster."""
 
 import logging
 import multiprocessing
@@ -7,12 +7,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar, cast
 
+from twinstream.planner.planner import Planner
+from twinstream.simulator.replay import steady_state
 from twinstream.sweep.cell import Row, bug_row, run_cell
 from twinstream.sweep.config import Cell, SweepError
 
@@ -33,35 +34,61 @@ def on_cores(cells: Sequence[Cell], num_jobs: int) -> Iterator[Row]:
 
 
 def in_processes(
-    work: Callable[[_Item], _Result], items: Sequence[_Item], num_jobs: int
+    work: Callable[[_Item, Planner], _Result], items: Sequence[_Item], num_jobs: int
 ) -> Iterator[tuple[_Item, _Result | BaseException]]:
     """(item, what the work returns or raises) as they come; `work` is a module's function.
 
-    The processes end with this one, even if it is killed.
+    Each process has a planner, which it gives to all of its work. They end with this one, even if
+    it is killed.
 
     Raises:
         SweepError: a process died, probably for want of memory.
     """
     context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(num_jobs, context, initializer=end_with_parent) as pool:
+    left = list(reversed(items))
+    at_work: dict[Connection, _Item] = {}
+    processes = []
+    try:
+        with interrupts_held():
+            for _ in range(min(num_jobs, len(items))):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+                processes.append(process)
+                process.start()
+                theirs.close()
+                at_work[ours] = left.pop()
+        for ours, item in at_work.items():
+            ours.send(item)
+        while at_work:
+            for ours in cast("list[Connection]", wait(list(at_work))):
+                item, outcome = at_work.pop(ours), ours.recv()
+                if left:
+                    at_work[ours] = left.pop()
+                    ours.send(at_work[ours])
+                yield item, outcome
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise SweepError(
+            "a process died, probably because memory ran out; what is done is kept: run it again "
+            "with fewer --jobs to continue"
+        ) from None
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _serve(theirs: Connection, work: Callable[[Any, Planner], object]) -> None:
+    """Do one piece of work after the other, as they are sent."""
+    end_with_parent()
+    planner = Planner(steady_state)
+    while True:
+        item = theirs.recv()
         try:
-            with interrupts_held():
-                futures = {pool.submit(work, item): item for item in items}
-            for future in as_completed(futures):
-                error = future.exception()
-                if isinstance(error, BrokenProcessPool):
-                    raise SweepError(
-                        "a process died, probably because memory ran out; what is done is kept: "
-                        "run it again with fewer --jobs to continue"
-                    )
-                yield futures[future], error if error is not None else future.result()
-        except (KeyboardInterrupt, GeneratorExit):  # here, or where the rows are used
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+            outcome = work(item, planner)
+        except Exception as error:
+            outcome = error
+        theirs.send(outcome)
 
 
 @contextmanager
@@ -130,7 +157,7 @@ def _require_listening(address: str) -> None:
 
 
 def _from_ray(ray: Any, cells: Sequence[Cell]) -> Iterator[Row]:
-    remote = ray.remote(num_cpus=1, max_retries=2)(run_cell)
+    remote = ray.remote(num_cpus=1, max_retries=2)(_run_alone)
     left = list(reversed(cells))
     in_flight: dict[Any, Cell] = {}
     while left or in_flight:
@@ -145,3 +172,7 @@ def _from_ray(ray: Any, cells: Sequence[Cell]) -> Iterator[Row]:
                 yield ray.get(reference)
             except ray.exceptions.RayError as error:
                 yield bug_row(cell, error)
+
+
+def _run_alone(cell: Cell) -> Row:
+    return run_cell(cell, Planner(steady_state))

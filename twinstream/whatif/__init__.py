@@ -1,0 +1,1 @@
+"""What throughput hangs on, and what would reach a target."""

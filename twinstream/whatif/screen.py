@@ -8,17 +8,17 @@ from rich.console import Group
 from rich.table import Table as RichTable
 
 from twinstream.measures.metrics import rate_text
+from twinstream.planner.request import PlanRequest
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import lighter
 from twinstream.screens.tables import seconds, speed_text
-from twinstream.whatif.question import Question
 from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
 from twinstream.whatif.target import TargetFound
 
 LESS_COLOUR, MORE_COLOUR = "#D55E00", "#0072B2"
 
 
-def what_if_screen(found: WhatIf, question: Question) -> Group:
+def what_if_screen(found: WhatIf, request: PlanRequest) -> Group:
     """A row per property, those with the largest effect first."""
     changes = [change.change for change in found.sensitivities[0].changes]
     table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -29,7 +29,7 @@ def what_if_screen(found: WhatIf, question: Question) -> Group:
         table.add_row(*_row(one, found.base.tokens_per_s))
     base, uncertainty = found.base, found.uncertainty
     return Group(
-        f"{question.spec.name} on {question.machine.name}, policy {found.policy}, "
+        f"{request.spec.name} on {request.machine.name}, policy {found.policy}, "
         f"{found.tokens_per_step:,} tokens a step: {speed_text(base, uncertainty)} "
         f"({seconds(base.step_time_s)} a step)",
         "", "Tokens/s when a property changes and the step is planned again",
@@ -57,7 +57,7 @@ def _gain(change: Change, base_tokens_per_s: float) -> str:
     return f"{change.tokens_per_s / base_tokens_per_s - 1:+z.1%}"
 
 
-def target_screen(found: TargetFound, question: Question) -> Group:
+def target_screen(found: TargetFound, request: PlanRequest) -> Group:
     """A row per property: the smallest value that reaches the target."""
     table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, side in (("", "left"), ("now", "right"), ("needs", "right"), ("tokens/s", "right")):
@@ -70,9 +70,9 @@ def target_screen(found: TargetFound, question: Question) -> Group:
         reached = rate_text(one.tokens_per_s) + at
         table.add_row(one.name, f"{one.now:,.4g} {one.unit}", needs, reached)
     notes = []
-    if question.quickly() != question:
+    if request.with_effort("quick") != request:
         notes.append(
-            f"Searched with quick effort, confirmed with {question.choices.effort}: a little less "
+            f"Searched with quick effort, confirmed with {request.choices.effort}: a little less "
             "may do. --effort quick only searches."
         )
     if any(one.less_may_do for one in found.found):
@@ -80,7 +80,7 @@ def target_screen(found: TargetFound, question: Question) -> Group:
     uncertainty = found.uncertainty
     share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
     return Group(
-        f"{question.spec.name} on {question.machine.name}, policy {question.policy}: now "
+        f"{request.spec.name} on {request.machine.name}, policy {request.policy}: now "
         f"{speed_text(found.base, uncertainty)}; the target is "
         f"{rate_text(found.target_tokens_per_s)}, {share:.1%} of what",
         "compute could do if it never waited and nothing were recomputed "
@@ -147,7 +147,7 @@ def _most_gain(found: WhatIf) -> Card:
     return Card("largest gain", f"{name} {change:+.0%}", told)
 
 
-def what_if_html(found: WhatIf, question: Question) -> str:
+def what_if_html(found: WhatIf, request: PlanRequest) -> str:
     """The tornado chart and the table as one page."""
     base, uncertainty = found.base, found.uncertainty
     rows = [_row(one, base.tokens_per_s) for one in found.sensitivities]
@@ -155,7 +155,7 @@ def what_if_html(found: WhatIf, question: Question) -> str:
     columns = ["property", "now", *changes, "price, tokens/s", "10 % of it"]
     return html_of(
         Page(
-            f"What if: {question.spec.name} on {question.machine.name}",
+            f"What if: {request.spec.name} on {request.machine.name}",
             f"{found.tokens_per_step:,} tokens a step, policy {found.policy}; every change is "
             "planned again.",
             [

@@ -7,11 +7,20 @@ from pydantic import NonNegativeFloat
 
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import PlanRequest
+from twinstream.planner.warm_start import fits
 from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.sweep.workers import in_processes
-from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
+from twinstream.whatif.properties import (
+    Property,
+    changed,
+    properties_of,
+    value_of,
+    yield_of,
+)
 
 DEFAULT_CHANGES = (-0.5, -0.1, 0.1, 1.0)
 
@@ -57,7 +66,7 @@ class _Series:
     plan is wanted back if it yields more than that with nothing changed.
     """
 
-    question: Question
+    request: PlanRequest
     one: Property
     changes: Sequence[float]
     known: tuple[Schedule, ...] = ()
@@ -68,7 +77,7 @@ class _Series:
 class _Unchanged:
     """The plan to start from, run as it is with a property changed."""
 
-    question: Question
+    request: PlanRequest
     one: Property
     change: float
     plan: Schedule
@@ -81,7 +90,8 @@ class _Answered:
 
 
 def what_if(
-    question: Question,
+    planner: Planner,
+    request: PlanRequest,
     changes: Sequence[float] = DEFAULT_CHANGES,
     num_jobs: int = 1,
     on_plan: Callable[[], None] = lambda: None,
@@ -95,8 +105,10 @@ def what_if(
     Raises:
         TwinstreamError: the plan to start from cannot be made.
     """
-    schedule, base = question.planned()
-    properties = properties_of(question)
+    schedule = planner.plan(request)
+    request = request.with_tokens(schedule.workload.tokens_per_step)  # so that answers compare
+    base = yield_of(schedule, request)
+    properties = properties_of(request)
     orders = {
         better: [(one, _from_the_worst(one, changes, better=better)) for one in properties]
         for better in (False, True)
@@ -106,7 +118,7 @@ def what_if(
     def answer(series: list[_Series]) -> list[Schedule]:
         """Plans that beat what they were to."""
         faster = []
-        for one, outcome in in_processes(_answer, series, max(1, min(num_jobs, len(series)))):
+        for one, outcome in in_processes(_answer, series, max(1, num_jobs)):
             if isinstance(outcome, BaseException):
                 raise outcome
             for change in outcome.changes:
@@ -116,23 +128,24 @@ def what_if(
         return faster
 
     worse = [
-        _Series(question, one, order, beat_tokens_per_s=base.tokens_per_s)
+        _Series(request, one, order, beat_tokens_per_s=base.tokens_per_s)
         for one, order in orders[False]
         if order
     ]
-    schedule, base = question.best_of(schedule, answer(worse))
+    schedule = planner.fastest_of(schedule, answer(worse), request)
+    base = yield_of(schedule, request)
     answers |= _faster_unchanged(worse, schedule, answers, max(1, num_jobs))
-    answer([_Series(question, one, order, (schedule,)) for one, order in orders[True] if order])
+    answer([_Series(request, one, order, (schedule,)) for one, order in orders[True] if order])
     found = [
-        _sensitivity(question, schedule, base, one, [answers[one.name, c] for c in changes])
+        _sensitivity(request, schedule, base, one, [answers[one.name, c] for c in changes])
         for one in properties
     ]
     return WhatIf(
         base=base,
-        policy=question.policy,
+        policy=request.policy,
         tokens_per_step=schedule.workload.tokens_per_step,
         sensitivities=tuple(sorted(found, key=lambda s: -effect(s, base))),
-        uncertainty=uncertainty_of(question.machine, schedule),
+        uncertainty=uncertainty_of(request.machine, schedule),
     )
 
 
@@ -143,7 +156,7 @@ def _faster_unchanged(
     num_jobs: int,
 ) -> dict[tuple[str, float], Change]:
     """Where the plan to start from, as it is, is faster than what was planned for a worse value."""
-    unchanged = [_Unchanged(s.question, s.one, change, plan) for s in worse for change in s.changes]
+    unchanged = [_Unchanged(s.request, s.one, change, plan) for s in worse for change in s.changes]
     faster = {}
     for one, tokens_per_s in in_processes(_yield_unchanged, unchanged, num_jobs):
         if isinstance(tokens_per_s, BaseException):
@@ -160,9 +173,9 @@ def _from_the_worst(one: Property, changes: Sequence[float], *, better: bool) ->
     return sorted((c for c in changes if (c * sign > 0) == better), key=lambda c: c * sign)
 
 
-def num_plans(question: Question, changes: Sequence[float]) -> int:
+def num_plans(request: PlanRequest, changes: Sequence[float]) -> int:
     """How many plans `what_if` makes beyond the first."""
-    return len(properties_of(question)) * len(changes)
+    return len(properties_of(request)) * len(changes)
 
 
 def effect(one: Sensitivity, base: Summary) -> float:
@@ -170,41 +183,43 @@ def effect(one: Sensitivity, base: Summary) -> float:
     return max(abs((c.tokens_per_s or 0.0) - base.tokens_per_s) for c in one.changes)
 
 
-def _answer(series: _Series) -> _Answered:
+def _answer(series: _Series, planner: Planner) -> _Answered:
     found: list[Change] = []
     known = series.known
     for change in series.changes:
+        request = changed(series.request, series.one, 1 + change)
         try:
-            schedule, summary = changed(series.question, series.one, 1 + change).planned(known)
+            known = (planner.plan(request, known),)
         except TwinstreamError as error:
             found.append(Change(change=change, tokens_per_s=None, reason=str(error)))
             continue
-        found.append(Change(change=change, tokens_per_s=summary.tokens_per_s))
-        known = (schedule,)
-    last, beat = (known[0] if known else None), series.beat_tokens_per_s
-    if last is None or beat is None or series.question.tokens_per_s(last) <= beat:
+        speed = yield_of(known[0], request).tokens_per_s
+        found.append(Change(change=change, tokens_per_s=speed))
+    beat = series.beat_tokens_per_s
+    if not known or beat is None or yield_of(known[0], series.request).tokens_per_s <= beat:
         return _Answered(found, None)
-    return _Answered(found, last)
+    return _Answered(found, known[0])
 
 
-def _yield_unchanged(unchanged: _Unchanged) -> float | None:
+def _yield_unchanged(unchanged: _Unchanged, planner: Planner) -> float | None:
     """Tokens/s; None where the plan does not fit."""
-    question = changed(unchanged.question, unchanged.one, 1 + unchanged.change)
-    return question.tokens_per_s(unchanged.plan) if question.fits(unchanged.plan) else None
+    request = changed(unchanged.request, unchanged.one, 1 + unchanged.change)
+    fitting = fits(unchanged.plan, request.caps)
+    return yield_of(unchanged.plan, request).tokens_per_s if fitting else None
 
 
 def _sensitivity(
-    question: Question,
+    request: PlanRequest,
     schedule: Schedule,
     base: Summary,
     one: Property,
     answers: Sequence[Change],
 ) -> Sensitivity:
-    saves_s = _saved_s(question, schedule.bound, one)
+    saves_s = _saved_s(request, schedule.bound, one)
     return Sensitivity(
         name=one.name,
         unit=one.unit,
-        value=value_of(question, one) / one.unit_size,
+        value=value_of(request, one) / one.unit_size,
         price_tokens_per_s=None
         if saves_s is None
         else max(0.0, saves_s) * base.tokens_per_s / base.step_time_s,
@@ -213,7 +228,7 @@ def _sensitivity(
     )
 
 
-def _saved_s(question: Question, bound: StepBound | None, one: Property) -> float | None:
+def _saved_s(request: PlanRequest, bound: StepBound | None, one: Property) -> float | None:
     """Seconds of the step that one more unit saves, by the bound.
 
     The bound's prices of links are for what they reach; the profile's numbers are nominal.
@@ -224,5 +239,5 @@ def _saved_s(question: Question, bound: StepBound | None, one: Property) -> floa
         prices = {"device": bound.device_s_per_gib, "host": bound.host_s_per_gib}
         return prices.get(one.price_of)
     (field,) = one.fields
-    reached = question.machine.rate(field) / question.machine.number(field)
+    reached = request.machine.rate(field) / request.machine.number(field)
     return bound.link_s_per_gb_per_s[one.price_of] * reached

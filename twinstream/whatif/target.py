@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
 from math import log
 
@@ -10,13 +9,20 @@ from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
-from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import PlanRequest
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.sweep.workers import in_processes
-from twinstream.whatif.question import Property, Question, changed, properties_of, value_of
+from twinstream.whatif.properties import (
+    Property,
+    changed,
+    properties_of,
+    value_of,
+    yield_of,
+)
 
 SEARCHED = ("device memory", "host memory", "PCIe, all three")
 _CLOSE = 1.02
@@ -106,7 +112,7 @@ def target_of(text: str, limit_tokens_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class _Search:
-    question: Question
+    request: PlanRequest
     one: Property
     target_tokens_per_s: float
     reached_now: bool
@@ -115,37 +121,38 @@ class _Search:
 
 
 def search_target(
-    question: Question,
-    planned: tuple[Schedule, Summary],
+    planner: Planner,
+    request: PlanRequest,
     text: str,
     num_jobs: int = 1,
     on_found: Callable[[], None] = lambda: None,
 ) -> TargetFound:
     """Search the smallest device memory, host memory and link, each alone, for a target.
 
-    The search is with quick effort; what it finds is confirmed with the effort of the question.
-    More of each is not slower than less of it that was too slow.
+    The search is with quick effort; what it finds is confirmed with the effort of the request.
 
     Args:
-        question: what to plan.
-        planned: its plan, as `question.planned` makes it.
+        planner: of the plan with nothing changed.
+        request: what to plan.
         text: the target, as `target_of` reads it.
         num_jobs: processes.
         on_found: called after each.
 
     Raises:
-        TwinstreamError: the target cannot be read.
+        TwinstreamError: the target cannot be read, or the plan with nothing changed not be made.
     """
-    schedule, base = planned
-    limit = compute_limit(schedule, question.machine)
+    schedule = planner.plan(request)
+    request = request.with_tokens(schedule.workload.tokens_per_step)
+    base = yield_of(schedule, request)
+    limit = compute_limit(schedule, request.machine)
     target = target_of(text, limit)
     reached = base.tokens_per_s >= target
     searches = [
-        _Search(question, one, target, reached, base.tokens_per_s, schedule)
-        for one in _searched_of(question)
+        _Search(request, one, target, reached, base.tokens_per_s, schedule)
+        for one in _searched_of(request)
     ]
     found: dict[str, Reached] = {}
-    for search, outcome in in_processes(_searched, searches, min(num_jobs, len(searches))):
+    for search, outcome in in_processes(_searched, searches, num_jobs):
         if isinstance(outcome, BaseException):
             raise outcome
         found[search.one.name] = outcome
@@ -155,45 +162,31 @@ def search_target(
         compute_limit_tokens_per_s=limit,
         base=base,
         found=tuple(found[search.one.name] for search in searches),
-        uncertainty=uncertainty_of(question.machine, schedule),
+        uncertainty=uncertainty_of(request.machine, schedule),
     )
 
 
-def num_searches(question: Question) -> int:
+def num_searches(request: PlanRequest) -> int:
     """How many properties `search_target` searches."""
-    return len(_searched_of(question))
+    return len(_searched_of(request))
 
 
-def _searched_of(question: Question) -> list[Property]:
-    return [one for one in properties_of(question) if one.name in SEARCHED]
+def _searched_of(request: PlanRequest) -> list[Property]:
+    return [one for one in properties_of(request) if one.name in SEARCHED]
 
 
 class _Tried:
-    """What throughput came of which factor, and the plan of the largest that is too slow.
+    """What throughput came of which factor, and the plans; less that was tried is known to more."""
 
-    What is smaller than the smallest that a refusal said would do is not planned. Where it only
-    would do, what is smaller is, but not asked what would: that takes longest.
-
-    `question` is that of the search, or the same with another effort.
-    """
-
-    def __init__(self, search: _Search, question: Question) -> None:
-        self._search, self._question = search, question
+    def __init__(self, search: _Search, request: PlanRequest, planner: Planner) -> None:
+        self._search, self._request, self._planner = search, request, planner
         self.speeds = {1.0: search.tokens_per_s}
-        self._too_slow = [] if search.reached_now else [(1.0, search.schedule)]
-        self._reached: list[tuple[float, Schedule]] = []
-        self._would_do = self._smallest = 0.0
+        self.plans = {1.0: search.schedule}
 
     def reaches(self, factor: float) -> bool:
         if factor not in self.speeds:
-            self.speeds[factor] = 0.0 if factor < self._smallest else self._planned(factor)
+            self.speeds[factor] = self._planned(factor)
         return self.speeds[factor] >= self._search.target_tokens_per_s
-
-    def again(self, question: Question) -> "_Tried":
-        """Nothing tried with another effort, but what was found so far is known."""
-        found = copy(self)
-        found._question, found.speeds = question, {1.0: self._search.tokens_per_s}
-        return found
 
     @property
     def best(self) -> float:
@@ -201,42 +194,33 @@ class _Tried:
         return max(self.speeds, key=lambda factor: self.speeds[factor])
 
     def _planned(self, factor: float) -> float:
-        search = self._search
-        slow = [plan for less, plan in self._too_slow if less < factor]
-        known = slow + [plan for less, plan in self._reached if less <= factor]
+        request = changed(self._request, self._search.one, factor)
+        less = max((known for known in self.plans if known <= factor), default=None)
+        known = [] if less is None else [self.plans[less]]
         try:
-            plan, summary = changed(self._question, search.one, factor).planned(
-                known, name_caps=factor >= self._would_do
-            )
-        except TwinstreamError as error:
-            would_do, smallest = _would_do(search, error)
-            self._would_do = max(self._would_do, would_do)
-            if smallest:
-                self._smallest = max(self._smallest, would_do)
+            plan = self._planner.plan(request, known, name_caps=False)
+        except TwinstreamError:
             return 0.0
-        if summary.tokens_per_s >= search.target_tokens_per_s:
-            if all(factor < more for more, _ in self._reached):
-                self._reached = [(factor, plan)]
-        elif len(slow) == len(self._too_slow):
-            self._too_slow = [(factor, plan)]
-        return summary.tokens_per_s
+        self.plans[factor] = plan
+        return yield_of(plan, request).tokens_per_s
 
 
-def _searched(search: _Search) -> Reached:
+def _searched(search: _Search, planner: Planner) -> Reached:
     """Double or halve until the target lies between, and close in on it; with quick effort.
 
     What is found is then confirmed with the effort asked for.
     """
-    quick = search.question.quickly()
-    tried = _Tried(search, quick)
+    quick = search.request.with_effort("quick")
+    tried = _Tried(search, quick, planner)
     low, high = _bracket(tried.reaches, search.reached_now)
     if low is not None and high is not None:
         high = _closed_in(tried, search.target_tokens_per_s, low, high)
-    if quick != search.question:
+    if quick != search.request:
         best = high if high is not None else tried.best
-        tried = tried.again(search.question)
-        high = best if tried.reaches(best) else None
-    now = value_of(search.question, search.one) / search.one.unit_size
+        confirmed = _Tried(search, search.request, planner)
+        confirmed.plans |= tried.plans
+        high, tried = (best if confirmed.reaches(best) else None), confirmed
+    now = value_of(search.request, search.one) / search.one.unit_size
     best = high if high is not None else tried.best
     return Reached(
         name=search.one.name,
@@ -283,19 +267,3 @@ def _bracket(
             return factor, factor * 2
         factor *= 2
     return factor, None
-
-
-def _would_do(search: _Search, error: TwinstreamError) -> tuple[float, bool]:
-    """The factor of a memory that a refusal says would do; 0 where it names none.
-
-    And whether it is known to be the smallest.
-    """
-    if search.one.fields or not isinstance(error, InfeasiblePlan):
-        return 0.0, False
-    found = error.shortage
-    size_bytes = (
-        found.smallest_device_bytes
-        if search.one.price_of == "device"
-        else found.smallest_host_bytes
-    )
-    return (size_bytes or 0) / value_of(search.question, search.one), found.smallest

@@ -1,0 +1,1 @@
+"""Llama trained in plain PyTorch and FSDP2, to compare with."""

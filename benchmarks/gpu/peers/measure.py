@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu.peers.trainers import PeerKind, Trainer, trainer
-from twinstream.executor.run.measuring import random_tokens
+from benchmarks.gpu.device.measuring import random_tokens
+from benchmarks.gpu.jobs.campaign import PeerKind
+from benchmarks.gpu.peers.trainers import Trainer, trainer
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError

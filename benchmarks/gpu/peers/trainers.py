@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -10,12 +10,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
+from benchmarks.gpu.jobs.campaign import PeerKind
 from benchmarks.gpu.peers.llama import Llama
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 
-PeerKind = Literal["plain", "compiled", "fsdp_offload"]
 _INIT_STD = 0.02
 
 

@@ -1,0 +1,1 @@
+"""Tests of the campaign, on stand-ins and tiny models."""

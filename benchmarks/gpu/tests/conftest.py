@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import plans
-from benchmarks.gpu.plans import PlannedCell, PlanRequest, Refused
+from benchmarks.gpu.cells import plans
+from benchmarks.gpu.cells.plans import PlannedCell, PlanRequest, Refused
 
 
 @pytest.fixture(scope="session")

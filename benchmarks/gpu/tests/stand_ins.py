@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from benchmarks.gpu import requests
-from benchmarks.gpu.budget import Budget
-from benchmarks.gpu.engine import Engine, Settings
-from benchmarks.gpu.jobs import Plan, campaign_of
-from benchmarks.gpu.results import SampleRatio, Where
-from benchmarks.gpu.store import Store
+from benchmarks.gpu.device import requests
+from benchmarks.gpu.jobs.campaign import Plan, campaign_of
+from benchmarks.gpu.jobs.results import SampleRatio, Where
+from benchmarks.gpu.jobs.store import Store
+from benchmarks.gpu.run.budget import Budget
+from benchmarks.gpu.run.engine import Engine
+from benchmarks.gpu.run.settings import Settings
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
@@ -42,9 +43,6 @@ class FakeDevice:
     seconds: float = 1.0
     machine: Machine = MACHINE
     instead: Mapping[type, Callable[[], Exception]] = field(default_factory=dict)
-    attention: Mapping[str, tuple[float, str | None]] = field(default_factory=dict)
-    off: Mapping[str, float] = field(default_factory=dict)
-    excess: dict[str, int] = field(default_factory=dict)
     asked: list[requests.Request] = field(default_factory=list)
     limits_s: list[float] = field(default_factory=list)
 
@@ -66,15 +64,6 @@ class FakeDevice:
 
     def _answer(self, request: requests.Request) -> requests.Answer:
         match request:
-            case requests.TryAttention():
-                excess_bytes = self.excess.get(request.name, 0)
-                return requests.TriedAttention(
-                    *self.attention[request.name],
-                    excess_bytes,
-                    deterministic=request.name != "sdpa_cudnn",
-                )
-            case requests.TryKernels():
-                return requests.TriedKernels("grad.0", self.off[request.kernels.vector], 1e-2)
             case requests.ProbeDevice():
                 sample = SampleRatio(name="mm", time_ns=1e3, ratio=1.02)
                 return requests.ProbedDevice(self.machine, (("h2d", 1024, 3.5),), (sample,))
@@ -114,7 +103,7 @@ def _run_of(schedule: Schedule) -> requests.ScheduleRun:
         op_ids=tuple(op.op_id for op in schedule.ops), passes=(spans,), cold=spans,
         step_ns=1e7 + 1e6 * rounds, provenance=provenance,
     )  # fmt: skip
-    return requests.ScheduleRun(timeline, (5.5, 5.4), 0.1, 0.2)
+    return requests.ScheduleRun(timeline, (5.5, 5.4))
 
 
 def settings(**changes: object) -> Settings:

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu.device_side import DeviceSide
-from benchmarks.gpu.worker import DeviceProcess, JobFailed, JobRefused, answer_to
+from benchmarks.gpu.device.device_side import DeviceSide
+from benchmarks.gpu.device.worker import DeviceWorker
+from twinstream.executor.probe.process import JobRefused
 from twinstream.executor.probe.tasks import kernels
-from twinstream.executor.probe.timing.timing import timing
+from twinstream.executor.probe.timing import timing
+from twinstream.schedule.errors import TwinstreamError
+
+REPO = Path(__file__).parents[3]
 
 
-class SameProcess(DeviceProcess):
+class SameProcess(DeviceWorker):
     """The device's side of a campaign without a process of its own."""
 
     def __init__(self, backend):
@@ -20,10 +24,10 @@ class SameProcess(DeviceProcess):
         self.side = DeviceSide(backend)
 
     def ask(self, request, kind, limit_s):
-        answer = answer_to(self.side.answer, request)
-        if not isinstance(answer, kind):
-            raise (JobRefused if answer.refused else JobFailed)(answer.reason, answer.details)
-        return answer
+        try:
+            return self.side.answer(request)
+        except TwinstreamError as error:
+            raise JobRefused(str(error)) from None
 
     def close(self):
         self.side.close()
@@ -31,9 +35,16 @@ class SameProcess(DeviceProcess):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(command, "DeviceProcess", SameProcess)
+    monkeypatch.setattr(command, "DeviceWorker", SameProcess)
     monkeypatch.setattr(kernels, "_SHAPES", kernels._SHAPES[:2])
     monkeypatch.setattr(timing, "_BUDGET_S", 0.005)
+
+
+def test_the_first_tests_of_a_lent_gpu_are_there():
+    for test in command._SMOKE:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (REPO / path).read_text(encoding="utf-8")
+    assert all((REPO / path).exists() for path in command._TESTS)
 
 
 def call(out: Path, *more: str) -> None:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import engine as engine_module
-from benchmarks.gpu import requests
-from benchmarks.gpu.gpu_tests import SuiteRun
-from benchmarks.gpu.jobs import campaign_of
-from benchmarks.gpu.plans import Refused
-from benchmarks.gpu.results import (
+from benchmarks.gpu.cells.fitting import fitting_cell
+from benchmarks.gpu.cells.plans import Refused
+from benchmarks.gpu.device import requests
+from benchmarks.gpu.jobs.campaign import campaign_of
+from benchmarks.gpu.jobs.results import (
     CellFound,
     FactsFound,
     KernelsFound,
@@ -21,9 +20,13 @@ from benchmarks.gpu.results import (
     SuiteFound,
     WholeFound,
 )
-from benchmarks.gpu.store import Store
+from benchmarks.gpu.jobs.store import Store
+from benchmarks.gpu.run import engine as engine_module
+from benchmarks.gpu.run import gpu_tests
+from benchmarks.gpu.run.gpu_tests import SuiteRun
 from benchmarks.gpu.tests.stand_ins import MACHINE, WHERE, Clock, FakeDevice, engine
-from benchmarks.gpu.worker import JobFailed, JobRefused, JobTimeout
+from twinstream.executor.probe.process import JobFailed, JobRefused, JobTimeout
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Number
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.files import read_document
@@ -291,13 +294,13 @@ def test_a_cell_is_not_skipped_for_some_mib_and_leaves_half_a_gib_of_the_device(
             "device_memory_bytes": Number(value=device_gib * GIB, kind="measured", source="test")
         }
     )
-    found = engine_module._fitting(cell, machine)
+    found = fitting_cell(cell, machine)
     assert not isinstance(found, str)
     assert found.key == cell.key
     assert found.device_bytes == pytest.approx(planned_gib * GIB, abs=1.0)
     too_large = replace(cell, device_bytes=130 * GIB)
     if device_gib < 100:
-        assert engine_module._fitting(too_large, machine) == f"this device has {device_gib:.2f} GiB"
+        assert fitting_cell(too_large, machine) == f"this device has {device_gib:.2f} GiB"
 
 
 def test_cells_of_another_attention_are_planned_with_it_where_it_is_known_to_be_right(store):
@@ -305,7 +308,7 @@ def test_cells_of_another_attention_are_planned_with_it_where_it_is_known_to_be_
     engine(store, device, stages=("probe", "cells")).run()
     assert statuses(store)["tiny S64 resident sdpa_cpu"] == "done"
     (probe,) = [r for r in device.asked if isinstance(r, requests.ProbeDevice)]
-    assert (probe.kernels, probe.others) == (KernelChoice(), ("sdpa_cpu",))
+    assert (probe.chosen.kernels, probe.chosen.others) == (KernelChoice(), ("sdpa_cpu",))
     found = KernelsFound(kernels=KernelChoice(), others=())
     store.put("kernels", Outcome(status="done", attempts=1, found=found))
     store.forget("sdpa_cpu")
@@ -336,7 +339,7 @@ def test_tests_come_last_and_are_done_only_when_all_were_reached(store, monkeypa
         asked.append((tuple(paths), before.reached))
         return next(answers)
 
-    monkeypatch.setattr(engine_module, "run_gpu_tests", run)
+    monkeypatch.setattr(gpu_tests, "run_gpu_tests", run)
     stages = {"stages": ("smoke", "peers", "tests"), "tests": ("all",), "smoke": ("few",)}
     engine(store, FakeDevice(Clock()), **stages).run()
     assert list(statuses(store)) == ["smoke", *KEYS[7:], "tests"]
@@ -353,7 +356,7 @@ def test_a_call_that_is_killed_in_the_tests_keeps_what_an_earlier_one_found(stor
 
     part = SuiteFound(passed=1, reached=("a",), complete=False)
     store.put("tests", Outcome(status="part", found=part))
-    monkeypatch.setattr(engine_module, "run_gpu_tests", killed)
+    monkeypatch.setattr(gpu_tests, "run_gpu_tests", killed)
     with pytest.raises(Killed):
         engine(store, FakeDevice(Clock()), stages=("tests",), tests=("all",)).run()
     assert again(store).results.outcomes["tests"].found == part
@@ -370,10 +373,21 @@ def test_a_new_process_takes_the_host_memory_again_and_has_time_for_it(store):
     assert limits[0] > limits[1] + 100  # pinning, twice its estimate; the second finds it done
 
 
+@pytest.mark.parametrize(
+    ("attention", "status", "reason"), [("sdpa_cpu", "done", ""), ("flash4", "skipped", "flash4")]
+)
+def test_kernels_that_are_named_are_tried_and_not_replaced(store, attention, status, reason):
+    engine(store, FakeDevice(Clock()), stages=("probe",), attention=attention, vector="eager").run()
+    outcome = store.results.outcomes["kernels"]
+    assert outcome.status == status and reason in outcome.reason
+    if status == "done":
+        choice = load_machine(store.profile).attention
+        assert choice is not None and (choice.name, choice.kind) == ("sdpa_cpu", "assumed")
+
+
 def test_nothing_is_measured_with_kernels_that_are_not_right(store):
     store.put("kernels", Outcome(status="failed", attempts=1, reason="no attention is right here"))
     device = FakeDevice(Clock())
-    device.instead = {requests.TryAttention: lambda: JobFailed("it broke")}
     made = engine(store, device, stages=("cells", "peers"))
     made.run()
     assert device.names() == ["RunPeer"] * 3

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.gpu.compact import compact_timelines
-from benchmarks.gpu.floors import kind_times, work_floor_ns
+from benchmarks.gpu.cells.compact import compact_timelines
+from benchmarks.gpu.cells.floors import kind_times, work_floor_ns
 from tests.front_door.small_schedule import FORWARD_FLOPS, NORM_FLOPS, small_schedule, timeline
 from tests.helpers.flat_machine import flat_machine
 from twinstream.schedule.cost import Work

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import gpu_tests
-from benchmarks.gpu.gpu_tests import run_gpu_tests, suite_found
-from benchmarks.gpu.results import SuiteFound
-from benchmarks.gpu.worker import JobFailed, JobRefused
+from benchmarks.gpu.jobs.results import SuiteFound
+from benchmarks.gpu.run import gpu_tests
+from benchmarks.gpu.run.gpu_tests import run_gpu_tests, suite_found
+from twinstream.executor.probe.process import JobFailed, JobRefused
 
 NOTHING = SuiteFound()
 MIXED = """

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu import plans
-from benchmarks.gpu.jobs import campaign_of
-from benchmarks.gpu.measured_cell import expected_s, runs_of, whole_run_of
-from benchmarks.gpu.plans import PlannedCell, PlanPool, PlanRequest, Refused, extended_s
+from benchmarks.gpu.cells import plans
+from benchmarks.gpu.cells.measured_cell import expected_s, runs_of, whole_run_of
+from benchmarks.gpu.cells.plans import PlannedCell, PlanPool, PlanRequest, Refused, extended_s
+from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.tests.stand_ins import MACHINE
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Schedule

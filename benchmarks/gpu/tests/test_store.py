@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from benchmarks.gpu import store as store_module
-from benchmarks.gpu.results import Outcome
-from benchmarks.gpu.store import CampaignError, Store, only_campaign
+from benchmarks.gpu.jobs import store as store_module
+from benchmarks.gpu.jobs.results import Outcome
+from benchmarks.gpu.jobs.store import CampaignError, Store, only_campaign
 from benchmarks.gpu.tests.stand_ins import WHERE
 
 DONE = Outcome(status="done", attempts=1)

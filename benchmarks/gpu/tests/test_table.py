@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.gpu.jobs import campaign_of
-from benchmarks.gpu.publish import main as publish_main
-from benchmarks.gpu.publish import publish, write_tables
-from benchmarks.gpu.results import (
+from benchmarks.gpu.jobs.campaign import campaign_of
+from benchmarks.gpu.jobs.results import (
     CellFound,
     KindTime,
     Outcome,
@@ -16,8 +14,11 @@ from benchmarks.gpu.results import (
     SuiteFound,
     WholeFound,
 )
-from benchmarks.gpu.store import CampaignError, Store
-from benchmarks.gpu.table import markdown_of, table_of
+from benchmarks.gpu.jobs.store import CampaignError, Store
+from benchmarks.gpu.report.page import markdown_of
+from benchmarks.gpu.report.publish import main as publish_main
+from benchmarks.gpu.report.publish import publish, write_tables
+from benchmarks.gpu.report.table import table_of
 from benchmarks.gpu.tests.stand_ins import MACHINE, WHERE
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.hardware_profiles.loader import load_machine, save_machine

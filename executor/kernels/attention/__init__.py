@@ -1,0 +1,1 @@
+"""Attention forward and backward: our own, and those of libraries."""

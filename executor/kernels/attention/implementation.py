@@ -6,14 +6,18 @@ a batch of one. Legend: B sequences, S queries and C keys of each, H query
 heads, K key heads (query heads h with h // (H / K) = k share key head k), D head_dim.
 """
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate, pairwise
+from typing import ClassVar
 
 import torch
 
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_limits import attention_limits
+
+ALL_TOKENS = slice(None)
 
 
 @dataclass(frozen=True)
@@ -41,74 +45,82 @@ class AttentionResult:
 
 @dataclass(frozen=True)
 class AttentionGradients:
-    """Where the backward leaves its results.
+    """The gradient of the output, and where the backward leaves its results.
 
     d_q is overwritten. d_kv holds the gradient of K, then V; it is overwritten, or, with
     `accumulate`, it is float32 and added to.
     """
 
+    d_out: torch.Tensor  # [B, S, H, D]
     d_q: torch.Tensor  # [B, S, H, D]
     d_kv: torch.Tensor  # [B, C, 2, K, D]
     accumulate: bool
 
 
-class AttentionForward(Protocol):
-    """Writes the result."""
-
-    def __call__(
-        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
-    ) -> None: ...
-
-
-class AttentionBackward(Protocol):
-    """Writes the gradients of the inputs, given that of the output."""
-
-    def __call__(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
-        workspace: Workspace,
-    ) -> None: ...
-
-
-class AttentionCalls(Protocol):
-    """Both passes."""
-
-    @property
-    def forward(self) -> AttentionForward: ...
-
-    @property
-    def backward(self) -> AttentionBackward: ...
-
-
-def nothing_missing() -> str | None:
-    """The implementation needs nothing but torch."""
-    return None
-
-
-@dataclass(frozen=True)
-class AttentionImplementation:
+class AttentionImplementation(ABC):
     """One way to compute attention.
 
-    `missing` says what of the library is not installed and how to install it, or None; it imports
-    nothing. What it computes, and whether it gives the same bits from run to run, is in
-    `twinstream.models.demand.attention_limits`.
+    What it computes, and whether it gives the same bits from run to run, is in
+    `twinstream.models.demand.attention_limits`. Where it does not take unequal lengths it is
+    called for one sequence after the other.
     """
 
-    name: str
-    missing: Callable[[], str | None]
-    forward: AttentionForward
-    backward: AttentionBackward
+    name: ClassVar[str]
+    takes_unequal_lengths: ClassVar[bool] = False
 
-    @classmethod
-    def of(
-        cls, name: str, calls: AttentionCalls,
-        missing: Callable[[], str | None] = nothing_missing,
-    ) -> "AttentionImplementation":  # fmt: skip
-        return cls(name, missing, calls.forward, calls.backward)
+    def missing(self) -> str | None:
+        """What of the library is not installed and how to install it; imports nothing."""
+        return None
 
     @property
     def deterministic(self) -> bool:
         return attention_limits(self.name).deterministic
+
+    def forward(
+        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
+    ) -> None:
+        """Write the result."""
+        for tokens in self._sequences(inputs):
+            of_one = AttentionResult(result.out[:, tokens], result.lse[:, :, tokens])
+            self._for(tokens)._forward(_inputs_of(inputs, tokens), of_one, workspace)
+
+    def backward(
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
+        workspace: Workspace,
+    ) -> None:  # fmt: skip
+        """Write the gradients of the inputs."""
+        for tokens in self._sequences(inputs):
+            of_one = AttentionResult(result.out[:, tokens], result.lse[:, :, tokens])
+            d_out, d_q = gradients.d_out[:, tokens], gradients.d_q[:, tokens]
+            into = AttentionGradients(d_out, d_q, gradients.d_kv[:, tokens], gradients.accumulate)
+            self._for(tokens)._backward(_inputs_of(inputs, tokens), of_one, into, workspace)
+
+    @abstractmethod
+    def _forward(
+        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
+    ) -> None: ...
+
+    @abstractmethod
+    def _backward(
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
+        workspace: Workspace,
+    ) -> None: ...  # fmt: skip
+
+    def _for(self, tokens: slice) -> "AttentionImplementation":
+        """Who computes a sequence with these tokens."""
+        return self
+
+    def _sequences(self, inputs: AttentionInputs) -> Iterator[slice]:
+        """The tokens of each call."""
+        if self.takes_unequal_lengths or not inputs.lengths:
+            yield ALL_TOKENS
+            return
+        for start, end in pairwise(accumulate(inputs.lengths, initial=0)):
+            yield slice(start, end)
+
+
+def _inputs_of(inputs: AttentionInputs, tokens: slice) -> AttentionInputs:
+    if tokens == ALL_TOKENS:
+        return inputs
+    q, k, v = (x[:, tokens] for x in (inputs.q, inputs.k, inputs.v))
+    return AttentionInputs(q, k, v, inputs.scale)

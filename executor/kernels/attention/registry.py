@@ -2,23 +2,18 @@
 
 import torch
 
-from twinstream.executor.kernels.attention.eager import EAGER
+from twinstream.executor.kernels.attention.eager import EagerAttention
+from twinstream.executor.kernels.attention.flash import Flash2, Flash3, Flash4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
-from twinstream.executor.kernels.attention.libraries.flash2 import FLASH2
-from twinstream.executor.kernels.attention.libraries.flash3 import FLASH3
-from twinstream.executor.kernels.attention.libraries.flash4 import FLASH4
-from twinstream.executor.kernels.attention.libraries.sdpa_cpu import SDPA_CPU
-from twinstream.executor.kernels.attention.libraries.sdpa_cudnn import SDPA_CUDNN
-from twinstream.executor.kernels.attention.libraries.sdpa_flash import SDPA_FLASH
+from twinstream.executor.kernels.attention.sdpa import SdpaCpu, SdpaCudnn, SdpaFlash
 from twinstream.models.demand.attention_library import MOST_MULTIPROCESSORS
 from twinstream.models.demand.attention_limits import DeviceName, attention_limits
-from twinstream.models.demand.attention_scratch import require_known_attention
 from twinstream.models.demand.attention_shape import AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
-_IMPLEMENTATIONS = {
-    implementation.name: implementation
-    for implementation in (EAGER, SDPA_CPU, SDPA_FLASH, SDPA_CUDNN, FLASH2, FLASH3, FLASH4)
+_IMPLEMENTATIONS: dict[str, AttentionImplementation] = {
+    kind.name: kind()
+    for kind in (EagerAttention, SdpaCpu, SdpaFlash, SdpaCudnn, Flash2, Flash3, Flash4)
 }
 
 
@@ -32,7 +27,7 @@ def attention_implementation(name: str) -> AttentionImplementation:
     Raises:
         UnknownAttentionError: there is none of that name; the message lists those there are.
     """
-    require_known_attention(name)
+    attention_limits(name)  # raises
     return _IMPLEMENTATIONS[name]
 
 

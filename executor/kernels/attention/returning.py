@@ -10,40 +10,22 @@ the sum of dO * O a row is that of the whole.
 Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D head_dim.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar
 
 import torch
 
 from twinstream.executor.kernels.attention.implementation import (
     AttentionGradients,
+    AttentionImplementation,
     AttentionInputs,
     AttentionResult,
 )
-from twinstream.executor.kernels.attention.writing import dense_lse
+from twinstream.executor.kernels.attention.operands import dense_lse
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_scratch import MERGE_BLOCK_ELEMENTS
-
-
-class ReturningLibrary(Protocol):
-    """Attention with a causal mask or none."""
-
-    def forward(
-        self, inputs: AttentionInputs, workspace: Workspace, *, causal: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output [B, S, H, D] and the log-sum-exp [B, H, S]."""
-
-    def backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        workspace: Workspace,
-        *,
-        causal: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gradients of Q [B, S, H, D], and of K and V [B, C, K, D]."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +37,31 @@ class _Part:
     causal: bool
 
 
-@dataclass(frozen=True)
-class Returning:
-    """Forward and backward by the protocol of attention implementations."""
+class Returning(AttentionImplementation):
+    """An implementation whose library is called with a causal mask or with none."""
 
-    library: ReturningLibrary
-    alignment: Literal["top_left", "bottom_right"]
+    masks_top_left: ClassVar[bool] = False
 
-    def forward(
+    @abstractmethod
+    def _out_and_lse(
+        self, inputs: AttentionInputs, workspace: Workspace, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output [B, S, H, D] and the log-sum-exp [B, H, S]."""
+
+    @abstractmethod
+    def _gradients(
+        self, inputs: AttentionInputs, result: AttentionResult, d_out_BSHD: torch.Tensor,
+        workspace: Workspace, *, causal: bool,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        """Those of Q [B, S, H, D], and of K and V [B, C, K, D]."""
+
+    def _forward(
         self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
     ) -> None:
         found = []
         for part in self._parts(inputs):
             with workspace.frame():
-                returned = self.library.forward(part.inputs, workspace, causal=part.causal)
+                returned = self._out_and_lse(part.inputs, workspace, causal=part.causal)
             found.append(AttentionResult(*returned))
         if len(found) == 1:
             result.out.copy_(found[0].out)
@@ -77,20 +70,16 @@ class Returning:
         with workspace.frame():
             _merge(found[0], found[1], result, workspace)
 
-    def backward(
-        self,
-        inputs: AttentionInputs,
-        result: AttentionResult,
-        d_out_BSHD: torch.Tensor,
-        gradients: AttentionGradients,
+    def _backward(
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
         workspace: Workspace,
-    ) -> None:
+    ) -> None:  # fmt: skip
         with workspace.frame():
             dense = AttentionResult(result.out, dense_lse(result.lse, workspace))
             for number, part in enumerate(self._parts(inputs)):
                 with workspace.frame():
-                    d_q, d_k, d_v = self.library.backward(
-                        part.inputs, dense, d_out_BSHD, workspace, causal=part.causal
+                    d_q, d_k, d_v = self._gradients(
+                        part.inputs, dense, gradients.d_out, workspace, causal=part.causal
                     )
                 _put(gradients.d_q, d_q, add=number > 0)
                 _put(gradients.d_kv[:, part.keys, 0], d_k, add=gradients.accumulate)
@@ -100,7 +89,7 @@ class Returning:
     def _parts(self, inputs: AttentionInputs) -> Iterator[_Part]:
         num_keys = inputs.k.shape[1]
         num_past = num_keys - inputs.q.shape[1]
-        if num_past == 0 or self.alignment == "bottom_right":
+        if num_past == 0 or not self.masks_top_left:
             yield _Part(inputs, slice(0, num_keys), causal=True)
             return
         for keys, causal in ((slice(0, num_past), False), (slice(num_past, num_keys), True)):

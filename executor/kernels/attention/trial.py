@@ -53,76 +53,57 @@ class Trial:
         seed: int = 0,
     ) -> None:  # fmt: skip
         self._implementation, self._shape, self._device = implementation, shape, device
-        self._dtype = DTYPES[shape.dtype]
         self._generator = torch.Generator(device).manual_seed(seed)
-        self.q = self._random(
-            shape.num_sequences, shape.num_queries, shape.num_heads, shape.head_dim
-        )
-        self.kv = self._random(
-            shape.num_sequences, shape.num_keys, 2, shape.num_kv_heads, shape.head_dim
-        )
+        batch, heads, key_heads = shape.num_sequences, shape.num_heads, shape.num_kv_heads
+        self.q = self._random(batch, shape.num_queries, heads, shape.head_dim)
+        self.kv = self._random(batch, shape.num_keys, 2, key_heads, shape.head_dim)
         self.d_out = self._random(*self.q.shape)
-        self._results = self._buffers()
+        k, v = self.kv[:, :, 0], self.kv[:, :, 1]
+        self._inputs = AttentionInputs(self.q, k, v, shape.head_dim**-0.5, shape.lengths)
+        lse_HT = torch.empty(heads, batch * shape.num_queries, device=device)
+        lse = torch.unflatten(lse_HT, 1, (batch, -1)).transpose(0, 1)
+        self._result = AttentionResult(torch.empty_like(self.q), lse)
+        width_q = heads * shape.head_dim
+        widths = (width_q, 2 * key_heads * shape.head_dim)
+        d_qkv = torch.empty(
+            batch, shape.num_queries, sum(widths), dtype=self.q.dtype, device=device
+        )
+        d_q = torch.unflatten(d_qkv[:, :, :width_q], 2, tuple(self.q.shape[2:]))
+        if shape.sliced:
+            d_kv = torch.empty(self.kv.shape, dtype=torch.float32, device=device)
+        else:
+            d_kv = torch.unflatten(d_qkv[:, :, width_q:], 2, tuple(self.kv.shape[2:]))
+        self._gradients = AttentionGradients(self.d_out, d_q, d_kv, shape.sliced)
         self._scratch = {of_pass: self._workspace(of_pass) for of_pass in ("forward", "backward")}
 
     def lower_scores(self) -> None:
         """Give the first key head scores of about -120 all over; the softmax stays as it was."""
         group = self._shape.num_heads // self._shape.num_kv_heads
-        scale = self._inputs().scale
         self.q[:, :, :group, 0] = 1.0
-        self.kv[:, :, 0, 0, 0] = _LOW_SCORE / scale
+        self.kv[:, :, 0, 0, 0] = _LOW_SCORE / self._inputs.scale
 
     def results(self) -> Results:
         """Forward and backward, over NaN; a copy."""
-        for x in self._results.by_name().values():
+        written = (self._result.out, self._result.lse, self._gradients.d_q, self._gradients.d_kv)
+        for x in written:
             x.fill_(float("nan"))
         if self._shape.sliced:  # its gradients of K and V are added
-            self._results.d_kv.zero_()
+            self._gradients.d_kv.zero_()
         self.forward()
         self.backward()
-        found = self._results
-        return Results(found.out.clone(), found.lse.clone(), found.d_q.clone(), found.d_kv.clone())
+        return Results(*(x.clone() for x in written))
 
     def forward(self) -> None:
-        self._implementation.forward(self._inputs(), self._result(), self._scratch["forward"])
+        self._implementation.forward(self._inputs, self._result, self._scratch["forward"])
 
     def backward(self) -> None:
-        gradients = AttentionGradients(self._results.d_q, self._results.d_kv, self._shape.sliced)
         self._implementation.backward(
-            self._inputs(), self._result(), self.d_out, gradients, self._scratch["backward"]
+            self._inputs, self._result, self._gradients, self._scratch["backward"]
         )
-
-    def _inputs(self) -> AttentionInputs:
-        scale = float(self._shape.head_dim) ** -0.5
-        k, v = self.kv[:, :, 0], self.kv[:, :, 1]
-        return AttentionInputs(self.q, k, v, scale, self._shape.lengths)
-
-    def _result(self) -> AttentionResult:
-        return AttentionResult(self._results.out, self._results.lse)
 
     def _random(self, *sizes: int) -> torch.Tensor:
         made = torch.randn(sizes, generator=self._generator, device=self._device)
-        return made.to(self._dtype)
-
-    def _buffers(self) -> Results:
-        shape = self._shape
-        tokens = shape.num_sequences * shape.num_queries
-        lse_HT = torch.empty(shape.num_heads, tokens, device=self._device)
-        width_q = shape.num_heads * shape.head_dim
-        width = width_q + 2 * shape.num_kv_heads * shape.head_dim
-        d_qkv = torch.empty(
-            shape.num_sequences, shape.num_queries, width, dtype=self._dtype, device=self._device
-        )
-        if shape.sliced:
-            d_kv = torch.empty(self.kv.shape, dtype=torch.float32, device=self._device)
-        else:
-            d_kv = torch.unflatten(d_qkv[:, :, width_q:], 2, tuple(self.kv.shape[2:]))
-        return Results(
-            out=torch.empty_like(self.q),
-            lse=torch.unflatten(lse_HT, 1, (shape.num_sequences, -1)).transpose(0, 1),
-            d_q=torch.unflatten(d_qkv[:, :, :width_q], 2, tuple(self.q.shape[2:])),
-            d_kv=d_kv,
-        )
+        return made.to(DTYPES[self._shape.dtype])
 
     def _workspace(self, of_pass: AttentionPass) -> Workspace:
         size_bytes = attention_scratch_bytes(self._implementation.name, of_pass, self._shape)

@@ -1,0 +1,1 @@
+"""A transformer block forward, backward and recomputed."""

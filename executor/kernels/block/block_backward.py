@@ -114,8 +114,8 @@ def _attention_backward(
     backward(
         block.attention_inputs(rotated_TQ),
         block.attention_result,
-        block.by_sequence(d_out_TQ),
         AttentionGradients(
+            d_out=block.by_sequence(d_out_TQ),
             d_q=block.by_sequence(d_qkv_TN[:, : spec.d_q]),
             d_kv=torch.unflatten(sums, 0, (block.call.num_sequences, -1)),
             accumulate=block.call.sliced,

@@ -6,7 +6,6 @@ from functools import cached_property
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.demand.workspace import (
     Attributes,
     required_attributes,
@@ -16,7 +15,6 @@ from twinstream.models.demand.workspace import (
 from twinstream.models.layout import Layout, block_layout
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
 
 _SPEC_FIELDS = (
@@ -57,7 +55,7 @@ class BlockCall:
                 "rope_scaling": _rope_scaling(attributes),
             }
         )  # fmt: skip
-        call = cls(
+        return cls(
             spec=spec,
             num_tokens=typed_attribute(attributes, "num_tokens", int),
             seq_len=typed_attribute(attributes, "seq_len", int),
@@ -65,24 +63,6 @@ class BlockCall:
             attention=typed_attribute(attributes, "attention", str),
             lengths=sequence_lengths(attributes),
         )
-        if call.lengths:
-            call._check_lengths()
-            return call
-        outside = call.chunk_start + call.num_tokens > call.seq_len
-        broken = call.num_tokens % call.seq_len or call.chunk_start
-        if outside if call.sliced else broken:
-            raise TwinstreamError(
-                f"a chunk of {call.num_tokens} tokens at {call.chunk_start} neither packs whole "
-                f"sequences of {call.seq_len} tokens nor lies in one"
-            )
-        return call
-
-    def _check_lengths(self) -> None:
-        if sum(self.lengths) != self.num_tokens or self.chunk_start or min(self.lengths) < 1:
-            raise TwinstreamError(
-                f"a chunk of {self.num_tokens} tokens at {self.chunk_start} does not pack "
-                f"sequences of {lengths_text(self.lengths)}"
-            )
 
     @property
     def sliced(self) -> bool:

@@ -1,4 +1,4 @@
-"""Forward of one dense block, in steps that the recompute kernels share.
+"""Forward of one dense block, and what redoes of it what a plan did not keep, bit for bit.
 
 Recomputed bytes equal the forward's because they come from the same calls on the same shapes.
 """
@@ -19,10 +19,10 @@ def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps)
     with block.workspace.frame():
         normed = block.take(spec.d_model)
         vector.write_normed(block.norm("attention_norm"), normed, eps=spec.norm_eps)
-        write_q(block, normed)
+        _write_q(block, normed)
         _write_kv(block, normed)
-    write_attention(block)
-    write_x_o_and_gate_up(block, eps=spec.norm_eps)
+    _write_attention(block)
+    _write_x_o_and_gate_up(block, eps=spec.norm_eps)
     with block.workspace.frame():
         product = block.take(spec.d_ff)
         vector.write_swiglu(block.gate_up, product)
@@ -30,12 +30,29 @@ def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps)
         torch.addmm(block.x_o, product, block.weights["down_proj"].t(), out=output)
 
 
-def write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
+def block_recompute_attention(
+    operands: Operands, attributes: Attributes, vector: VectorOps
+) -> None:
+    """From level ATTENTION: write the projections."""
+    block = BlockOperands.of(operands, attributes, vector, rotates=False)
+    _rewrite_q(block)
+    _write_x_o_and_gate_up(block, eps=None)
+
+
+def block_recompute_input(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """From level INPUT: write attention and the projections."""
+    block = BlockOperands.of(operands, attributes, vector)
+    _rewrite_q(block)
+    _write_attention(block)
+    _write_x_o_and_gate_up(block, eps=None)
+
+
+def _write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     """Q as projected, with its bias, before q_norm and RoPE."""
     project(block, normed_TD, slice(0, block.call.spec.d_q), block.q)
 
 
-def write_attention(block: BlockOperands) -> None:
+def _write_attention(block: BlockOperands) -> None:
     """Attention's output and log-sum-exp, from Q and from the saved K and V."""
     with block.workspace.frame():
         rotated = block.take(block.call.spec.d_q)
@@ -50,7 +67,7 @@ def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:
     block.vector.write_rotated(block.by_head(block.q), norm, rope, block.by_head(out_TQ))
 
 
-def write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
+def _write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
     """The residual stream after attention, and the gate and up projections of its norm.
 
     Without `eps` the norm's rstd is there already. The output of attention is rounded before it
@@ -78,3 +95,10 @@ def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     project(block, normed_TD, slice(block.call.spec.d_q, None), kv.flatten(1))
     keys = kv[:, 0]
     block.vector.write_rotated(keys, block.head_norm("k_norm"), block.rope, keys)
+
+
+def _rewrite_q(block: BlockOperands) -> None:
+    with block.workspace.frame():
+        normed = block.take(block.call.spec.d_model)
+        block.vector.write_normed(block.norm("attention_norm"), normed)
+        _write_q(block, normed)

@@ -15,10 +15,8 @@ from twinstream.executor.kernels.attention.implementation import AttentionInputs
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import weight_views
-from twinstream.executor.kernels.vector.query_key import HeadNorm
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope, write_positions
-from twinstream.executor.kernels.vector.vector_ops import VectorOps
+from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import Attributes
 

@@ -1,0 +1,1 @@
+"""The vector operations as Triton kernels."""

@@ -8,16 +8,17 @@ so that the second read finds them in the L2 cache of an H100 (50 MB) or H200 (6
 import triton
 import triton.language as tl
 
-from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2
+from twinstream.executor.kernels.triton_kernels.launch import launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.vector_ops import LogitRows
+from twinstream.executor.kernels.workspace import Workspace
 
 _BLOCK, _WARPS = 8192, 32
 
 
-def cross_entropy(rows: LogitRows) -> None:
+def cross_entropy(rows: LogitRows, workspace: Workspace) -> None:
     num_rows, vocab_size = rows.logits.shape
-    block = min(_BLOCK, power_of_2(vocab_size))
+    block = min(_BLOCK, triton.next_power_of_2(vocab_size))
     launch(
         _cross_entropy_kernel, (num_rows,), rows.logits, rows.labels, rows.losses,
         rows.logits.stride(0), vocab_size, rows.loss_scale, BLOCK=block,

@@ -32,14 +32,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     kernel[grid](*arguments, **options)
 
 
-def power_of_2(number: int) -> int:
-    """The least power of two that is not below `number`."""
-    return 1 << (number - 1).bit_length()
-
-
 def warps_for(elements: int, per_thread: int) -> int:
     """Warps that have so many elements a thread, between 1 and 16."""
-    return max(1, min(16, power_of_2(elements) // (32 * per_thread)))
+    warps: int = triton.next_power_of_2(elements) // (32 * per_thread)
+    return max(1, min(16, warps))
 
 
 def _alone(argument: Any) -> Any:

@@ -13,13 +13,11 @@ from twinstream.executor.kernels.triton_kernels.column_sums import add_partial_s
 from twinstream.executor.kernels.triton_kernels.launch import (
     device_function,
     launch,
-    power_of_2,
     warps_for,
 )
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector.query_key import HeadNorm
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.vector_ops import HeadNormBackward
+from twinstream.executor.kernels.vector.vector_ops import HeadNorm, HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import partial_sums
 
@@ -43,7 +41,7 @@ def rotated_backward(
         return
     num_tokens, num_heads, head_dim = d_THE.shape
     num_programs, x = partial_sums(num_tokens), norm.x
-    heads, half = power_of_2(num_heads), power_of_2(head_dim // 2)
+    heads, half = triton.next_power_of_2(num_heads), triton.next_power_of_2(head_dim // 2)
     with workspace.frame():
         partial_PE = workspace.take((num_programs, head_dim), torch.float32)
         launch(
@@ -61,7 +59,7 @@ def _rotate(
     backward: bool,
 ) -> None:  # fmt: skip
     num_tokens, num_heads, head_dim = x_THE.shape
-    heads, half = power_of_2(num_heads), power_of_2(head_dim // 2)
+    heads, half = triton.next_power_of_2(num_heads), triton.next_power_of_2(head_dim // 2)
     weight, eps = (x_THE, 0.0) if norm is None else (norm.weight, norm.eps)
     tokens_each = max(1, min(_TOKENS_EACH, num_tokens // _PROGRAMS))
     launch(

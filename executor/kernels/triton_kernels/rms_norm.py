@@ -10,10 +10,9 @@ import triton
 import triton.language as tl
 
 from twinstream.executor.kernels.triton_kernels.column_sums import add_partial_sums
-from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2, warps_for
+from twinstream.executor.kernels.triton_kernels.launch import launch, warps_for
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
-from twinstream.executor.kernels.vector.vector_ops import NormGradients
+from twinstream.executor.kernels.vector.vector_ops import NormGradients, RmsNorm
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import partial_sums
 
@@ -24,7 +23,7 @@ def write_normed(
 ) -> None:  # fmt: skip
     """One pass: the residual's addition, rstd and the normed rows, as far as asked for."""
     num_rows, width = norm.x.shape
-    block = power_of_2(width)
+    block = triton.next_power_of_2(width)
     launch(
         _normed_kernel, (num_rows,), norm.x, norm.x if residual_TD is None else residual_TD,
         norm.rstd, norm.weight, out_TD, norm.x.stride(0), out_TD.stride(0), width,
@@ -35,7 +34,7 @@ def write_normed(
 
 def rms_norm_backward(norm: RmsNorm, gradients: NormGradients, workspace: Workspace) -> None:
     num_rows, width = norm.x.shape
-    num_programs, block = partial_sums(num_rows), power_of_2(width)
+    num_programs, block = partial_sums(num_rows), triton.next_power_of_2(width)
     with workspace.frame():
         partial_PD = workspace.take((num_programs, width), torch.float32)
         launch(

@@ -8,19 +8,21 @@ import torch
 import triton
 import triton.language as tl
 
-from twinstream.executor.kernels.triton_kernels.launch import launch, power_of_2, warps_for
+from twinstream.executor.kernels.triton_kernels.launch import launch, warps_for
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.vector_ops import SortedTokens
+from twinstream.executor.kernels.workspace import Workspace
 
 # Columns of a program: few, so that a long run is shared by several.
 _BLOCK = 512
 
 
 def add_token_gradients(
-    d_hidden_TD: torch.Tensor, tokens: SortedTokens, gradient_VD: torch.Tensor
-) -> None:
+    d_hidden_TD: torch.Tensor, tokens: SortedTokens, gradient_VD: torch.Tensor,
+    workspace: Workspace,
+) -> None:  # fmt: skip
     num_tokens, d_model = d_hidden_TD.shape
-    block = min(_BLOCK, power_of_2(d_model))
+    block = min(_BLOCK, triton.next_power_of_2(d_model))
     launch(
         _token_gradients_kernel, (num_tokens, triton.cdiv(d_model, block)), d_hidden_TD,
         tokens.ids, tokens.order, tokens.last, gradient_VD, d_hidden_TD.stride(0),

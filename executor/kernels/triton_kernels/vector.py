@@ -1,7 +1,5 @@
 """The vector operations as Triton kernels."""
 
-import torch
-
 from twinstream.executor.kernels.triton_kernels import (
     adamw,
     column_sums,
@@ -11,8 +9,6 @@ from twinstream.executor.kernels.triton_kernels import (
     swiglu,
     token_gradients,
 )
-from twinstream.executor.kernels.vector.vector_ops import LogitRows, SortedTokens
-from twinstream.executor.kernels.workspace import Workspace
 
 
 class TritonVector:
@@ -28,15 +24,5 @@ class TritonVector:
     swiglu_backward = staticmethod(swiglu.swiglu_backward)
     add_column_sums = staticmethod(column_sums.add_column_sums)
     adamw = staticmethod(adamw.adamw)
-
-    def cross_entropy(self, rows: LogitRows, workspace: Workspace) -> None:
-        cross_entropy.cross_entropy(rows)
-
-    def add_token_gradients(
-        self,
-        d_hidden_TD: torch.Tensor,
-        tokens: SortedTokens,
-        gradient_VD: torch.Tensor,
-        workspace: Workspace,
-    ) -> None:
-        token_gradients.add_token_gradients(d_hidden_TD, tokens, gradient_VD)
+    cross_entropy = staticmethod(cross_entropy.cross_entropy)
+    add_token_gradients = staticmethod(token_gradients.add_token_gradients)

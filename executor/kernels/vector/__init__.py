@@ -1,0 +1,1 @@
+"""All but matmuls and attention, as one interface, and in torch ops."""

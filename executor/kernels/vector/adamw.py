@@ -5,8 +5,6 @@ parts and blocks gives the same bits (a fused multiply-add, as in lerp or addcmu
 some elements only).
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES, Operands
@@ -54,64 +52,45 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
 
 
 def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
-    """The eager update, a block of elements at a time."""
-    hyper = _Hyper.of(state.step_state, constants)
-    num_elements = state.parameter.numel()
+    """The eager update, a block of elements at a time; scalars of the step stay on the device."""
+    lr, m_correction, v_correction = state.step_state[:12].view(torch.float32).unbind()
+    v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * constants.weight_decay
+    beta1, beta2, num_elements = constants.beta1, constants.beta2, state.parameter.numel()
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
-        _update(state, block, constants, hyper)
-
-
-@dataclass(frozen=True)
-class _Hyper:
-    """Scalars of the step, float32 on the device, and the keys of two random streams, or none."""
-
-    lr: torch.Tensor
-    m_correction: torch.Tensor
-    v_correction_sqrt: torch.Tensor
-    decay: torch.Tensor
-    keys: tuple[tuple[torch.Tensor, ...], ...] | None
-
-    @classmethod
-    def of(cls, step_state: torch.Tensor, constants: AdamwConstants) -> "_Hyper":
-        lr, m_correction, v_correction = step_state[:12].view(torch.float32).unbind()
-        step, seed = step_state[16:32].view(torch.int64).unbind()
-        first, keys = constants.first_stream, None
-        if first is not None:
-            keys = tuple(stream_keys(seed, step, stream) for stream in (first, first + 1))
-        return cls(
-            lr=lr,
-            m_correction=m_correction,
-            v_correction_sqrt=v_correction.sqrt(),
-            decay=1.0 - lr * constants.weight_decay,
-            keys=keys,
-        )
-
-
-def _update(state: AdamwState, block: slice, constants: AdamwConstants, hyper: _Hyper) -> None:
-    beta1, beta2 = constants.beta1, constants.beta2
-    gradient = float32_copy(state.gradient[block])
-    m = float32_copy(state.m[block]).mul_(beta1).add_(gradient * (1.0 - beta1))
-    v = float32_copy(state.v[block]).mul_(beta2)
-    v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
-    denominator = v.sqrt().div_(hyper.v_correction_sqrt).add_(constants.eps)
-    change = (m / hyper.m_correction).mul_(hyper.lr).div_(denominator)
-    old = state.parameter if state.master is None else state.master
-    parameter = float32_copy(old[block]).mul_(hyper.decay).sub_(change)
-    del gradient, denominator, change
-    if state.master is not None:
-        state.master[block].copy_(parameter)
-    if hyper.keys is None:
+        gradient = float32_copy(state.gradient[block])
+        m = float32_copy(state.m[block]).mul_(beta1).add_(gradient * (1.0 - beta1))
+        v = float32_copy(state.v[block]).mul_(beta2)
+        v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
+        denominator = v.sqrt().div_(v_correction_sqrt).add_(constants.eps)
+        change = (m / m_correction).mul_(lr).div_(denominator)
+        old = state.parameter if state.master is None else state.master
+        parameter = float32_copy(old[block]).mul_(decay).sub_(change)
+        del gradient, denominator, change
+        if state.master is not None:
+            state.master[block].copy_(parameter)
+        if constants.first_stream is not None:
+            parameter, m, v = _rounded(parameter, m, v, state.step_state, constants, start)
         for flat, value in ((state.parameter, parameter), (state.m, m), (state.v, v)):
             flat[block].copy_(value)
-        return
-    start = constants.element_offset + block.start
+
+
+def _rounded(
+    parameter: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step_state: torch.Tensor,
+    constants: AdamwConstants, start: int,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Each by its own random bits, which follow from the place of the element."""
+    step, seed = step_state[16:32].view(torch.int64).unbind()
+    first = constants.first_stream
+    assert first is not None
+    keys = [stream_keys(seed, step, stream) for stream in (first, first + 1)]
+    start += constants.element_offset
     indices = torch.arange(start, start + m.numel(), device=m.device)
-    words = random_words(hyper.keys[0], indices)
-    state.parameter[block].copy_(_rounded_down_or_up(parameter, words & 0xFFFF))
-    state.m[block].copy_(_rounded_down_or_up(m, words >> 16))
-    words = random_words(hyper.keys[1], indices)
-    state.v[block].copy_(_rounded_down_or_up(v, words & 0xFFFF))
+    words = random_words(keys[0], indices)
+    parameter = _rounded_down_or_up(parameter, words & 0xFFFF)
+    m = _rounded_down_or_up(m, words >> 16)
+    words = random_words(keys[1], indices)
+    return parameter, m, _rounded_down_or_up(v, words & 0xFFFF)
 
 
 def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tensor:

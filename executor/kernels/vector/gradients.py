@@ -8,6 +8,8 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.vector.row_blocks import row_blocks
+from twinstream.executor.kernels.vector.vector_ops import VectorGradient
+from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import Attributes, gradient_dtype_name
 from twinstream.models.layout import Layout
 from twinstream.schedule.ops import Mode
@@ -75,3 +77,10 @@ def add_vector(gradient: torch.Tensor, value: torch.Tensor, mode: Mode) -> None:
     if mode == "update":
         value.add_(gradient)
     gradient.copy_(value)
+
+
+def add_column_sums(x_TD: torch.Tensor, gradient: VectorGradient, workspace: Workspace) -> None:
+    sums = torch.zeros(x_TD.shape[1], dtype=torch.float32, device=x_TD.device)
+    for rows in row_blocks(*x_TD.shape):
+        sums += x_TD[rows].sum(0, dtype=torch.float32)
+    add_vector(gradient.tensor, sums, gradient.mode)

@@ -4,27 +4,20 @@ In float32 throughout, rounded once. Legend: T tokens, H heads, E head_dim.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.vector.gradients import add_vector
 from twinstream.executor.kernels.vector.rms_norm import normed_backward, rstd
 from twinstream.executor.kernels.vector.rope import Rope, rotate
 from twinstream.executor.kernels.vector.row_blocks import float32_copy, row_blocks
-
-
-@dataclass(frozen=True)
-class HeadNorm:
-    """The RMSNorm that all heads of Q, or all of K, share."""
-
-    weight: torch.Tensor  # [E]
-    eps: float
+from twinstream.executor.kernels.vector.vector_ops import HeadNorm, HeadNormBackward
+from twinstream.executor.kernels.workspace import Workspace
 
 
 def write_rotated(
     x_THE: torch.Tensor, norm: HeadNorm | None, rope: Rope, out_THE: torch.Tensor
 ) -> None:
-    """out = RoPE(norm(x)); out may be x."""
     for rows in _token_blocks(x_THE):
         x = float32_copy(x_THE[rows])
         if norm is not None:
@@ -33,31 +26,22 @@ def write_rotated(
         out_THE[rows].copy_(x)
 
 
-def rotated_backward(d_THE: torch.Tensor, rope: Rope) -> None:
-    """Turn the gradient of RoPE(x) into that of x, in place."""
+def rotated_backward(
+    d_THE: torch.Tensor, rope: Rope, norm: HeadNormBackward | None, workspace: Workspace
+) -> None:
+    d_weight_E = torch.zeros(d_THE.shape[2], dtype=torch.float32, device=d_THE.device)
     for rows in _token_blocks(d_THE):
         gradient = float32_copy(d_THE[rows])
         rotate(gradient, rope.angles(rows, d_THE.device).neg_())
+        if norm is not None:
+            x_hat = float32_copy(norm.x[rows])
+            rstd_TH1 = rstd(x_hat, norm.norm.eps)
+            x_hat.mul_(rstd_TH1)
+            weight_E = norm.norm.weight.float()
+            d_weight_E += normed_backward(gradient, x_hat, rstd_TH1, weight_E)
         d_THE[rows].copy_(gradient)
-
-
-def normed_rotated_backward(
-    d_THE: torch.Tensor, x_THE: torch.Tensor, norm: HeadNorm, rope: Rope
-) -> torch.Tensor:
-    """Turn the gradient of RoPE(norm(x)) into that of x, in place.
-
-    Returns the float32 gradient of the norm's weight.
-    """
-    weight_E = norm.weight.float()
-    d_weight_E = torch.zeros_like(weight_E)
-    for rows in _token_blocks(d_THE):
-        gradient = float32_copy(d_THE[rows])
-        rotate(gradient, rope.angles(rows, d_THE.device).neg_())
-        x_hat = float32_copy(x_THE[rows])
-        rstd_TH1 = rstd(x_hat, norm.eps)
-        d_weight_E += normed_backward(gradient, x_hat.mul_(rstd_TH1), rstd_TH1, weight_E)
-        d_THE[rows].copy_(gradient)
-    return d_weight_E
+    if norm is not None:
+        add_vector(norm.d_weight.tensor, d_weight_E, norm.d_weight.mode)
 
 
 def _token_blocks(x_THE: torch.Tensor) -> Iterator[slice]:

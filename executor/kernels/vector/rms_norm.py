@@ -3,20 +3,12 @@
 Only rstd = 1 / rms is saved; the backward normalises again. Legend: T tokens, D width.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from twinstream.executor.kernels.vector.gradients import add_vector
 from twinstream.executor.kernels.vector.row_blocks import float32_copy, row_blocks
-
-
-@dataclass(frozen=True)
-class RmsNorm:
-    """The inputs of one normalisation."""
-
-    x: torch.Tensor  # [T, D]
-    rstd: torch.Tensor  # [T]
-    weight: torch.Tensor  # [D]
+from twinstream.executor.kernels.vector.vector_ops import NormGradients, RmsNorm
+from twinstream.executor.kernels.workspace import Workspace
 
 
 def rstd(x_TD: torch.Tensor, eps: float) -> torch.Tensor:
@@ -24,35 +16,32 @@ def rstd(x_TD: torch.Tensor, eps: float) -> torch.Tensor:
     return x_TD.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
-def write_rstd(x_TD: torch.Tensor, eps: float, rstd_T: torch.Tensor) -> None:
-    for rows in row_blocks(*x_TD.shape):
-        rstd_T[rows].copy_(rstd(x_TD[rows].float(), eps).squeeze(-1))
-
-
-def write_normed(norm: RmsNorm, out_TD: torch.Tensor) -> None:
+def write_normed(
+    norm: RmsNorm, out_TD: torch.Tensor, *, eps: float | None = None,
+    residual_TD: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    if residual_TD is not None:
+        norm.x.add_(residual_TD)
     for rows in row_blocks(*norm.x.shape):
-        x_hat = float32_copy(norm.x[rows]).mul_(norm.rstd[rows, None])
+        x_hat = float32_copy(norm.x[rows])
+        if eps is not None:
+            norm.rstd[rows].copy_(rstd(x_hat, eps).squeeze(-1))
+        x_hat.mul_(norm.rstd[rows, None])
         torch.mul(x_hat.to(out_TD.dtype), norm.weight, out=out_TD[rows])
 
 
-def rms_norm_backward(
-    norm: RmsNorm, d_out_TD: torch.Tensor, d_x_TD: torch.Tensor, *, accumulate: bool
-) -> torch.Tensor:
-    """Set d_x, or add to it, and return the float32 gradient of the weight.
-
-    d_out and d_x may be the same tensor.
-    """
+def rms_norm_backward(norm: RmsNorm, gradients: NormGradients, workspace: Workspace) -> None:
     weight_D = norm.weight.float()
     d_weight_D = torch.zeros_like(weight_D)
     for rows in row_blocks(*norm.x.shape):
         rstd_T1 = norm.rstd[rows, None]
         x_hat = float32_copy(norm.x[rows]).mul_(rstd_T1)
-        gradient = float32_copy(d_out_TD[rows])
+        gradient = float32_copy(gradients.d_out[rows])
         d_weight_D += normed_backward(gradient, x_hat, rstd_T1, weight_D)
-        if accumulate:
-            gradient.add_(d_x_TD[rows])
-        d_x_TD[rows].copy_(gradient)
-    return d_weight_D
+        if gradients.accumulate:
+            gradient.add_(gradients.d_x[rows])
+        gradients.d_x[rows].copy_(gradient)
+    add_vector(gradients.d_weight.tensor, d_weight_D, gradients.d_weight.mode)
 
 
 def normed_backward(

@@ -6,7 +6,6 @@ from twinstream.executor.kernels.vector.row_blocks import float32_copy, row_bloc
 
 
 def write_swiglu(gate_up_T2F: torch.Tensor, out_TF: torch.Tensor) -> None:
-    """The columns of gate_up are gate, then up."""
     d_ff = out_TF.shape[1]
     for rows in row_blocks(*out_TF.shape):
         gate = float32_copy(gate_up_T2F[rows, :d_ff])
@@ -14,11 +13,11 @@ def write_swiglu(gate_up_T2F: torch.Tensor, out_TF: torch.Tensor) -> None:
         out_TF[rows].copy_(product)
 
 
-def swiglu_backward(gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor) -> None:
-    """Turn the product's gradient into that of gate and up.
-
-    It comes in the right half of d, whose left half is garbage; d leaves as gate, then up.
-    """
+def swiglu_backward(
+    gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor, product_TF: torch.Tensor | None
+) -> None:
+    if product_TF is not None:
+        write_swiglu(gate_up_T2F, product_TF)
     num_tokens, d_ff = d_T2F.shape[0], d_T2F.shape[1] // 2
     for rows in row_blocks(num_tokens, d_ff):
         d_product = float32_copy(d_T2F[rows, d_ff:])

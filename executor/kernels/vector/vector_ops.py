@@ -10,11 +10,26 @@ from typing import Protocol
 
 import torch
 
-from twinstream.executor.kernels.vector.query_key import HeadNorm
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.schedule.ops import Mode
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """The inputs of one normalisation."""
+
+    x: torch.Tensor  # [T, D]
+    rstd: torch.Tensor  # [T]
+    weight: torch.Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """The RMSNorm that all heads of Q, or all of K, share."""
+
+    weight: torch.Tensor  # [E]
+    eps: float
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What is timed: kernels of task chains, matrix products, attention; and the curves they give."""

@@ -1,35 +1,29 @@
-"""Which attention implementation is the fastest on a device, of those that are right there.
+"""Whether an attention implementation is right on a device, and how fast.
 
 Right means: near the eager reference at a reduced size; finite, with ordinary and with low scores,
-at the size asked for; and the same bits twice. Memory taken beyond what is declared is told, not
-refused: it can be reserved. What is measured gives the efficiency curves of attention, too.
+at the size asked for; and the same bits twice where it says that it is deterministic. Memory taken
+beyond what is declared is told, not refused: it can be reserved.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from itertools import pairwise
 
 import torch
 
 from twinstream.executor.kernels.attention.canary import AttentionCanaryError, check_shape
+from twinstream.executor.kernels.attention.implementation import AttentionImplementation
 from twinstream.executor.kernels.attention.registry import (
     attention_implementation,
     attention_reason,
 )
 from twinstream.executor.kernels.attention.trial import Results, Trial
-from twinstream.executor.probe.tasks.kernels import Sample
-from twinstream.executor.probe.timing.fit import fit_line
-from twinstream.executor.probe.timing.timing import median_ns
-from twinstream.hardware_profiles.schema import AttentionChoice, Efficiency, Machine
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.models.demand.attention_library import attention_library_bytes
 from twinstream.models.demand.attention_limits import DeviceName
-from twinstream.models.demand.attention_scratch import attention_names
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.demand.work import ChunkWork
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
 Timer = Callable[[Callable[[], object]], float]
@@ -41,14 +35,9 @@ _REDUCED_QUERIES = 192  # 64 modulo 128, where cuDNN has gone wrong
 _REDUCED_PAST = 320
 _REDUCED_SEQUENCES = 2
 _REDUCED_KEY_HEADS = 2
-_REPEATS = 10
 # torch counts the whole of a block whose rest it does not split off, up to 1 MiB more, and rounds
 # large ones to 2 MiB: of each of the eight buffers that a backward pass has at most.
 _ROUNDING_BYTES = 8 * 2 * 2**20
-
-
-class NoAttentionError(TwinstreamError):
-    """No implementation is right on the device."""
 
 
 @dataclass(frozen=True)
@@ -64,39 +53,15 @@ class AttentionCase:
 class Candidate:
     """What was found of one implementation; `refused` says why it cannot be chosen.
 
-    `samples` have forward and backward of each case. `error` is the largest at the reduced size.
-    `excess_bytes` of device memory are taken beyond what is declared, by the worst call.
+    `time_ns` is of forward and backward of every case. `excess_bytes` of device memory are taken
+    beyond what is declared, by the worst call.
     """
 
     name: str
     refused: str | None = None
-    error: float | None = None
-    samples: tuple[Sample, ...] = ()
+    time_ns: float = 0.0
     excess_bytes: int = 0
-
-    @property
-    def time_ns(self) -> float:
-        return sum(sample.time_ns for sample in self.samples)
-
-
-@dataclass(frozen=True)
-class AttentionProbe:
-    """All implementations, and the fastest of those not refused."""
-
-    device: str
-    best: Candidate
-    candidates: tuple[Candidate, ...]
-
-    def machine(self, machine: Machine, nominal_flop_per_s: float) -> Machine:
-        """The profile with the best as its choice, and the rates of all that are right."""
-        date = datetime.now(UTC).date().isoformat()
-        source = f"probed {date} on {self.device}, torch {torch.__version__}"
-        choice = AttentionChoice(name=self.best.name, kind="measured", source=source)
-        efficiency = dict(machine.efficiency)
-        for candidate in self.candidates:
-            if candidate.refused is None:
-                efficiency |= attention_curves(candidate.samples, nominal_flop_per_s, source)
-        return machine.model_copy(update={"attention": choice, "efficiency": efficiency})
+    deterministic: bool = True
 
 
 def attention_cases(spec: ModelSpec, workload: Workload) -> tuple[AttentionCase, ...]:
@@ -106,107 +71,55 @@ def attention_cases(spec: ModelSpec, workload: Workload) -> tuple[AttentionCase,
     return tuple(_case(spec, workload, start) for start in starts)
 
 
-def probe_attention(
-    cases: Sequence[AttentionCase],
-    device: DeviceName,
-    *,
-    names: Sequence[str] | None = None,
-    allow_nondeterministic: bool = False,
-    timer: Timer | None = None,
-) -> AttentionProbe:
-    """Try every implementation on every case.
+def try_attention(
+    name: str, cases: Sequence[AttentionCase], device: DeviceName, timer: Timer | None = None
+) -> Candidate:
+    """Whether an implementation is right on every case, and how fast.
 
     Args:
+        name: of the implementation.
         cases: all of one dtype.
         device: of this machine.
-        names: implementations to try; by default all.
-        allow_nondeterministic: choose also among those that do not give the same bits twice.
-        timer: of a call, in ns; by default the median, by CUDA events on `cuda`.
-
-    Raises:
-        NoAttentionError: none is right; the message says why of each.
+        timer: of a call, in ns.
     """
-    timer = timer or (cuda_median_ns if device == "cuda" else median_ns)
+    timer = timer or DeviceTimer(torch.device(device)).mean_ns
     with torch.no_grad():
-        found = tuple(
-            _candidate(name, cases, device, timer, deterministic=not allow_nondeterministic)
-            for name in (names or attention_names())
-        )
-    right = [candidate for candidate in found if candidate.refused is None]
-    if not right:
-        told = "; ".join(f"{candidate.name}: {candidate.refused}" for candidate in found)
-        raise NoAttentionError(f"no attention implementation is right on this {device}: {told}")
-    best = min(right, key=lambda candidate: candidate.time_ns)
-    return AttentionProbe(_device_name(device), best, found)
+        if refused := _refusal(name, cases, device):
+            return Candidate(name, refused)
+        implementation = attention_implementation(name)
+        time_ns, excess_bytes = 0.0, 0
+        for case in cases:
+            trial = Trial(implementation, case.shape, torch.device(device))
+            if refused := _fault(trial, implementation, case.shape, device):
+                return Candidate(name, refused)
+            if device == "cuda":
+                excess_bytes = max(excess_bytes, _excess_bytes(name, trial, case.shape))
+            time_ns += timer(trial.forward) + timer(trial.backward)
+    return Candidate(name, None, time_ns, excess_bytes, implementation.deterministic)
 
 
-def attention_curves(
-    samples: Sequence[Sample], nominal_flop_per_s: float, source: str
-) -> Iterator[tuple[str, Efficiency]]:
-    """Efficiencies of forward and backward, as fractions of a nominal rate, by FLOPs a launch."""
-    for unit in ("attention_forward", "attention_backward"):
-        of_unit = [sample for sample in samples if sample.work.unit == unit]
-        line = fit_line([s.work.flops for s in of_unit], [s.time_ns for s in of_unit])
-        maximum, half = line.efficiency(nominal_flop_per_s)
-        told = f"{source}, worst residual {line.residual:.0%}"
-        work = of_unit[0].work
-        yield (
-            f"{unit}/{work.implementation}/{work.dtype}",
-            Efficiency(max=maximum, half=half, of="flops", kind="measured", source=told),
-        )
-
-
-def cuda_median_ns(call: Callable[[], object]) -> float:
-    """Median time of one call by CUDA events, after warm-ups, calls back to back."""
-    for _ in range(3):
-        call()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]  # type: ignore[no-untyped-call]
-    for event in events[:-1]:
-        event.record()
-        call()
-    events[-1].record()
-    torch.cuda.synchronize()
-    times = [before.elapsed_time(after) for before, after in pairwise(events)]
-    return float(sorted(times)[_REPEATS // 2]) * 1e6
-
-
-def _candidate(
-    name: str, cases: Sequence[AttentionCase], device: DeviceName, timer: Timer, *,
-    deterministic: bool,
-) -> Candidate:  # fmt: skip
-    implementation = attention_implementation(name)
+def _refusal(name: str, cases: Sequence[AttentionCase], device: DeviceName) -> str | None:
+    """Why it cannot run here, or that it is wrong at a reduced size."""
     for case in cases:
         if reason := attention_reason(name, device, case.shape):
-            return Candidate(name, refused=reason)
-    if deterministic and not implementation.deterministic:
-        return Candidate(name, refused="it is not deterministic")
-    error = max(_error(name, reduced(case.shape), device) for case in cases)
+            return reason
     tolerance = _TOLERANCES[cases[0].shape.dtype]
-    if not error <= tolerance:
-        told = f"it is {error:.1e} off the reference at a reduced size, over {tolerance:.0e}"
-        return Candidate(name, refused=told, error=error)
-    samples: list[Sample] = []
-    excess_bytes = 0
     for case in cases:
-        trial = Trial(implementation, case.shape, torch.device(device))
-        if reason := _fault(trial, name, case.shape, device, deterministic=deterministic):
-            return Candidate(name, refused=reason, error=error)
-        if device == "cuda":
-            excess_bytes = max(excess_bytes, _excess_bytes(name, trial, case.shape))
-        for work, call in ((case.forward, trial.forward), (case.backward, trial.backward)):
-            samples.append(Sample(work.model_copy(update={"implementation": name}), timer(call)))
-    return Candidate(name, error=error, samples=tuple(samples), excess_bytes=excess_bytes)
+        error = _error(name, reduced(case.shape), device)
+        if not error <= tolerance:  # or NaN
+            return f"it is {error:.1e} off the reference at a reduced size, over {tolerance:.0e}"
+    return None
 
 
 def _fault(
-    trial: Trial, name: str, shape: AttentionShape, device: DeviceName, *, deterministic: bool
+    trial: Trial, tried: AttentionImplementation, shape: AttentionShape, device: DeviceName
 ) -> str | None:
     """What is wrong at the size asked for, or None."""
     try:
-        check_shape(name, shape, device)
+        check_shape(tried.name, shape, device)
     except AttentionCanaryError as error:
         return str(error)
-    if deterministic and not trial.results().same_bits(trial.results()):
+    if tried.deterministic and not trial.results().same_bits(trial.results()):
         return f"its results differ from run to run for {shape}"
     return None
 
@@ -296,7 +209,3 @@ def _case(spec: ModelSpec, workload: Workload, start: int) -> AttentionCase:
         lengths=lengths,
     )
     return AttentionCase(shape, work.attention_forward(), work.attention_backward())
-
-
-def _device_name(device: DeviceName) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "cpu"

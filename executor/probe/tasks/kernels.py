@@ -2,17 +2,21 @@
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.vector_ops import LogitRows, NormGradients, VectorGradient
+from twinstream.executor.kernels.vector.vector_ops import (
+    LogitRows,
+    NormGradients,
+    RmsNorm,
+    VectorGradient,
+)
 from twinstream.executor.kernels.workspace import Workspace
+from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.models.demand.work import ChunkWork, adamw_work
 from twinstream.models.demand.workspace import workspace_bytes
@@ -28,15 +32,7 @@ _SCRATCH_BYTES = 64 * 2**20
 _SHAPES = ((128, 128, 4), (256, 256, 4), (512, 512, 8), (1024, 512, 8))
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Measured time of a group of like kernels."""
-
-    work: Work
-    time_ns: float
-
-
-def kernel_samples(dtype: str) -> Iterator[Sample]:
+def kernel_samples(dtype: str) -> Iterator[TaskSample]:
     """Every unit of work that the executor's kernels consist of, at several sizes."""
     for tokens, width, heads in _SHAPES:
         case = _Case(dtype, tokens, width, heads)
@@ -46,7 +42,7 @@ def kernel_samples(dtype: str) -> Iterator[Sample]:
         yield from case.ends()
 
 
-def pace_samples(dtype: str) -> Iterator[Sample]:
+def pace_samples(dtype: str) -> Iterator[TaskSample]:
     """A few of them again, to see whether the machine is as fast as before."""
     case = _Case(dtype, *_SHAPES[1])
     yield from case.matmuls()
@@ -74,7 +70,7 @@ class _Case:
     def random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
 
-    def matmuls(self) -> Iterator[Sample]:
+    def matmuls(self) -> Iterator[TaskSample]:
         """A projection as forward, input gradient and weight gradient run it."""
         t, d, f = self.tokens, self.spec.d_model, 2 * self.spec.d_ff
         x, weight, y = self.random(t, d), self.random(f, d), self.random(t, f)
@@ -86,7 +82,7 @@ class _Case:
             lambda: torch.addmm(weight, y.t(), x, out=weight),
         )
 
-    def vectors(self) -> Iterator[Sample]:
+    def vectors(self) -> Iterator[TaskSample]:
         """What blocks do beside matmuls and attention, forward and as a backward does it."""
         spec, t = self.spec, self.tokens
         d, f, q, k = spec.d_model, spec.d_ff, spec.d_q, spec.d_kv
@@ -129,7 +125,7 @@ class _Case:
         yield _sample(vector("rope", 2 * t * (q + k)), rotate)
         yield _sample(vector("rope_backward", 3 * t * (q + k)), rotate_backward)
 
-    def head(self) -> Iterator[Sample]:
+    def head(self) -> Iterator[TaskSample]:
         """Cross entropy of all rows at once, as of a head that is not sliced."""
         v = self.spec.vocab_size
         rows = LogitRows(
@@ -143,7 +139,7 @@ class _Case:
             lambda: _EAGER.cross_entropy(rows, self.workspace),
         )
 
-    def ends(self) -> Iterator[Sample]:
+    def ends(self) -> Iterator[TaskSample]:
         """Whole kernels that are one unit: embedding, optimizer."""
         spec, t = self.spec, self.tokens
         common: dict[str, Attribute] = {
@@ -165,7 +161,7 @@ class _Case:
         )  # fmt: skip
         yield self._adamw()
 
-    def _adamw(self) -> Sample:
+    def _adamw(self) -> TaskSample:
         count = 16 * self.tokens * self.spec.d_model // 4
         attributes: dict[str, Attribute] = {
             "dtype": self.spec.dtype, "num_elements": count, "element_offset": 0,
@@ -185,12 +181,12 @@ class _Case:
     def _kernel(
         self, name: str, attributes: dict[str, Attribute], cost: tuple[Work, ...],
         operands: dict[str, KernelOperand],
-    ) -> Sample:  # fmt: skip
+    ) -> TaskSample:  # fmt: skip
         key = f"{name}/eager"
         if size := workspace_bytes(key, attributes):
             scratch = torch.empty(size, dtype=torch.uint8)
             operands = {**operands, "scratch": KernelOperand(bytes=scratch, mode="scratch")}
-        function = registered_kernel(key).function
+        function = registered_kernel(key)
         return _sample(cost[0], lambda: function(operands, attributes))
 
 
@@ -198,6 +194,6 @@ def _operand(tensor: torch.Tensor, mode: Mode) -> KernelOperand:
     return KernelOperand(bytes=tensor.contiguous().view(-1).view(torch.uint8), mode=mode)
 
 
-def _sample(work: Work, call: Callable[[], object]) -> Sample:
+def _sample(work: Work, call: Callable[[], object]) -> TaskSample:
     with torch.no_grad():
-        return Sample(work, median_ns(call))
+        return TaskSample(work.unit, (work,), median_ns(call))

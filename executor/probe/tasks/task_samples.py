@@ -1,6 +1,6 @@
 """Time the kernels of a task chain as a run calls them, each on what those before it computed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +33,15 @@ class TaskSample:
         return TaskSample(name, works, timing.time_ns, timing.state)
 
 
+def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
+    """The best rate among the products measured alone, FLOP/s."""
+    return max(
+        work.flops / sample.time_ns * 1e9
+        for sample in samples
+        if len(sample.works) == 1 and (work := sample.works[0]).unit == "matmul"
+    )
+
+
 def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     """Every distinct call of a chain's first round and of its recomputes.
 
@@ -44,7 +53,7 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     for task in in_order(chain):
         call = chain.calls[task.call]
         operands = memory.operands(task)
-        function = registered_kernel(call.kernel).function
+        function = registered_kernel(call.kernel)
 
         run = partial(function, operands, call.attributes)
         with torch.no_grad():

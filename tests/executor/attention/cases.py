@@ -45,8 +45,9 @@ def unequal(
     )
 
 
-PACKED = [(2, 5, 5, 4, 2, 8), (3, 64, 64, 4, 4, 16), (1, 192, 192, 2, 1, 8)]
-SLICED = [(1, 7, 19, 4, 2, 8), (1, 64, 192, 4, 1, 16), (1, 1, 13, 4, 2, 8), (1, 130, 300, 2, 2, 8)]
+# Tiles of eager attention are 128 queries by 256 keys.
+PACKED = [(2, 5, 5, 4, 2, 8), (3, 64, 64, 4, 4, 16), (1, 192, 192, 2, 1, 8), (2, 257, 257, 2, 1, 8)]
+SLICED = [(1, 7, 19, 4, 2, 8), (1, 64, 192, 4, 1, 16), (1, 1, 13, 4, 2, 8), (1, 130, 700, 2, 2, 8)]
 
 UNEQUAL = [
     ((5, 1, 7), 4, 2, 8),
@@ -133,10 +134,15 @@ def call(name: str, of: AttentionShape, data: Data, d_kv_before: float = 1.0) ->
         d_kv = torch.unflatten(d_qkv[:, :, width_q:], 2, (2, of.num_kv_heads, of.head_dim))
     after = scratch(name, "backward", of, device)
     implementation.backward(
-        data.inputs, result, data.d_out, AttentionGradients(d_q, d_kv, of.sliced), after
+        data.inputs, result, AttentionGradients(data.d_out, d_q, d_kv, of.sliced), after
     )
     sizes = (before.high_water_bytes, after.high_water_bytes)
     return Found(result.out, result.lse, d_q, d_kv - d_kv_before * of.sliced, sizes)
+
+
+def declared_bytes(name: str, of: AttentionShape) -> tuple[int, ...]:
+    """Of scratch, forward and backward."""
+    return tuple(attention_scratch_bytes(name, p, of) for p in ("forward", "backward"))
 
 
 def scratch(name: str, of_pass: str, of: AttentionShape, device: torch.device) -> Workspace:

@@ -184,82 +184,37 @@ def _cudnn_backward(  # noqa: PLR0913
     return _swapped(*found), {"causal": is_causal, "keys": k.shape[2]}
 
 
+# What our calls must say wherever a library asks for it.
+ALWAYS = {
+    "alibi": None, "block_table": None, "generator": None, "leftpad_k": None, "rng_state": None,
+    "seqused_k": None, "k_new": None, "v_new": None, "q_v": None, "p": 0.0, "softcap": 0.0,
+    "left": -1, "right": -1, "return_softmax": False, "zero_tensors": False, "causal": True,
+    "num_splits": 1, "return_lse": True, "deterministic": True,
+}  # fmt: skip
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+
 def flash2_module() -> ModuleType:
-    """flash_attn_2_cuda of flash-attn 2.8."""
-
-    def fwd(q, k, v, out, alibi, p, scale, causal, left, right, softcap, return_softmax, generator):  # noqa: PLR0913
-        assert (alibi, p, left, right, softcap, return_softmax, generator) == (
-            None, 0.0, -1, -1, 0.0, False, None,
-        )  # fmt: skip
-        found, lse = forward(q, k, v, scale, causal=causal, top_left=False)
-        out.copy_(found)
-        return [out, lse, None, None]
-
-    def bwd(  # noqa: PLR0913
-        d_out, q, k, v, out, lse, dq, dk, dv, alibi, p, scale, causal, left, right, softcap,
-        deterministic, generator, rng_state,
-    ):  # fmt: skip
-        assert (alibi, p, left, right, softcap, generator, rng_state) == (
-            None, 0.0, -1, -1, 0.0, None, None,
-        )  # fmt: skip
-        assert deterministic
-        return _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal)
-
-    def varlen_fwd(  # noqa: PLR0913
-        q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi,
-        max_seqlen_q, max_seqlen_k, p, scale, zero_tensors, causal, left, right, softcap,
-        return_softmax, generator,
-    ):  # fmt: skip
-        assert (seqused_k, leftpad_k, block_table, alibi, p) == (None, None, None, None, 0.0)
-        assert (zero_tensors, causal, left, right, softcap) == (False, True, -1, -1, 0.0)
-        assert (return_softmax, generator) == (False, None)
-        assert cu_seqlens_q.equal(cu_seqlens_k) and max_seqlen_q == max_seqlen_k
-        found, lse = varlen_forward(q, k, v, cu_seqlens_q, max_seqlen_q, scale)
-        out.copy_(found)
-        return [out, lse, None, None]
-
-    def varlen_bwd(  # noqa: PLR0913
-        d_out, q, k, v, out, lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, alibi, max_seqlen_q,
-        max_seqlen_k, p, scale, zero_tensors, causal, left, right, softcap, deterministic,
-        generator, rng_state,
-    ):  # fmt: skip
-        assert (alibi, p, zero_tensors, causal, left, right) == (None, 0.0, False, True, -1, -1)
-        assert (softcap, deterministic, generator, rng_state) == (0.0, True, None, None)
-        assert cu_seqlens_q.equal(cu_seqlens_k) and max_seqlen_q == max_seqlen_k
-        starts = (cu_seqlens_q, max_seqlen_q)
-        return _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal, starts)
-
+    """flash_attn_2_cuda of flash-attn 2.8, whose arguments have no names."""
+    rest = "alibi p scale causal left right softcap"
+    lengths = "alibi max_seqlen_q max_seqlen_k p scale zero_tensors causal left right softcap"
+    starts, gradients = "cu_seqlens_q cu_seqlens_k", "dout q k v out lse dq dk dv"
+    kept = "seqused_k leftpad_k block_table"
     return _module(
-        "flash_attn_2_cuda", fwd=fwd, bwd=bwd, varlen_fwd=varlen_fwd, varlen_bwd=varlen_bwd
+        "flash_attn_2_cuda",
+        fwd=_stand_in(f"q k v out {rest} return_softmax generator"),
+        bwd=_stand_in(f"{gradients} {rest} deterministic generator rng_state"),
+        varlen_fwd=_stand_in(f"q k v out {starts} {kept} {lengths} return_softmax generator"),
+        varlen_bwd=_stand_in(f"{gradients} {starts} {lengths} deterministic generator rng_state"),
     )
 
 
 def flash4_module() -> ModuleType:
     """flash_attn.cute.interface of flash-attn-4 4.0.0b36."""
-
-    def _flash_attn_fwd(  # noqa: PLR0913
-        q, k, v, *, softmax_scale, causal, num_splits, return_lse, out, lse, cu_seqlens_q=None,
-        cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-    ):  # fmt: skip
-        assert num_splits == 1 and return_lse and lse.is_contiguous() and causal
-        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        found, found_lse = _found(q, k, v, softmax_scale, starts)
-        out.copy_(found)
-        lse.copy_(found_lse)
-        return out, lse, None, None, None
-
-    def _flash_attn_bwd(  # noqa: PLR0913
-        q, k, v, out, dout, lse, softmax_scale, causal, *, deterministic, dq, dk, dv,
-        cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-    ):  # fmt: skip
-        assert deterministic
-        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return _written(dout, q, k, v, out, lse, dq, dk, dv, softmax_scale, causal, starts)
-
     return _module(
         "flash_attn.cute.interface",
-        _flash_attn_fwd=_flash_attn_fwd,
-        _flash_attn_bwd=_flash_attn_bwd,
+        _flash_attn_fwd=_stand_in("q k v", "scale causal num_splits return_lse out lse"),
+        _flash_attn_bwd=_stand_in("q k v out dout lse", "scale causal deterministic dq dk dv"),
     )
 
 
@@ -282,60 +237,67 @@ def flash3_operators() -> Iterator[None]:
         "bool deterministic=False) "
         "-> (Tensor(dq!), Tensor(dk!), Tensor(dv!))"
     )
-
-    def fwd(  # noqa: PLR0913
-        q, k, v, k_new=None, v_new=None, q_v=None, out=None, cu_seqlens_q=None, cu_seqlens_k=None,
-        max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None, is_causal=False, num_splits=0,
-    ):  # fmt: skip
-        assert num_splits == 1 and is_causal
-        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        found, lse = _found(q, k, v, softmax_scale, starts)
-        return out.copy_(found), lse, q.new_empty(0), q.new_empty(0)
-
-    def bwd(  # noqa: PLR0913
-        dout, q, k, v, out, softmax_lse, dq=None, dk=None, dv=None, cu_seqlens_q=None,
-        cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, softmax_scale=None,
-        is_causal=False, deterministic=False,
-    ):  # fmt: skip
-        assert deterministic
-        starts = _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        into = (dq, dk, dv)
-        return _written(dout, q, k, v, out, softmax_lse, *into, softmax_scale, is_causal, starts)
-
-    library.impl("fwd", fwd, "CPU")
-    library.impl("bwd", bwd, "CPU")
+    lengths = " ".join(LENGTHS)
+    forward_of = _stand_in(f"q k v k_new v_new q_v out {lengths} scale causal num_splits")
+    library.impl("fwd", forward_of, "CPU")
+    backward_of = _stand_in(f"dout q k v out lse dq dk dv {lengths} scale causal deterministic")
+    library.impl("bwd", backward_of, "CPU")
     try:
         yield
     finally:
         library._destroy()
 
 
-def _starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
+def _stand_in(by_position: str, by_name: str = "") -> Callable:
+    """Computes what a flash library promises from arguments of these names, and checks them."""
+    positions, named = by_position.split(), set(by_name.split())
+
+    def call(*arguments, **more):
+        if by_name:
+            more["scale"] = more.pop("softmax_scale")
+        assert named <= more.keys() <= named | set(LENGTHS)
+        given = dict(zip(positions, arguments, strict=True)) | more
+        for name in given.keys() & ALWAYS.keys():
+            assert given[name] == ALWAYS[name], name
+        return _written(given) if "dout" in given else _found(given)
+
+    return call
+
+
+def _starts(given):
     """The cumulative lengths and the longest, or None where lengths are equal."""
-    if cu_seqlens_q is None:
-        assert (cu_seqlens_k, max_seqlen_q, max_seqlen_k) == (None, None, None)
+    starts, other, longest, other_longest = (given.get(name) for name in LENGTHS)
+    if starts is None:
+        assert (other, longest, other_longest) == (None, None, None)
         return None
-    assert cu_seqlens_q.equal(cu_seqlens_k) and max_seqlen_q == max_seqlen_k
-    return cu_seqlens_q, max_seqlen_q
+    assert starts.equal(other) and longest == other_longest
+    return starts, longest
 
 
-def _found(q, k, v, scale, starts):
+def _found(given):
+    q, k, v, scale, starts = *(given[name] for name in ("q", "k", "v", "scale")), _starts(given)
     if starts is None:
-        return forward(q, k, v, scale, causal=True, top_left=False)
-    return varlen_forward(q, k, v, *starts, scale)
-
-
-def _written(d_out, q, k, v, out, lse, dq, dk, dv, scale, causal, starts=None):  # noqa: PLR0913
-    assert lse.is_contiguous() and lse.dtype == torch.float32
-    assert {x.dtype for x in (dq, dk, dv)} == {q.dtype}
-    assert causal
-    if starts is None:
-        found = backward(d_out, q, k, v, out, lse, scale, causal=causal, top_left=False)
+        out, lse = forward(q, k, v, scale, causal=True, top_left=False)
     else:
-        found = varlen_backward(d_out, q, k, v, out, lse, *starts, scale)
-    for into, gradient in zip((dq, dk, dv), found, strict=True):
-        into.copy_(gradient)
-    return dq, dk, dv
+        out, lse = varlen_forward(q, k, v, *starts, scale)
+    if "lse" in given:
+        assert given["lse"].is_contiguous()
+        given["lse"].copy_(lse)
+    return given["out"].copy_(out), lse, q.new_empty(0), q.new_empty(0)
+
+
+def _written(given):
+    d_out, q, k, v, out, lse = (given[name] for name in ("dout", "q", "k", "v", "out", "lse"))
+    into, starts = [given[name] for name in ("dq", "dk", "dv")], _starts(given)
+    assert lse.is_contiguous() and lse.dtype == torch.float32
+    assert {x.dtype for x in into} == {q.dtype}
+    if starts is None:
+        found = backward(d_out, q, k, v, out, lse, given["scale"], causal=True, top_left=False)
+    else:
+        found = varlen_backward(d_out, q, k, v, out, lse, *starts, given["scale"])
+    for target, value in zip(into, found, strict=True):
+        target.copy_(value)
+    return tuple(into)
 
 
 def _module(name: str, **functions) -> ModuleType:

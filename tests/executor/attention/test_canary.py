@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.kernels.attention import canary, registry
+from twinstream.executor.kernels.attention import canary, flash, registry
 from twinstream.executor.kernels.attention.canary import (
     AttentionCanaryError,
     check_attention,
@@ -31,51 +31,18 @@ def schedule_with(attention: str, workload: str = "sliced") -> Schedule:
     return planned(tiny_chain(workload, recipe=recipe), MACHINE, Caps(), "resident")
 
 
-@pytest.fixture
-def tried(monkeypatch):
-    """The shapes that the canary tried."""
-    shapes, check = [], canary.check_shape
-    monkeypatch.setattr(
-        canary,
-        "check_shape",
-        lambda name, shape, device: (shapes.append(shape), check(name, shape, device)),
-    )
-    return shapes
-
-
-def test_each_shape_is_tried_once(tried):
-    check_attention(schedule_with("sdpa_cpu"), "cpu")
-    assert [(shape.num_queries, shape.num_keys) for shape in tried] == [
-        (16, 16),
-        (16, 32),
-        (16, 48),
-    ]
-
-
-def test_unequal_lengths_are_tried_as_they_are(tried):
-    check_attention(schedule_with("sdpa_cpu", "unequal"), "cpu")
-    assert [shape.lengths for shape in tried] == [(5, 1, 16, 7)]
-    assert str(tried[0]) == "sequences of 5, 1, 16, 7, 4/2 heads of 8, float32"
-
-
-def test_eager_attention_is_taken_at_its_word(tried):
-    check_attention(schedule_with("eager"), "cpu")
-    assert tried == []
-
-
 @pytest.mark.parametrize("of_scores", ["ordinary", "low"])
 def test_nan_is_told_with_the_shape_and_what_to_do(monkeypatch, of_scores):
     """Once in a shape only, and once only for scores far below zero."""
-    right = attention_implementation("sdpa_cpu")
+    tried = attention_implementation("sdpa_cpu")
+    right = tried.backward
 
-    def faulty(inputs, result, d_out, gradients, workspace):
-        right.backward(inputs, result, d_out, gradients, workspace)
+    def faulty(inputs, result, gradients, workspace):
+        right(inputs, result, gradients, workspace)
         if inputs.k.shape[1] == 48 and (of_scores == "ordinary" or result.lse.min() < -88):
             gradients.d_q[0, -1, -1, -1] = float("nan")
 
-    known = dict(registry._IMPLEMENTATIONS)
-    known["sdpa_cpu"] = replace(right, backward=faulty)
-    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", known)
+    monkeypatch.setattr(tried, "backward", faulty)
     with pytest.raises(AttentionCanaryError, match=r"'sdpa_cpu'.*in dQ for 1 x 16 queries of 48"):
         check_attention(schedule_with("sdpa_cpu"), "cpu")
 
@@ -109,14 +76,12 @@ def test_a_library_that_is_not_installed_is_told_how_to_install(monkeypatch, nam
 
 
 def test_a_library_that_is_too_old_is_told_so(monkeypatch):
-    from twinstream.executor.kernels.attention import installed
-
     monkeypatch.setattr(registry, "_cuda_reason", lambda implementation: None)
-    monkeypatch.setattr(installed, "version", lambda name: "2.6.3.post1")
+    monkeypatch.setattr(flash, "version", lambda name: "2.6.3.post1")
     assert attention_reason("flash2", "cuda") == (
         "flash-attn is 2.6.3.post1, and 2.7 or newer is needed (pip install flash-attn)"
     )
-    monkeypatch.setattr(installed, "version", lambda name: "2.7.4.post1")
+    monkeypatch.setattr(flash, "version", lambda name: "2.7.4.post1")
     assert attention_reason("flash2", "cuda") is None
 
 

@@ -1,16 +1,16 @@
 """Whole steps with a library's attention: the recipe decides the bits, the plan does not."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from tests.helpers.plans import MACHINE, planned, recompute_levels, smallest_device_bytes
 from tests.helpers.runs import assert_same_bits, bits_of
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.kernels.attention import registry
 from twinstream.executor.kernels.attention.canary import AttentionCanaryError
-from twinstream.executor.kernels.attention.registry import AttentionNotAvailable
+from twinstream.executor.kernels.attention.registry import (
+    AttentionNotAvailable,
+    attention_implementation,
+)
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -52,15 +52,15 @@ def test_one_step_moves_weights_as_eager_attention_does(workload):
 
 
 def test_a_run_whose_attention_gives_nan_stops_before_it_begins(monkeypatch):
-    right = registry.attention_implementation("sdpa_cpu")
+    tried = attention_implementation("sdpa_cpu")
+    right = tried.forward
 
     def faulty(inputs, result, workspace):
-        right.forward(inputs, result, workspace)
+        right(inputs, result, workspace)
         result.out[0, 0, 0, 0] = float("nan")
 
     schedule = planned(chain_with("sdpa_cpu", "packed"), MACHINE, Caps(), "resident")
-    known = dict(registry._IMPLEMENTATIONS) | {"sdpa_cpu": replace(right, forward=faulty)}
-    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", known)
+    monkeypatch.setattr(tried, "forward", faulty)
     with pytest.raises(AttentionCanaryError, match="NaN or infinity in output"):
         bits_of(schedule)
 

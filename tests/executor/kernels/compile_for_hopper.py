@@ -19,15 +19,15 @@ from triton.compiler import ASTSource
 
 from tests.executor.kernels.driver import LLAMA_3_1
 from twinstream.executor.kernels.registry import vector_ops
-from twinstream.executor.kernels.vector.query_key import HeadNorm
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import (
     AdamwConstants,
     AdamwState,
+    HeadNorm,
     HeadNormBackward,
     LogitRows,
     NormGradients,
+    RmsNorm,
     SortedTokens,
     VectorGradient,
 )

@@ -4,16 +4,22 @@ All that a kernel writes or uses as scratch is filled with a byte first, 0xFF (N
 says otherwise, and scratch has exactly the size that the formula says.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
+from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.state.weights import flat_layouts
 from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.lowering.lower import lower
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.chain import Task
+from twinstream.schedule.ops import TaskOperand
+from twinstream.schedule.workload import Workload
 
 POISON = 0xFF
 
@@ -42,7 +48,7 @@ def run(
     if size_bytes := workspace_bytes(key, attributes):
         operands["scratch"] = KernelOperand(buffer(size_bytes, fill), "scratch")
     with torch.no_grad():
-        registered_kernel(key).function(operands, attributes)
+        registered_kernel(key)(operands, attributes)
 
 
 def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start: int) -> dict:
@@ -61,7 +67,7 @@ def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start
 
 @dataclass
 class Step:
-    """Forward and backward of `tokens` [2, all tokens] in chunks; gradients accumulate.
+    """Forward and backward of `tokens` [2, all tokens] in chunks, by the tasks of their chain.
 
     A chunk packs sequences of `lengths` where they are unequal, and `seq_len` is the longest.
     `recompute` is the level that backward starts from: "FULL", "ATTENTION" or "INPUT".
@@ -78,182 +84,70 @@ class Step:
     fill: int = POISON
     vector: str = "eager"
     device: str = "cpu"
-    gradient_dtype: str = ""
+    gradients_in: str = "model"
     lengths: tuple[int, ...] = ()
-    saved: dict[tuple[int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.num_chunks = self.tokens.shape[1] // self.chunk_tokens
-        self.sliced = self.chunk_tokens < self.seq_len
-        self.by_width = self.chunk_tokens * self.spec.d_model * self.spec.itemsize
+        num_chunks = self.tokens.shape[1] // self.chunk_tokens
+        work = Workload(
+            seq_len=self.seq_len, chunk_tokens=self.chunk_tokens, chunks_per_round=num_chunks,
+            rounds_per_step=1, sequence_lengths=self.lengths,
+        )  # fmt: skip
+        recipe = Recipe(kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in)
+        self.chain = lower(self.spec, work, recipe)
         self.layouts = flat_layouts(self.spec)
-        self.parameters = {name: flat.to(self.device) for name, flat in self.parameters.items()}
-        self.tokens = self.tokens.to(self.device)
-        self.wider = 2 if self.gradient_dtype == "float32" != self.spec.dtype else 1
-        self.written: set[str] = set()
+        self.tensors = {tensor.tensor_id: tensor for tensor in self.chain.tensors}
+        self.parts: dict[str, list[str]] = {}
+        for tensor in self.chain.tensors:
+            self.parts.setdefault(tensor.parent or "", []).append(tensor.tensor_id)
 
     def run(self) -> torch.Tensor:
-        """Return the loss; gradients and what was saved stay on the object."""
+        """Return the loss; what the kernels leave behind stays in `buffers`."""
         with torch.device(self.device):
-            return self._run()
-
-    def _run(self) -> torch.Tensor:
-        self.gradients = {
-            name: buffer(self.wider * layout.size_bytes) for name, layout in self.layouts.items()
-        }
-        self.loss = buffer(4)
-        self.written.clear()
-        hidden = [self._embed(chunk) for chunk in range(self.num_chunks)]
-        for layer in range(self.spec.num_layers):
-            seen = self._kv_buffers(self.spec.itemsize)
-            hidden = [self._forward(layer, c, hidden[c], seen) for c in range(self.num_chunks)]
-        d_hidden = {c: self._head(c, hidden[c]) for c in reversed(range(self.num_chunks))}
-        for layer in reversed(range(self.spec.num_layers)):
-            d_seen = self._kv_buffers(4)
-            for chunk in reversed(range(self.num_chunks)):
-                self._backward(layer, chunk, d_hidden[chunk], d_seen)
-        for chunk in reversed(range(self.num_chunks)):
-            operands = {
-                "tokens": (self._tokens(chunk), "read"),
-                "d_hidden": (d_hidden[chunk], "read"),
-                "gradients": self._accumulate("embedding"),
+            self.buffers = {
+                name: buffer(self.tensors[name].size_bytes)
+                for name in self.parts[""]
+                if self.tensors[name].role not in ("scratch", "optimizer_state")
             }
-            run("embed_backward", self._end_attributes(), operands, self.fill, self.vector)
-        self.d_hidden = d_hidden
-        return self.loss.view(torch.float32)
+            for name, flat in self.parameters.items():
+                self.buffers[f"param.{name.removeprefix('layer.')}"].copy_(flat)
+            chunks = self.tokens.to(torch.int32).split(self.chunk_tokens, dim=1)
+            for number, chunk in enumerate(chunks):
+                self.buffers[f"tokens.{number}"].copy_(chunk.reshape(-1).view(torch.uint8))
+            for task in self._tasks():
+                self._run(task)
+        return self.loss
 
-    def _embed(self, chunk: int) -> torch.Tensor:
-        output = buffer(self.by_width)
-        operands = {
-            "parameters": (self.parameters["embedding"], "read"),
-            "tokens": (self._tokens(chunk), "read"),
-            "output": (output, "write"),
-        }
-        run("embed_forward", self._end_attributes(), operands, self.fill, self.vector)
-        return output
+    @property
+    def loss(self) -> torch.Tensor:
+        return self.buffers["loss"].view(torch.float32)
 
-    def _forward(
-        self, layer: int, chunk: int, hidden: torch.Tensor, seen: list[torch.Tensor]
-    ) -> torch.Tensor:
-        spec, tokens = self.spec, self.chunk_tokens
-        saved = {
-            "hidden": hidden,
-            "norms": buffer(8 * tokens),
-            "attention": buffer(tokens * (spec.d_q * spec.itemsize + 4 * spec.num_heads)),
-            "projections": buffer(
-                tokens * (spec.d_q + spec.d_model + 2 * spec.d_ff) * spec.itemsize
-            ),
-            **self._context(chunk, seen, 2 * spec.d_kv * spec.itemsize),
-        }
-        self.saved[layer, chunk] = saved
-        output = buffer(self.by_width)
-        operands = {
-            **self._modes(layer, saved, write=("norms", "kv", "attention", "projections")),
-            "output": (output, "write"),
-        }
-        run("block_forward", self._block_attributes(chunk), operands, self.fill, self.vector)
-        return output
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The flat gradients, named as the parameters are."""
+        return {n: self.buffers[f"grad.{n.removeprefix('layer.')}"] for n in self.parameters}
 
-    def _head(self, chunk: int, hidden: torch.Tensor) -> torch.Tensor:
-        d_hidden = buffer(self.by_width)
-        operands = {
-            "parameters": (self.parameters["head"], "read"),
-            "hidden": (hidden, "read"),
-            "tokens": (self._tokens(chunk), "read"),
-            "d_hidden": (d_hidden, "write"),
-            "gradients": self._accumulate("head"),
-            "loss": (self.loss, self._mode("loss")),
-        }
-        if self.spec.tied_embeddings:
-            operands["embedding"] = (self.parameters["embedding"], "read")
-            operands["embedding_gradients"] = self._accumulate("embedding")
-        attributes = self._end_attributes() | {
-            "norm_eps": self.spec.norm_eps,
-            "tied": self.spec.tied_embeddings,
-            "loss_scale": self.loss_scale,
-            "row_slice": self.row_slice,
-        }
-        run("head_loss", attributes, operands, self.fill, self.vector)
-        return d_hidden
+    def _tasks(self) -> Iterator[Task]:
+        for task in self.chain.tasks:
+            for again in self.chain.recomputes:
+                if again.before == task.task_id and again.task.label.level == self.recompute:
+                    yield again.task
+            if task.label.kind != "optimizer_step":
+                yield task
 
-    def _backward(
-        self, layer: int, chunk: int, d_hidden: torch.Tensor, d_seen: list[torch.Tensor]
-    ) -> None:
-        saved, attributes = self.saved[layer, chunk], self._block_attributes(chunk)
-        self._recompute(layer, saved, attributes)
-        operands = {
-            **self._modes(layer, saved, write=()),
-            "d_hidden": (d_hidden, "update"),
-            "gradients": self._accumulate(f"layer.{layer}"),
-        }
-        if self.sliced:
-            sequence, position = divmod(chunk, self.seq_len // self.chunk_tokens)
-            end = (position + 1) * self.chunk_tokens * 2 * self.spec.d_kv * 4
-            mode = self._mode(f"d_context.{layer}.{sequence}")
-            operands["d_context"] = (d_seen[sequence][:end], mode)
-        run("block_backward", attributes, operands, self.fill, self.vector)
+    def _run(self, task: Task) -> None:
+        call = self.chain.calls[task.call]
+        kernel, vector = call.kernel.split("/")
+        attributes = dict(call.attributes)
+        if kernel == "head_loss":
+            attributes |= {"loss_scale": self.loss_scale, "row_slice": self.row_slice}
+        operands = {o.name: (self._view(o), o.mode) for o in task.operands if o.mode != "scratch"}
+        run(kernel, attributes, operands, self.fill, vector)
 
-    def _recompute(self, layer: int, saved: dict, attributes: dict) -> None:
-        if self.recompute == "FULL":
-            return
-        again = ("projections",) if self.recompute == "ATTENTION" else ("attention", "projections")
-        operands = self._modes(layer, saved, write=again)
-        for name in ("kv", "context") if self.recompute == "ATTENTION" else ():
-            operands.pop(name, None)
-        run(
-            f"block_recompute_{self.recompute.lower()}",
-            attributes,
-            operands,
-            self.fill,
-            self.vector,
-        )
-
-    def _modes(self, layer: int, saved: dict, write: tuple[str, ...]) -> dict:
-        modes = {name: "write" if name in write else "read" for name in saved}
-        operands = {name: (saved[name], modes[name]) for name in saved}
-        return {"parameters": (self.parameters[f"layer.{layer}"], "read"), **operands}
-
-    def _kv_buffers(self, itemsize: int) -> list[torch.Tensor]:
-        """One for all K and V of each sequence, or of each chunk of packed sequences."""
-        tokens = max(self.seq_len, self.chunk_tokens)
-        size_bytes = tokens * 2 * self.spec.d_kv * itemsize
-        return [buffer(size_bytes) for _ in range(self.tokens.shape[1] // tokens)]
-
-    def _context(self, chunk: int, seen: list[torch.Tensor], row_bytes: int) -> dict:
-        sequence, position = divmod(chunk, max(1, self.seq_len // self.chunk_tokens))
-        start = position * self.chunk_tokens * row_bytes
-        kv = seen[sequence][start : start + self.chunk_tokens * row_bytes]
-        return {"kv": kv, "context": seen[sequence][:start]} if start else {"kv": kv}
-
-    def _accumulate(self, name: str) -> tuple[torch.Tensor, str]:
-        return self.gradients[name], self._mode(name)
-
-    def _mode(self, name: str) -> str:
-        first = name not in self.written
-        self.written.add(name)
-        return "write" if first else "update"
-
-    def _tokens(self, chunk: int) -> torch.Tensor:
-        columns = slice(chunk * self.chunk_tokens, (chunk + 1) * self.chunk_tokens)
-        return self.tokens[:, columns].to(torch.int32).contiguous().view(-1).view(torch.uint8)
-
-    def _block_attributes(self, chunk: int) -> dict:
-        start = 0 if self.lengths else chunk * self.chunk_tokens % self.seq_len
-        attributes = block_attributes(self.spec, self.chunk_tokens, self.seq_len, start)
-        if self.lengths:
-            attributes["sequence_lengths"] = self.lengths
-        return attributes | self._gradient_attribute()
-
-    def _gradient_attribute(self) -> dict:
-        return {"gradient_dtype": self.gradient_dtype} if self.gradient_dtype else {}
-
-    def _end_attributes(self) -> dict:
-        spec = self.spec
-        return {
-            "d_model": spec.d_model,
-            "vocab_size": spec.vocab_size,
-            "dtype": spec.dtype,
-            "num_tokens": self.chunk_tokens,
-            **self._gradient_attribute(),
-        }
+    def _view(self, operand: TaskOperand) -> torch.Tensor:
+        tensor = self.tensors[operand.tensor]
+        last = tensor
+        if operand.num_parts is not None:
+            last = self.tensors[self.parts[operand.tensor][operand.num_parts - 1]]
+        root = self.buffers[tensor.parent or operand.tensor]
+        return root[tensor.offset_bytes : last.offset_bytes + last.size_bytes]

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from tests.executor.kernels.driver import LLAMA_3_1, Step
-from twinstream.executor.state.weights import pack_hf_state, unpack_hf_state
+from tests.helpers.hf_weights import pack_hf_state, unpack_hf_state
 from twinstream.models.spec import ModelSpec
 
 SEQ_LEN, NUM_SEQUENCES = 24, 4

@@ -137,17 +137,6 @@ def test_random_streams_are_independent_of_each_other():
     assert torch.equal(base, rounded_up(count, state))
 
 
-def test_parameter_and_moments_draw_different_bits():
-    count = 2**16
-    state = step_state(lr=2.0**-10)
-    up = {what: rounded_up(count, state, what) for what in ("parameter", "m", "v")}
-    chance = {what: float(up[what].double().mean()) for what in up}
-    for a, b in (("parameter", "m"), ("parameter", "v"), ("m", "v")):
-        expected = chance[a] * chance[b] + (1 - chance[a]) * (1 - chance[b])
-        sigma = math.sqrt(expected * (1 - expected) / count)
-        assert abs((up[a] == up[b]).double().mean() - expected) <= 4 * sigma
-
-
 def test_not_finite_stays_and_finite_stays_finite():
     largest = torch.finfo(torch.bfloat16).max
     values = [float("inf"), -float("inf"), float("nan"), largest, -largest, 0.0, -0.0, 1e-40]

@@ -6,22 +6,19 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import LLAMA_3_1
-from twinstream.executor.kernels.vector.query_key import (
-    HeadNorm,
-    normed_rotated_backward,
-    rotated_backward,
-    write_rotated,
-)
-from twinstream.executor.kernels.vector.rms_norm import (
-    RmsNorm,
-    rms_norm_backward,
-    write_normed,
-    write_rstd,
-)
+from twinstream.executor.kernels.registry import vector_ops
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.row_blocks import BLOCK_ELEMENTS
-from twinstream.executor.kernels.vector.swiglu import swiglu_backward, write_swiglu
+from twinstream.executor.kernels.vector.vector_ops import (
+    HeadNorm,
+    HeadNormBackward,
+    NormGradients,
+    RmsNorm,
+    VectorGradient,
+)
+from twinstream.executor.kernels.workspace import Workspace
 
+EAGER, NO_WORKSPACE = vector_ops("eager"), Workspace(torch.empty(0, dtype=torch.uint8))
 EPS = 1e-5
 # float32 rounding, and for bf16 the one rounding of results and the one of inputs of the next step.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
@@ -84,10 +81,11 @@ def test_rms_norm(dtype, accumulate):
     out64 = normed64(x64, weight64)
     out64.backward(d_out.double())
 
-    rstd, out, d_x = torch.empty(1100), torch.full_like(x, float("nan")), before.clone()
-    write_rstd(x, EPS, rstd)
-    write_normed(RmsNorm(x, rstd, weight), out)
-    d_weight = rms_norm_backward(RmsNorm(x, rstd, weight), d_out, d_x, accumulate=accumulate)
+    out, d_x, d_weight = torch.full_like(x, float("nan")), before.clone(), torch.empty(512)
+    norm = RmsNorm(x, torch.empty(1100), weight)
+    EAGER.write_normed(norm, out, eps=EPS)
+    gradients = NormGradients(d_out, d_x, VectorGradient(d_weight, "write"), accumulate)
+    EAGER.rms_norm_backward(norm, gradients, NO_WORKSPACE)
 
     assert_close(out, out64, dtype)
     assert_close(d_x, x64.grad + before.double() * accumulate, dtype)
@@ -111,12 +109,12 @@ def test_head_norm_and_rope(dtype, normed, seq_len, chunk_start, scaling):
     out64.backward(d.double())
 
     in_place = x.clone()
-    write_rotated(in_place, norm, rope, in_place)
+    EAGER.write_rotated(in_place, norm, rope, in_place)
     assert (in_place.double() - out64).abs().max() <= TOLERANCES[dtype] * out64.abs().max()
-    if norm is None:
-        rotated_backward(d, rope)
-    else:
-        d_weight = normed_rotated_backward(d, x, norm, rope)
+    d_weight = torch.empty(64)
+    backward = HeadNormBackward(norm, x, VectorGradient(d_weight, "write")) if norm else None
+    EAGER.rotated_backward(d, rope, backward, NO_WORKSPACE)
+    if norm:
         error = (d_weight - weight64.grad).abs().max() / weight64.grad.abs().max()
         assert error <= 1e-5
     error = (d.double() - x64.grad).abs().max() / x64.grad.abs().max()
@@ -136,8 +134,8 @@ def test_swiglu(dtype):
     product64.backward(d_product.double())
 
     d = torch.full_like(gate_up, float("nan"))
-    write_swiglu(gate_up, d[:, :d_ff])
+    EAGER.write_swiglu(gate_up, d[:, :d_ff])
     assert_close(d[:, :d_ff], product64, dtype)
     d[:, d_ff:].copy_(d_product)
-    swiglu_backward(gate_up, d)
+    EAGER.swiglu_backward(gate_up, d, None)
     assert_close(d, gate_up64.grad, dtype)

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import LLAMA_3_1
-from tests.executor.kernels.twins import DTYPES, TOLERANCES, assert_twins_agree, randn
+from tests.executor.kernels.twins import DTYPES, assert_twins_agree, randn
 from twinstream.executor.kernels.registry import vector_ops
-from twinstream.executor.kernels.vector.query_key import HeadNorm
-from twinstream.executor.kernels.vector.rms_norm import RmsNorm
 from twinstream.executor.kernels.vector.rope import Rope, write_positions
 from twinstream.executor.kernels.vector.vector_ops import (
+    HeadNorm,
     HeadNormBackward,
     NormGradients,
+    RmsNorm,
     VectorGradient,
 )
 
@@ -75,20 +75,6 @@ def test_norm_backward_with_more_rows_than_programs(triton_device):
     )
 
 
-def test_norm_backward_in_place(triton_device):
-    """d_out and d_x are one tensor, as in the head."""
-    d = randn(5, 7, seed=3)
-    d_weight = VectorGradient(randn(7, seed=5), "write")
-
-    def call(ops, workspace, norm, d, d_weight):
-        ops.rms_norm_backward(norm, NormGradients(d, d, d_weight, accumulate=False), workspace)
-
-    assert_twins_agree(
-        triton_device, call, norm_of(5, 7, torch.float32), d, d_weight,
-        results=lambda norm, d, d_weight: {"d": d, "d_weight": d_weight.tensor},
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Outs:
     out: torch.Tensor
@@ -109,48 +95,27 @@ def rotation(tokens, heads, head_dim, dtype, *, normed, scaling=None):
 
 
 @DTYPE
-@pytest.mark.parametrize("sizes", [(1, 1, 2), (4, 3, 10), (3, 5, 34)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (4, 3, 10), (11, 5, 34)], ids=str)
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("scaling", [None, STRETCHED], ids=["default", "llama3"])
-def test_head_norm_and_rope(triton_device, dtype, sizes, normed, scaling):
+@pytest.mark.parametrize("angles", ["default", "llama3", "unequal lengths"])
+def test_head_norm_and_rope(triton_device, dtype, sizes, normed, angles):
+    scaling = STRETCHED if angles == "llama3" else None
     x, d, rope, norm = rotation(*sizes, dtype, normed=normed, scaling=scaling)
-    out = torch.full_like(d, float("nan"))
-
-    def call(ops, workspace, x, outs, norm, backward):
-        ops.write_rotated(x, norm, rope, outs.out)
-        ops.rotated_backward(outs.d, rope, backward, workspace)
-
-    def results(x, outs, norm, backward):
-        out, d = outs.out, outs.d
-        found = {"x": x, "out": out, "d": d}
-        return found | ({"d_weight": backward.d_weight.tensor} if backward else {})
-
-    backward = None
+    out, backward, positions = torch.full_like(d, float("nan")), None, None
+    if angles == "unequal lengths":
+        positions = torch.empty(sizes[0], dtype=torch.int32)
+        write_positions((1,) * (sizes[0] // 2) + (sizes[0] - sizes[0] // 2,), positions)
     if norm is not None:
         d_weight = VectorGradient(randn(sizes[2], dtype=dtype, seed=6), "update")
         backward = HeadNormBackward(norm, x, d_weight)
-    assert_twins_agree(triton_device, call, x, Outs(out, d), norm, backward, results=results)
-
-
-@DTYPE
-@pytest.mark.parametrize("normed", [False, True])
-def test_positions_of_unequal_lengths(triton_device, dtype, normed):
-    x, d, rope, norm = rotation(11, 3, 10, dtype, normed=normed)
-    positions = torch.empty(11, dtype=torch.int32)
-    write_positions((2, 2, 1, 6), positions)
-    assert positions.tolist() == [0, 1, 0, 1, 0, 0, 1, 2, 3, 4, 5]
-    out, backward = torch.full_like(d, float("nan")), None
-    if norm is not None:
-        d_weight = VectorGradient(randn(10, dtype=dtype, seed=6), "update")
-        backward = HeadNormBackward(norm, x, d_weight)
 
     def call(ops, workspace, x, outs, norm, backward, positions):  # noqa: PLR0913
-        packed = replace(rope, positions=positions)
-        ops.write_rotated(x, norm, packed, outs.out)
-        ops.rotated_backward(outs.d, packed, backward, workspace)
+        of_chunk = replace(rope, positions=positions)
+        ops.write_rotated(x, norm, of_chunk, outs.out)
+        ops.rotated_backward(outs.d, of_chunk, backward, workspace)
 
     def results(x, outs, norm, backward, positions):
-        found = {"out": outs.out, "d": outs.d}
+        found = {"x": x, "out": outs.out, "d": outs.d}
         return found | ({"d_weight": backward.d_weight.tensor} if backward else {})
 
     assert_twins_agree(
@@ -158,17 +123,10 @@ def test_positions_of_unequal_lengths(triton_device, dtype, normed):
     )
 
 
-@DTYPE
-@pytest.mark.parametrize("scaling", [None, LLAMA_3_1], ids=["default", "llama3"])
-def test_rope_far_into_a_sequence(triton_device, dtype, scaling):
-    """Angles are exact, so that a million positions cost nothing."""
-    x = randn(3, 2, 128, dtype=dtype)
-    rope = Rope(500_000.0, 128, seq_len=2**20, chunk_start=2**20 - 3, scaling=scaling)
-
-    def call(ops, workspace, x):
-        ops.write_rotated(x, None, rope, x)
-
-    assert_twins_agree(triton_device, call, x, results=lambda x: {"x": x}, tolerances=TOLERANCES)
+def test_positions_begin_anew_with_every_sequence():
+    positions = torch.empty(11, dtype=torch.int32)
+    write_positions((2, 2, 1, 6), positions)
+    assert positions.tolist() == [0, 1, 0, 1, 0, 0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("start", [0, 100_000, 2**20 - 40])

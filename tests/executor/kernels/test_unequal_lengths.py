@@ -13,8 +13,7 @@ from tests.executor.kernels.families import (
     tiny_spec,
 )
 from tests.executor.kernels.test_same_bits import all_bits, assert_same_bits
-from twinstream.executor.state.weights import pack_hf_state
-from twinstream.schedule.errors import TwinstreamError
+from tests.helpers.hf_weights import pack_hf_state
 
 LENGTHS = (7, 7, 1, 13)
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
@@ -74,11 +73,3 @@ def test_recomputes_and_dead_bytes_change_no_bit(family, dtype):
     kept = all_bits(packed_step(spec, tokens))
     for options in ({"recompute": "INPUT"}, {"recompute": "ATTENTION", "fill": 0}):
         assert_same_bits(all_bits(packed_step(spec, tokens, **options)), kept)
-
-
-def test_lengths_that_do_not_fill_the_chunk_are_refused():
-    spec = tiny_spec("llama")
-    step = packed_step(spec, random_tokens(spec))
-    step.lengths = (7, 7, 2, 13)
-    with pytest.raises(TwinstreamError, match="chunk of 28 tokens at 0 does not pack sequences of"):
-        step.run()

@@ -8,9 +8,9 @@ import torch
 from tests.executor.kernels import driver
 from tests.executor.kernels.driver import Step
 from tests.executor.kernels.families import tiny_spec
+from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.registry import kernel_keys
 from twinstream.executor.kernels.workspace import Workspace, WorkspaceExhaustedError
-from twinstream.executor.state.weights import flat_layouts
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.schedule.errors import TwinstreamError

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.seed_sizings import LAYERS, SIZINGS, sizing, sliced
 from twinstream.fidelity.seed_system.policy import COMPUTE, emit_seed, seed_chain, timed_ns
 from twinstream.fidelity.seed_system.sizing import Sizing
@@ -19,7 +20,6 @@ from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.costs import FixedCosts
 from twinstream.simulator.replay import replay_passes
 
 TINY = load_preset("tiny")

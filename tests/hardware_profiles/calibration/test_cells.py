@@ -95,11 +95,6 @@ def test_failed_rows_do_not_count():
     assert {(c.host_mem_gib, c.dev_mem_gib) for c in chosen(rows)} == {(32, 16), (64, 16), (64, 48)}
 
 
-def test_few_rows_are_all_taken_once():
-    assert len(chosen(grid("8B", LENGTHS[:2]))) == 6
-    assert len(chosen([Row("8B", 512, 8, 8)])) == 1
-
-
 def test_a_table_without_success_is_refused():
     with pytest.raises(CalibrationError, match="no successful row"):
         candidate_cells([Row("8B", 512, 8, 8, "failed")])

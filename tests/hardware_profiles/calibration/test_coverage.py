@@ -7,20 +7,13 @@ import pytest
 
 from tests.hardware_profiles.machines import toy_machine
 from twinstream.hardware_profiles.calibration.fitting import Observation, fit
-from twinstream.hardware_profiles.calibration.linear_fit import (
-    BETWEEN_SWEEPS,
-    NOISE,
-    WITHIN_SWEEP,
-    LinearFit,
-    whitening,
-)
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
     declared_parameters,
     prepared,
 )
 from twinstream.hardware_profiles.calibration.search import Trial
-from twinstream.hardware_profiles.cost import work_alone_ns
+from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
 
@@ -48,7 +41,7 @@ PARAMETERS = declared_parameters(BASE, [work for works, _ in STEPS for work in w
 def seconds(machine: Machine, index: int) -> float:
     works, both_ways = STEPS[index]
     dram = machine.rate("host_dram_bytes_per_s")
-    return sum(work_alone_ns(work, machine) for work in works) / 1e9 + both_ways / dram
+    return sum(work_time(work, machine).alone_ns for work in works) / 1e9 + both_ways / dram
 
 
 def predict(trials: list[Trial]) -> list[float]:
@@ -99,40 +92,3 @@ def test_two_wild_rows_do_not_take_a_weak_parameter_far_from_its_prior():
     (dram,) = [p for p in found.parameters if p.parameter.name == "host_dram"]
     assert abs(math.log(dram.factor)) < dram.parameter.width
     assert abs(math.log(dram.factor)) < 2 * dram.posterior_width
-
-
-def linear(residuals: list[float], sweeps: tuple[str, ...], slopes: list[float]) -> LinearFit:
-    return LinearFit(
-        at_logs=np.zeros(1), residuals=np.array(residuals), jacobian=np.array([slopes]).T,
-        weights=np.ones(len(slopes)), sweeps=sweeps, prior_widths=np.array([0.1]),
-        low=np.array([-1.0]), high=np.array([1.0]), free=np.array([True]),
-    )  # fmt: skip
-
-
-def test_runs_of_a_sweep_share_most_of_their_noise():
-    root = whitening(("a", "a", ""), np.ones(3))
-    covariance = np.linalg.inv(root @ root)
-    shared, own = BETWEEN_SWEEPS**2, WITHIN_SWEEP**2
-    expected = [[shared + own, shared, 0], [shared, shared + own, 0], [0, 0, NOISE**2]]
-    assert covariance == pytest.approx(np.array(expected))
-
-
-def test_two_runs_of_a_sweep_say_hardly_more_of_what_both_depend_on_than_one():
-    """Variance of a mean of n: between sweeps, and within over n; beside it the prior's 0.1."""
-
-    def width(count):
-        found = linear([0.0] * count, ("a",) * count, [1.0] * count)
-        return found.widths(np.zeros(1))[0]
-
-    for count in (1, 2, 4):
-        variance = BETWEEN_SWEEPS**2 + WITHIN_SWEEP**2 / count
-        assert width(count) == pytest.approx((1 / variance + 1 / 0.1**2) ** -0.5)
-
-
-def test_groups_that_contradict_each_other_widen_what_curvature_says():
-    """Two groups, one parameter, +/- 5 % apart: each alone moves the optimum by nearly 5 %."""
-    agreeing = linear([0.0, 0.0], ("a", "b"), [1.0, 1.0])
-    apart = linear([0.05, -0.05], ("a", "b"), [1.0, 1.0])
-    assert agreeing.scattered_widths(("a", "b"))[0] == pytest.approx(0.0, abs=1e-9)
-    curvature = apart.widths(np.zeros(1), inflated=False)[0]
-    assert apart.scattered_widths(("a", "b"))[0] > 2 * curvature

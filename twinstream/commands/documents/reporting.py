@@ -8,6 +8,7 @@ import typer
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
@@ -19,7 +20,7 @@ def report(
     predicted: options.Predicted = None,
     measured: options.Measured = None,
     machine: options.MachineIfKnown = None,
-    output: Annotated[Path, options.output("Write the page here.")] = Path("report.html"),
+    output: Annotated[Path, output_option("Write the page here.")] = Path("report.html"),
     as_json: options.Json = False,
 ) -> None:
     """Write one HTML page: streams, memory, links, idle time; predicted beside measured.

@@ -8,23 +8,26 @@ import typer
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
+from twinstream.planner.request import caps_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
-from twinstream.screens.tables import summary_table, utilization_table
+from twinstream.screens.plan_screen import plan_screen
+from twinstream.screens.tables import utilization_table
 
 
 def simulate(
     schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
     machine: options.MachineIfKnown = None,
-    output: Annotated[Path | None, options.output("Write the predicted timeline here.")] = None,
+    output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Predict a schedule's timeline on a machine, whatever machine it was planned for."""
@@ -32,8 +35,7 @@ def simulate(
         document = checked_schedule(schedule)
         profile = machine_of(document, machine)
         timeline = api.simulate(document, profile)
-    summary = summarize(document, timeline, profile)
-    missing, uncertainty = missing_bytes(document, profile), uncertainty_of(profile, document)
+    missing = missing_bytes(document, profile)
     notes = prediction_notes(document, profile, timeline)
     if output is not None:
         write_document(timeline, output)
@@ -42,25 +44,27 @@ def simulate(
             "simulated_on": profile.name,
             "utilization": timeline.utilization,
             "device_memory_missing_bytes": missing,
-            "uncertainty": uncertainty,
+            "uncertainty": uncertainty_of(profile, document),
             "notes": notes,
         }
+        summary = summarize(document, timeline, profile)
         print_json(summary.model_dump() | describe(document) | more)
-    else:
-        print_report(
-            f"Simulated on {profile.name}:",
-            *_told(missing, profile),
-            summary_table(summary, document, profile.name, uncertainty),
-            utilization_table(timeline),
-            *notes,
-        )
-        if output is not None:
-            print_report(f"Wrote the timeline to {output}.")
+        return
+    print_report(
+        f"Simulated on {profile.name}:",
+        *_told(missing, profile),
+        plan_screen(document, timeline, profile),
+        "",
+        utilization_table(timeline),
+        *notes,
+    )
+    if output is not None:
+        print_report(f"Wrote the timeline to {output}.")
 
 
 def missing_bytes(schedule: Schedule, machine: Machine) -> int:
     """Device memory that a schedule takes, with reserve and libraries, and the machine lacks."""
-    has = api.caps_of(machine, None, None).device_bytes
+    has = caps_of(machine, None, None).device_bytes
     taken = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
     return 0 if has is None else max(0, taken - has)
 

@@ -8,6 +8,7 @@ import typer
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 
 
@@ -17,7 +18,7 @@ def trace(
     measured: options.Measured = None,
     machine: options.MachineIfKnown = None,
     output: Annotated[
-        Path, options.output("Write the trace here; a name with .gz is compressed.")
+        Path, output_option("Write the trace here; a name with .gz is compressed.")
     ] = Path("trace.json.gz"),
     as_json: options.Json = False,
 ) -> None:

@@ -1,0 +1,1 @@
+"""Commands that plan, once or many times."""

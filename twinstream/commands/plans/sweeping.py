@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.schedule.files import write_text
 
@@ -24,7 +25,7 @@ _BUG = 1
 Folder = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="FOLDER", callback=options.check_folder,
+        "--output", "-o", metavar="FOLDER", callback=check_folder,
         help="By default named as the config.",
     ),
 ]  # fmt: skip
@@ -154,7 +155,7 @@ def _told_slower(slower: Sequence["Slower"]) -> str:
         f"{len(slower):,} {'cell is' if len(slower) == 1 else 'cells are'} slower than one with no "
         f"more memory and no faster link; the worst takes {worst.by:.1%} longer per token: "
         f"{differs} ({alike}). `plan` the one with less to a file, and the other with "
-        "`--no-slower-than` that file."
+        "`--warm-start` that file."
     )
 
 

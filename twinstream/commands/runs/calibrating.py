@@ -8,6 +8,7 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.fit_report import (
     fit_json,
@@ -15,9 +16,9 @@ from twinstream.fidelity.fit_report import (
     parameter_table,
     provenance,
 )
-from twinstream.fidelity.row_choice import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
 from twinstream.fidelity.table_fit import fit_table, informative_rows
-from twinstream.fidelity.timeline_fit import fit_timeline
+from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
@@ -57,7 +58,7 @@ def calibrate(  # noqa: PLR0913
     only: options.OnlyRows = None,
     schedule: ScheduleFile = None,
     timeline: TimelineFile = None,
-    output: Annotated[Path | None, options.output("Write the profile here, as TOML.")] = None,
+    output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Fit a machine's profile to measured runs: a table of step times, or a run of our own."""
@@ -108,4 +109,4 @@ def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bo
     _, measured = read_timelines(None, timeline, "--timeline")
     assert measured is not None
     with progress("fitting: replays", quiet=quiet) as step:
-        return fit_timeline(profile, document, measured, step)
+        return fit_timelines(profile, [(document, measured)], step)

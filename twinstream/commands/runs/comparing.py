@@ -15,8 +15,8 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
-from twinstream.schedule.comparison import Comparison, Pair
-from twinstream.schedule.comparison import compare as join
+from twinstream.schedule.analysis.comparison import Comparison, Pair
+from twinstream.schedule.analysis.comparison import compare as join
 from twinstream.screens.run_report import HEADLINES
 from twinstream.screens.tables import comparison_tables, nondeterminism_notes
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
+from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.commands.runs.comparing import comparison_json
@@ -41,7 +42,7 @@ def demo(
             "--output",
             "-o",
             metavar="FOLDER",
-            callback=options.check_folder,
+            callback=check_folder,
             help="Write JSON here.",
         ),
     ] = Path("out/demo"),
@@ -102,7 +103,6 @@ def _loop_json(loop: Loop) -> dict[str, object]:
             }
             for row in loop.rows
         ],
-        "pace": loop.pace,
         "disturbed": loop.disturbed,
         "fit": fit_json(loop.fit),
     }

@@ -10,6 +10,7 @@ import typer
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
+from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.loader import save_machine
 from twinstream.hardware_profiles.schema import Machine
@@ -29,7 +30,7 @@ class DtypeError(TwinstreamError):
 
 
 def probe(
-    output: Annotated[Path | None, options.output("Write the profile here, as TOML.")] = None,
+    output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     backend: Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")] = (
         "auto"
     ),
@@ -65,6 +66,6 @@ def probe(
 def _probed_cuda(dtype: list[Dtype] | None) -> Machine:
     if dtype:
         raise DtypeError("a CUDA device is measured in bfloat16: leave out --dtype")
-    from benchmarks.gpu.probing import probed_machine
+    from twinstream.executor.probe.device import probed_machine
 
-    return probed_machine("cuda", lambda line: print(line, file=sys.stderr, flush=True))
+    return probed_machine(lambda line: print(line, file=sys.stderr, flush=True))

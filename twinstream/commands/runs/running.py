@@ -16,10 +16,14 @@ from twinstream.commands.arguments.backends import (
     peak_machine,
     planning_machine,
 )
+from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
+from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress, run_progress
-from twinstream.commands.plans.planning import describe, dtype_notes, planned
+from twinstream.commands.plans.planning import describe, planned
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
@@ -34,49 +38,78 @@ class RunOptionsError(TwinstreamError):
     """The options do not say what to run, or say it twice."""
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """The options that say how to run."""
+
+    steps: options.Steps = 4
+    backend: options.Backend = "auto"
+    learning_rate: Annotated[
+        float, typer.Option(min=0.0, max=1e3, metavar="X", help="Of AdamW.")
+    ] = 1e-3
+    seed: Annotated[
+        int,
+        typer.Option(min=0, max=2**31 - 1, metavar="N", help="Seed of the initial weights."),
+    ] = 0
+    poison: Annotated[
+        bool,
+        typer.Option("--poison", help="Fill dead bytes with NaN, to expose a faulty schedule."),
+    ] = False
+    graphs: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="CUDA graphs for steps that are not timed op by op: auto (where they pay), on or "
+            "off.",
+        ),
+    ] = "auto"
+    timed_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="So many of the last steps have every op timed; by default 1 on CUDA, all on the "
+            "CPU.",
+        ),
+    ] = None
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="Name every op for NVIDIA's profilers (CUDA only).")
+    ] = False
+
+    @property
+    def settings(self) -> api.RunSettings:
+        if self.timed_steps is not None and self.timed_steps > self.steps:
+            raise RunOptionsError(
+                f"--timed-steps {self.timed_steps} of --steps {self.steps}: time fewer"
+            )
+        return api.RunSettings(
+            backend_named(self.backend), self.steps, self.learning_rate, self.seed, self.poison,
+            graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx,
+        )  # fmt: skip
+
+
+@grouped()
 def run(  # noqa: PLR0913
+    wanted: PlanOptions,
+    how: RunOptions,
     schedule: Annotated[
         Path | None, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")
     ] = None,
-    model: options.ModelIfPlanned = None,
-    machine: options.MachineIfKnown = None,
-    seq_len: options.SeqLenIfPlanned = None,
-    tokens_per_step: options.TokensPerStep = None,
-    optimizer_overhead: options.OptimizerOverhead = None,
-    chunk_tokens: options.ChunkTokens = None,
-    chunks_per_round: options.ChunksPerRound = None,
-    device_mem: options.DeviceMem = None,
-    host_mem: options.HostMem = None,
-    policy: options.Policy = None,
-    kernels: options.Kernels = None,
-    attention: options.Attention = None,
-    nondeterministic: options.Nondeterministic = False,
-    dtype: options.Dtype = None,
-    steps: options.Steps = 4,
-    backend: options.Backend = "auto",
-    text: options.Text = None,
-    tokenizer: options.Tokenizer = None,
-    learning_rate: options.LearningRate = 1e-3,
-    seed: options.Seed = 0,
-    poison: options.Poison = False,
-    graphs: options.Graphs = "auto",
-    timed_steps: options.TimedSteps = None,
-    nvtx: options.Nvtx = False,
-    output: Annotated[Path | None, options.output("Write the measured timeline here.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to train on; by default Python's help topics."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A Hugging Face tokenizer.json; by default each byte is a token."
+        ),
+    ] = None,
+    output: Annotated[Path | None, output_option("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
-    wanted = options.PlanOptions(
-        model, machine, seq_len, tokens_per_step, optimizer_overhead, chunk_tokens,
-        chunks_per_round, device_mem, host_mem, policy, kernels, attention,
-        nondeterministic=nondeterministic, dtype=dtype,
-    )  # fmt: skip
-    if timed_steps is not None and timed_steps > steps:
-        raise RunOptionsError(f"--timed-steps {timed_steps} of --steps {steps}: time fewer")
-    settings = api.RunSettings(
-        backend_named(backend), steps, learning_rate, seed, poison,
-        graphs=graphs, timed_steps=timed_steps, nvtx=nvtx,
-    )  # fmt: skip
+    settings = how.settings
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
     peak = peak_machine(document, wanted.machine, settings.backend)
@@ -88,7 +121,7 @@ def run(  # noqa: PLR0913
     finally:  # what was trained is told, on a full disk too
         _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
     if not as_json:
-        print_report(*dtype_notes(wanted))
+        print_report(*wanted.notes)
 
 
 @dataclass(frozen=True)
@@ -113,7 +146,7 @@ def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> S
 
 
 def _schedule(
-    path: Path | None, wanted: options.PlanOptions, backend: str, *, quiet: bool
+    path: Path | None, wanted: PlanOptions, backend: str, *, quiet: bool
 ) -> tuple[Schedule, float | None]:
     """The schedule in the file, or one planned now and how long that took."""
     if path is not None:
@@ -130,7 +163,7 @@ def _schedule(
         wanted = replace(
             wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
         )
-    return planned(replace(wanted, machine=machine), quiet=quiet)
+    return planned(request_of(replace(wanted, machine=machine)), quiet=quiet)
 
 
 def _trained(

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.outputs import check_output, output_option
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.fidelity.report import write_rows, write_scatter
-from twinstream.fidelity.row_choice import rows_that
-from twinstream.fidelity.screen import validation_screen
+from twinstream.fidelity.report import rows_csv, validation_screen
+from twinstream.fidelity.rows import rows_that
 from twinstream.fidelity.validation import Validation
 from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
-from twinstream.planner.plan import UnknownPolicyError
+from twinstream.schedule.files import write_text
 
 
 def validate(  # noqa: PLR0913
@@ -32,28 +32,22 @@ def validate(  # noqa: PLR0913
         Path, typer.Option(metavar="FILE", help="CSV of configurations and tokens/s.")
     ],
     only: options.OnlyRows = None,
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help=f"What planned the measured runs: {NAME}.")
-    ] = NAME,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None,
     output: Annotated[
-        Path | None, options.output("Write measured and predicted speeds here, as CSV.")
+        Path | None, output_option("Write measured and predicted speeds here, as CSV.")
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a scatter plot here.", callback=options.check_output
-        ),
+        typer.Option(metavar="FILE", help="Write a scatter plot here.", callback=check_output),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict every row of a table of measured speeds, and say how far off that is."""
-    if policy != NAME:
-        raise UnknownPolicyError(
-            f"policy '{policy}' has not planned any measured table known here; give {NAME}"
-        )
+    """Predict every row of a table of measured speeds, and say how far off that is.
+
+    The runs were planned by the policy ml_dataflow, the only one whose table is known.
+    """
     rows = rows_that(read_measured(measured), only or [])
     profiles = [load_machine(name) for name in machine]
     with ExitStack() as stack:
@@ -71,9 +65,11 @@ def _deliver(
 ) -> None:
     try:
         if output is not None:
-            write_rows(validation, output)
+            write_text(rows_csv(validation), output)
         if html is not None:
-            write_scatter(validation, html)
+            from twinstream.fidelity.scatter import scatter_html  # plotly is slow to import
+
+            write_text(scatter_html(validation), html)
     finally:  # what was found is told, on a full disk too
         if as_json:
             print_json(validation_json(validation))

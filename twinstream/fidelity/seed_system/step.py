@@ -4,6 +4,7 @@ from twinstream.fidelity.seed_system.classes import machine_class
 from twinstream.fidelity.seed_system.policy import NAME, emit_seed, seed_chain
 from twinstream.fidelity.seed_system.sizing import Cut, RoundsRule, cut_round, size_step
 from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.recipe import Recipe
 from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.chain import Chain
@@ -18,13 +19,21 @@ class OtherCutError(TwinstreamError):
     """The step is fixed to be cut in another way than the seed system cuts it."""
 
 
+class OtherRecipeError(TwinstreamError):
+    """The recipe names kernels or dtypes that the seed system does not have."""
+
+
 def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
     """The seed system's schedule of a step, and its chain.
 
     The device cap is the arena's: the machine's reserve is taken off. Tokens per step that are
-    left open follow its rule for the optimizer's share. Its recipe replaces the step's.
+    left open follow its rule for the optimizer's share. Its recipe replaces the step's: constants
+    of AdamW and the place of the optimizer are its own, whatever is asked for; kernels and dtypes
+    of gradients and state that it does not have are refused.
 
     Raises:
+        OtherRecipeError: the recipe names other kernels than torch's own, float32 gradients or a
+            float32 master.
         UnknownMachineClass: it has no constants for the machine.
         OtherCutError: lengths, chunks, rounds or tokens are fixed otherwise than it cuts a step.
         SizingRefused: it would not run within the caps.
@@ -36,6 +45,7 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
             f"policy '{NAME}' packs sequences of one length, not of "
             f"{lengths_text(step.sequence_lengths)} tokens: plan with another policy"
         )
+    _require_its_recipe(step.recipe)
     constants = machine_class(machine.name)
     device_bytes = caps.arena_bytes("device")
     sizing = size_step(
@@ -49,6 +59,20 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
     chain = seed_chain(spec, sizing.workload)
     ref = MachineRef(name=machine.name, content_hash=machine.content_hash)
     return emit_seed(spec, chain, sizing, ref).model_copy(update={"caps": caps}), chain
+
+
+def _require_its_recipe(recipe: Recipe) -> None:
+    kernels = recipe.implementations
+    if (kernels.vector, kernels.attention) != ("eager", "eager"):
+        raise OtherRecipeError(
+            f"policy '{NAME}' is planned with eager kernels, not {kernels.vector} and attention "
+            f"{kernels.attention}: leave out --kernels and --attention"
+        )
+    if recipe.gradients == "float32" or recipe.float32_master:
+        raise OtherRecipeError(
+            f"policy '{NAME}' adds gradients up in the model's dtype and keeps no float32 master: "
+            "leave out --gradients and --float32-master"
+        )
 
 
 def _rounds(step: TrainingStep, cut: Cut) -> RoundsRule | int:

@@ -7,6 +7,7 @@ from twinstream.schedule.proof.memory_cells import GARBAGE
 from twinstream.schedule.tensors import Slot, Tensor
 
 Range = tuple[int, int, int]
+Use = tuple[str, str, int | None, int, Mode]  # tensor, slot, first parts, version
 
 
 class Access(NamedTuple):
@@ -94,7 +95,7 @@ class AccessMap:
         """Reads first, so that a write over an op's own operand shows."""
         reads: list[Access] = []
         others: list[Access] = []
-        for tensor, slot, num_parts, version, mode in _uses(op):
+        for tensor, slot, num_parts, version, mode in uses_of(op):
             tier, ranges = self.ranges(tensor, slot, num_parts)
             found = reads if mode == "read" else others
             for start, end, leaf in ranges:
@@ -125,7 +126,8 @@ class AccessMap:
         return tier, tuple(found)
 
 
-def _uses(op: Op) -> list[tuple[str, str, int | None, int, Mode]]:
+def uses_of(op: Op) -> list[Use]:
+    """What the op uses, in the order of its operands; of a copy what it reads, then writes."""
     if op.kind == "compute":
         return [(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
     if op.kind == "copy":

@@ -4,7 +4,10 @@ from twinstream.schedule.ops import Op
 
 
 class StreamOrder:
-    """Ops and streams numbered; every op's stream and its index on that stream within a pass."""
+    """Ops and streams numbered; every op's stream and its index on that stream within a pass.
+
+    `waits` and `waits_previous` have the numbers of the ops waited for, -1 of one there is not.
+    """
 
     def __init__(self, ops: tuple[Op, ...]) -> None:
         self.names: list[str] = []
@@ -27,6 +30,9 @@ class StreamOrder:
             self.stream_of.append(number)
             self.index_of.append(self.length[number])
             self.length[number] += 1
+        find = self.position.get
+        self.waits = [tuple([find(wait, -1) for wait in op.waits]) for op in ops]
+        self.waits_previous = [tuple([find(wait, -1) for wait in op.waits_previous]) for op in ops]
 
 
 class Clocks:

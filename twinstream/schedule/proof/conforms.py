@@ -1,6 +1,7 @@
 """Prove that a schedule computes exactly what a chain says: nothing dropped, nothing changed."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
@@ -42,28 +43,19 @@ def require_conforming(schedule: Schedule, chain: Chain) -> None:
         raise UnsafeSchedule(found)
 
 
-def _tensor_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+def _tensor_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     declared = {t.tensor_id: t for t in schedule.tensors}
-    found: list[Violation] = []
-    for tensor in chain.tensors:
-        if declared.get(tensor.tensor_id) != tensor:
-            found.append(
-                TensorDiffers(
-                    f"tensor '{tensor.tensor_id}' is not declared as in the chain",
-                    tensor=tensor.tensor_id,
-                )
-            )
     known = {t.tensor_id for t in chain.tensors}
-    found += [
-        TensorDiffers(f"tensor '{name}' is not in the chain", tensor=name)
-        for name in declared
-        if name not in known
-    ]
+    for tensor in chain.tensors:
+        if declared.get(name := tensor.tensor_id) != tensor:
+            yield TensorDiffers(f"tensor '{name}' is not declared as in the chain", tensor=name)
+    for name in declared:
+        if name not in known:
+            yield TensorDiffers(f"tensor '{name}' is not in the chain", tensor=name)
     for name, call in schedule.calls.items():
         expected = chain.calls.get(name)
         if call != expected and (expected is None or call != _as_before(expected)):
-            found.append(CallDiffers(f"call '{name}' is not the chain's"))
-    return found
+            yield CallDiffers(f"call '{name}' is not the chain's")
 
 
 def _as_before(call: KernelCall) -> KernelCall:
@@ -72,8 +64,7 @@ def _as_before(call: KernelCall) -> KernelCall:
     return call.model_copy(update={"cost": cost})
 
 
-def _task_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
-    found: list[Violation] = []
+def _task_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     number = {task.task_id: i for i, task in enumerate(chain.tasks)}
     recomputes = {r.task.task_id: r for r in chain.recomputes}
     groups: set[str] = set()
@@ -81,59 +72,49 @@ def _task_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
     for op in (op for op in schedule.ops if op.kind == "compute"):
         at, recompute = number.get(op.task), recomputes.get(op.task)
         if at is not None and at >= upcoming:
-            found += [_missing(task, op) for task in chain.tasks[upcoming:at]]
+            yield from (_missing(task, op) for task in chain.tasks[upcoming:at])
             upcoming = at + 1
-            found += _operand_violations(op, chain.tasks[at])
+            yield from _operand_violations(op, chain.tasks[at])
         elif at is not None:
-            found.append(_unexpected(op, f"task '{op.task}' again or after a later one"))
+            yield _unexpected(op, f"task '{op.task}' again or after a later one")
         elif recompute is not None:
             next_task = chain.tasks[upcoming].task_id if upcoming < len(chain.tasks) else None
             if recompute.before != next_task:
                 why = f"recompute '{op.task}', but not right before task '{recompute.before}'"
-                found.append(_unexpected(op, why))
+                yield _unexpected(op, why)
             elif recompute.group in groups:
                 why = f"recompute '{op.task}', though one of group '{recompute.group}' has run"
-                found.append(_unexpected(op, why))
+                yield _unexpected(op, why)
             groups.add(recompute.group)
-            found += _operand_violations(op, recompute.task)
+            yield from _operand_violations(op, recompute.task)
         else:
-            found.append(_unexpected(op, f"'{op.task}', which is no task of the chain"))
-    return found + [_missing(task, None) for task in chain.tasks[upcoming:]]
+            yield _unexpected(op, f"'{op.task}', which is no task of the chain")
+    yield from (_missing(task, None) for task in chain.tasks[upcoming:])
 
 
-def _stream_violations(schedule: Schedule) -> list[Violation]:
+def _stream_violations(schedule: Schedule) -> Iterator[Violation]:
     """The order of issue is the order of tasks only on one stream."""
     first: dict[str, dict[Stream, str]] = {}
     for op in schedule.ops:
         if op.kind == "compute" and (call := schedule.calls.get(op.call)) is not None:
             first.setdefault(call.processor, {}).setdefault(op.stream, op.op_id)
-    return [
-        StreamsDiffer(
-            f"the {processor} computes on {len(ops)} streams: "
-            + ", ".join(f"op '{op_id}' on {stream}" for stream, op_id in ops.items()),
-            tuple(ops.values()),
-        )
-        for processor, ops in first.items()
-        if len(ops) > 1
-    ]
+    for processor, ops in first.items():
+        if len(ops) > 1:
+            where = ", ".join(f"op '{op_id}' on {stream}" for stream, op_id in ops.items())
+            text = f"the {processor} computes on {len(ops)} streams: {where}"
+            yield StreamsDiffer(text, tuple(ops.values()))
 
 
-def _work_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
-    found: list[Violation] = []
+def _work_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     if schedule.model_flops != chain.model_flops:
-        found.append(
-            WorkDiffers(
-                f"model_flops is {schedule.model_flops:,}, the chain's is {chain.model_flops:,}"
-            )
+        yield WorkDiffers(
+            f"model_flops is {schedule.model_flops:,}, the chain's is {chain.model_flops:,}"
         )
     if schedule.caps.library_bytes < chain.library_bytes:
-        found.append(
-            WorkDiffers(
-                f"caps.library_bytes is {schedule.caps.library_bytes:,}, kernels take up to "
-                f"{chain.library_bytes:,} beside the arena"
-            )
+        yield WorkDiffers(
+            f"caps.library_bytes is {schedule.caps.library_bytes:,}, kernels take up to "
+            f"{chain.library_bytes:,} beside the arena"
         )
-    return found
 
 
 def _unexpected(op: Compute, what: str) -> Violation:
@@ -142,40 +123,27 @@ def _unexpected(op: Compute, what: str) -> Violation:
 
 def _missing(task: Task, op: Compute | None) -> Violation:
     where = f"before op '{op.op_id}'" if op else "at the end"
-    return TaskMissing(
-        f"task '{task.task_id}' is not carried out {where}", (op.op_id,) if op else ()
-    )
+    text = f"task '{task.task_id}' is not carried out {where}"
+    return TaskMissing(text, (op.op_id,) if op else ())
 
 
-def _operand_violations(op: Compute, task: Task) -> list[Violation]:
-    found: list[Violation] = []
+def _operand_violations(op: Compute, task: Task) -> Iterator[Violation]:
     if op.call != task.call:
-        found.append(
-            CallDiffers(
-                f"op '{op.op_id}' calls '{op.call}', task '{task.task_id}' calls '{task.call}'",
-                (op.op_id,),
-            )
-        )
+        text = f"op '{op.op_id}' calls '{op.call}', task '{task.task_id}' calls '{task.call}'"
+        yield CallDiffers(text, (op.op_id,))
     for given, wanted in zip(op.operands, task.operands, strict=False):
         if _what(given) != _what(wanted):
-            found.append(
-                OperandsDiffer(
-                    f"op '{op.op_id}' has operand {_text(given)} in slot '{given.slot}', where "
-                    f"task '{task.task_id}' has {_text(wanted)}",
-                    (op.op_id,),
-                    given.tensor,
-                    given.slot,
-                )
+            text = (
+                f"op '{op.op_id}' has operand {_text(given)} in slot '{given.slot}', where "
+                f"task '{task.task_id}' has {_text(wanted)}"
             )
+            yield OperandsDiffer(text, (op.op_id,), given.tensor, given.slot)
     if len(op.operands) != len(task.operands):
-        found.append(
-            OperandsDiffer(
-                f"op '{op.op_id}' has {len(op.operands)} operands, task '{task.task_id}' has "
-                f"{len(task.operands)}",
-                (op.op_id,),
-            )
+        text = (
+            f"op '{op.op_id}' has {len(op.operands)} operands, task '{task.task_id}' has "
+            f"{len(task.operands)}"
         )
-    return found
+        yield OperandsDiffer(text, (op.op_id,))
 
 
 def _what(operand: TaskOperand) -> tuple[str, str, int, str, int | None]:
@@ -189,12 +157,11 @@ def _text(operand: TaskOperand) -> str:
     )
 
 
-def _host_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+def _host_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     left = Counter(
         [(i.tensor, i.version, f"fed item {i.index} of '{i.source}'") for i in chain.inputs]
         + [(o.tensor, o.version, f"fetched as '{o.sink}'") for o in chain.outputs]
     )
-    found: list[Violation] = []
     for op in schedule.ops:
         if op.kind == "feed":
             key = (op.tensor, op.version, f"fed item {op.index} of '{op.source}'")
@@ -205,23 +172,18 @@ def _host_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
         if left[key]:
             left[key] -= 1
             continue
-        found.append(
-            InputsDiffer(
-                f"op '{op.op_id}': version {op.version} of '{op.tensor}' in slot '{op.slot}' is "
-                f"{key[2]}, which is not in the chain or done twice",
-                (op.op_id,),
-                op.tensor,
-                op.slot,
-            )
+        text = (
+            f"op '{op.op_id}': version {op.version} of '{op.tensor}' in slot '{op.slot}' is "
+            f"{key[2]}, which is not in the chain or done twice"
         )
+        yield InputsDiffer(text, (op.op_id,), op.tensor, op.slot)
     for (tensor, version, how), count in left.items():
         if count:
             missing = f"version {version} of '{tensor}' is never {how}"
-            found.append(InputsDiffer(missing, tensor=tensor))
-    return found
+            yield InputsDiffer(missing, tensor=tensor)
 
 
-def _carried_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
+def _carried_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     parts: dict[str, list[str]] = {}
     for tensor in chain.tensors:
         if tensor.parent is not None:
@@ -230,18 +192,12 @@ def _carried_violations(schedule: Schedule, chain: Chain) -> list[Violation]:
     for item in schedule.carried:
         carried.update(parts.get(item.tensor, [item.tensor]))
     persistent = {leaf: root for root in chain.persistent for leaf in parts.get(root, [root])}
-    return [
-        *(
-            PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
-            for leaf in persistent
-            if leaf not in carried
-        ),
-        *(
-            CarriedNotPersistent(
-                f"tensor '{leaf}' is carried, and no state holds it before the first pass: only "
-                "persistent tensors (parameters, optimizer state) are",
-                tensor=leaf,
-            )
-            for leaf in sorted(carried - persistent.keys())
-        ),
-    ]
+    for leaf in persistent:
+        if leaf not in carried:
+            yield PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
+    for leaf in sorted(carried - persistent.keys()):
+        text = (
+            f"tensor '{leaf}' is carried, and no state holds it before the first pass: only "
+            "persistent tensors (parameters, optimizer state) are"
+        )
+        yield CarriedNotPersistent(text, tensor=leaf)

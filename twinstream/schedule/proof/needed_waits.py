@@ -28,9 +28,8 @@ def needed_waits(schedule: Schedule) -> NeededWaits:
     """
     order = StreamOrder(schedule.ops)
     clocks = Clocks(order)
-    position = order.position
-    same = [tuple(dict.fromkeys(position[w] for w in op.waits)) for op in schedule.ops]
-    before = [tuple(dict.fromkeys(position[w] for w in op.waits_previous)) for op in schedule.ops]
+    same = [tuple(dict.fromkeys(waits)) for waits in order.waits]
+    before = [tuple(dict.fromkeys(waits)) for waits in order.waits_previous]
     for at in range(len(schedule.ops)):
         _complete(clocks, at, same[at], ())
     clocks.next_pass()

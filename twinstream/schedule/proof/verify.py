@@ -9,6 +9,8 @@ one left them: what happens to bytes that a pass has written itself is the same 
 Linear in the number of accesses (and their byte-range look-ups, logarithmic).
 """
 
+from collections.abc import Iterator
+
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Op
@@ -17,8 +19,7 @@ from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
 from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
 from twinstream.schedule.proof.verify_layout import layout_violations
 from twinstream.schedule.proof.verify_report import WalkReport
-from twinstream.schedule.proof.verify_waits import ResolvedWaits
-from twinstream.schedule.proof.violations import UnsafeSchedule, Violation
+from twinstream.schedule.proof.violations import BadWait, UnsafeSchedule, Violation
 
 
 def verify(schedule: Schedule) -> list[Violation]:
@@ -29,10 +30,9 @@ def verify(schedule: Schedule) -> list[Violation]:
     require("schedule", schedule, Schedule)
     access_map = AccessMap(schedule.tensors, schedule.slots)
     order = StreamOrder(schedule.ops)
-    waits = ResolvedWaits(schedule, order)
-    if malformed := layout_violations(schedule, access_map) + waits.violations:
+    if malformed := [*layout_violations(schedule, access_map), *_wait_violations(schedule, order)]:
         return malformed
-    return _Walk(schedule, access_map, order, waits).run()
+    return _Walk(schedule, access_map, order).run()
 
 
 def require_safe(schedule: Schedule) -> None:
@@ -41,14 +41,31 @@ def require_safe(schedule: Schedule) -> None:
         raise UnsafeSchedule(found)
 
 
+def _wait_violations(schedule: Schedule, order: StreamOrder) -> Iterator[Violation]:
+    """Waits point backwards, to other streams, at ops that exist."""
+    stream_of = order.stream_of
+    for at, op in enumerate(schedule.ops):
+        for wait, target in zip(op.waits, order.waits[at], strict=True):
+            if target < 0:
+                yield _bad_wait(op, wait, ", which is not in the schedule")
+            elif target >= at:
+                yield _bad_wait(op, wait, ", which is not issued before it")
+            elif stream_of[target] == stream_of[at]:
+                yield _bad_wait(op, wait, ", which is on the same stream")
+        for wait, target in zip(op.waits_previous, order.waits_previous[at], strict=True):
+            if target < 0:
+                yield _bad_wait(op, wait, " of the pass before, which is not in the schedule")
+
+
+def _bad_wait(op: Op, wait: str, why: str) -> Violation:
+    return BadWait(f"op '{op.op_id}' waits for '{wait}'{why}", (op.op_id, wait))
+
+
 class _Walk:
-    def __init__(
-        self, schedule: Schedule, access_map: AccessMap, order: StreamOrder, waits: ResolvedWaits
-    ) -> None:
+    def __init__(self, schedule: Schedule, access_map: AccessMap, order: StreamOrder) -> None:
         self.schedule = schedule
         self.map = access_map
         self.order = order
-        self.waits = waits
         self.clocks = Clocks(order)
         self.memory = [MemoryCells() for _ in access_map.tiers]
         self.latest = [0] * len(access_map.leaves)
@@ -100,10 +117,10 @@ class _Walk:
         """The clock at which an op starts: its stream predecessor's and those it waits for."""
         clocks = self.clocks
         clock = clocks.predecessor(position)
-        for wait in self.waits.same_pass[position]:
+        for wait in self.order.waits[position]:
             merge(clock, clocks.completed[wait])
         if not self.first_pass:
-            for wait in self.waits.previous_pass[position]:
+            for wait in self.order.waits_previous[position]:
                 merge(clock, clocks.completed_previous[wait])
         return clock
 

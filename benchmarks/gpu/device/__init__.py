@@ -1,0 +1,1 @@
+"""The device's process: what it is asked, and how it answers."""

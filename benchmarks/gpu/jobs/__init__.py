@@ -1,0 +1,1 @@
+"""What a campaign is to measure, what it found, and the folder that keeps both."""

@@ -1,0 +1,216 @@
+"""What a campaign measures, in order of value."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.search.chunking import TrainingStep
+
+Backend = Literal["cpu", "cuda"]
+Size = Literal["full", "tiny"]
+Dtype = Literal["bfloat16", "float32"]
+PeerKind = Literal["plain", "compiled", "fsdp_offload"]
+PEER_KINDS: tuple[PeerKind, ...] = ("plain", "compiled", "fsdp_offload")
+Stage = Literal["facts", "smoke", "probe", "cells", "peers", "tests"]
+STAGES: tuple[Stage, ...] = ("facts", "smoke", "probe", "cells", "peers", "tests")
+FACTS, SMOKE, KERNELS, PROBE, TESTS = "facts", "smoke", "kernels", "probe", "tests"
+_NUM_TELLING = 3  # cells that come before everything else
+_GIB = 2**30
+_MIB = 2**20
+_TOKENS_PER_STEP = 524_288
+NONDETERMINISTIC = "sdpa_cudnn"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A step to plan, predict and measure; `device_bytes` None is the whole device.
+
+    `short_rounds` are the rounds of the two passes that are measured and extended to the step;
+    with `whole` the step itself is run as well, as a job of its own. `goal_tokens_per_s` is printed
+    beside. With `attention` it runs with this one, deterministic or not, not with the best that is.
+    """
+
+    key: str
+    model: str
+    seq_len: int
+    device_bytes: int | None
+    host_bytes: int | None
+    tokens_per_step: int = _TOKENS_PER_STEP
+    policy: str = "optimal"
+    short_rounds: tuple[int, int] = (2, 4)
+    whole: bool = False
+    chunk_tokens: int | None = None
+    chunks_per_round: int | None = None
+    goal_tokens_per_s: float | None = None
+    dtype: Dtype | None = None
+    attention: str | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return spec_of(self.model, self.dtype)
+
+    def step(self, recipe: Recipe) -> TrainingStep:
+        return TrainingStep(
+            self.seq_len, self.tokens_per_step, self.chunk_tokens, self.chunks_per_round, recipe
+        )
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another way to train the same model; compared with the cell `beside`.
+
+    `early` ones come right after the most telling cells.
+    """
+
+    key: str
+    kind: PeerKind
+    model: str
+    seq_len: int
+    micro_batch_tokens: int
+    beside: str
+    tokens_per_step: int = _TOKENS_PER_STEP
+    expected_s: float = 45.0
+    dtype: Dtype | None = None
+    early: bool = False
+
+    @property
+    def spec(self) -> ModelSpec:
+        return spec_of(self.model, self.dtype)
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """The whole step of a cell, run once: what extending its short passes is compared with."""
+
+    cell: Cell
+
+    @property
+    def key(self) -> str:
+        return f"{self.cell.key} whole"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole of a campaign of one size."""
+
+    cells: tuple[Cell, ...]
+    peers: tuple[Peer, ...]
+
+    def in_order(self) -> tuple[Cell | WholeStep | Peer, ...]:
+        """The most telling cells, their whole steps, early peers, the other cells, other peers."""
+        telling, others = self.cells[:_NUM_TELLING], self.cells[_NUM_TELLING:]
+        return (
+            *telling,
+            *(WholeStep(cell) for cell in telling if cell.whole),
+            *(peer for peer in self.peers if peer.early),
+            *others,
+            *(WholeStep(cell) for cell in others if cell.whole),
+            *(peer for peer in self.peers if not peer.early),
+        )
+
+
+def campaign_of(size: Size, host_bytes: int | None = None, backend: Backend = "cpu") -> Plan:
+    """Cells and peers, the most telling first; `host_bytes` caps pinned memory.
+
+    The tiny models are float32 on a CPU, and bf16 on CUDA, as its kernels want it.
+    """
+    if size == "full":
+        return _full(host_bytes)
+    return _tiny(host_bytes, None if backend == "cpu" else "bfloat16")
+
+
+def spec_of(preset: str, dtype: Dtype | None) -> ModelSpec:
+    """A preset, in another dtype where one is given."""
+    spec = load_preset(preset)
+    return spec if dtype is None else spec.model_copy(update={"dtype": dtype})
+
+
+def _full(host_bytes: int | None) -> Plan:
+    def cell(model: str, seq_len: int, gib: int, goal: float | None = None,
+             **changes: object) -> Cell:  # fmt: skip
+        given: dict[str, object] = {
+            "key": f"{model} S{seq_len} {gib} GiB", "model": model, "seq_len": seq_len,
+            "device_bytes": gib * _GIB, "host_bytes": host_bytes, "goal_tokens_per_s": goal,
+        }  # fmt: skip
+        return Cell(**(given | changes))  # type: ignore[arg-type]
+
+    def other(found: Cell) -> Cell:
+        """With the attention that is fast and not deterministic."""
+        key = f"{found.key} {NONDETERMINISTIC}"
+        return replace(found, key=key, attention=NONDETERMINISTIC, whole=False)
+
+    resident = Cell(
+        key="8b S8192 resident", model="8b", seq_len=8192, device_bytes=None,
+        host_bytes=host_bytes, policy="resident",
+    )  # fmt: skip
+    first = cell("8b", 8192, 78, 12_500, whole=True), cell("8b", 8192, 24, 11_000)
+    cells = (
+        *first,
+        cell("8b", 1024, 9, 10_500),
+        *(other(found) for found in first),
+        resident,
+        cell("1b", 8192, 4),
+        cell("1b", 8192, 16),
+        cell("8b", 1024, 24),
+        cell("8b", 8192, 40),
+        cell("15b", 8192, 78),
+        cell("8b", 8192, 9),
+        cell("8b", 8192, 16),
+        cell("8b", 1024, 78),
+        cell("8b", 1024, 40),
+        cell("8b", 1024, 16),
+        cell("8b", 8192, 130),
+        cell("8b", 1024, 130),
+        cell("8b", 65536, 24, short_rounds=(1, 2)),
+    )
+    beside = "8b S8192 78 GiB"
+    peers = (
+        Peer("compiled 8b S8192", "compiled", "8b", 8192, 8192, beside, expected_s=70.0,
+             early=True),
+        Peer("plain 8b S8192", "plain", "8b", 8192, 8192, beside),
+        Peer("plain 8b S1024", "plain", "8b", 1024, 8192, "8b S1024 78 GiB"),
+        Peer("compiled 8b S1024", "compiled", "8b", 1024, 8192, "8b S1024 78 GiB", expected_s=70.0),
+        Peer("fsdp_offload 8b S8192", "fsdp_offload", "8b", 8192, 16384, "8b S8192 24 GiB",
+             expected_s=110.0),
+        Peer("fsdp_offload 8b S1024", "fsdp_offload", "8b", 1024, 16384, "8b S1024 24 GiB",
+             expected_s=110.0),
+    )  # fmt: skip
+    return Plan(cells, peers)
+
+
+def _tiny(host_bytes: int | None, dtype: Dtype | None) -> Plan:
+    def cell(name: str, **changes: object) -> Cell:
+        given: dict[str, object] = {
+            "key": f"tiny S64 {name}", "model": "tiny", "seq_len": 64, "device_bytes": None,
+            "host_bytes": host_bytes, "tokens_per_step": 768, "chunk_tokens": 128,
+            "chunks_per_round": 1,
+            "dtype": dtype,
+        }  # fmt: skip
+        return Cell(**(given | changes))  # type: ignore[arg-type]
+
+    # on CUDA a cap of some MiB would be less than context and libraries take
+    other = NONDETERMINISTIC if dtype else "sdpa_cpu"
+    offloading = {"policy": "streaming"} if dtype else {"device_bytes": 6 * _MIB}
+    cells = (
+        cell("offloading", goal_tokens_per_s=1.0, whole=True, **offloading),
+        cell("resident", policy="resident"),
+        cell("1 MiB", device_bytes=_MIB),
+        cell(f"resident {other}", policy="resident", attention=other),
+    )
+    peers = tuple(
+        Peer(
+            key=f"{kind} tiny S64",
+            kind=kind,
+            model="tiny",
+            seq_len=64,
+            micro_batch_tokens=128,
+            beside="tiny S64 resident",
+            tokens_per_step=768,
+            expected_s=10.0,
+            dtype=dtype,
+        )
+        for kind in PEER_KINDS
+    )
+    return Plan(cells, peers)

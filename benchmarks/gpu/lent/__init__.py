@@ -1,0 +1,1 @@
+"""Calls on a lent machine, beside a campaign that runs on there."""

@@ -1,0 +1,1 @@
+"""What the results come to: tables, and a page of the benchmarks."""

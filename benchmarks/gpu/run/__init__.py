@@ -1,0 +1,1 @@
+"""The jobs one after the other, as far as the time goes."""

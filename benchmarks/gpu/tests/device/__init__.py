@@ -1,0 +1,1 @@
+"""Tests of what the device does: requests carried out, peers."""

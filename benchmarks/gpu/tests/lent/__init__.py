@@ -1,0 +1,1 @@
+"""Tests of calls on a lent machine."""

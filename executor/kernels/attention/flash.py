@@ -1,0 +1,231 @@
+"""FlashAttention 2, 3 and 4: they write into slots, and their causal mask is bottom-right.
+
+They take fewer key heads as they are, and packed sequences of unequal lengths in one call, without
+the dimension of the batch: Q [T, H, D], K and V [T, K, D], log-sum-exps [H, T], T the tokens of
+all. Each backward is asked for the deterministic order of sums.
+
+Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D head_dim.
+"""
+
+import importlib
+import re
+from abc import abstractmethod
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import ClassVar
+
+import torch
+
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionGradients,
+    AttentionImplementation,
+    AttentionInputs,
+    AttentionResult,
+)
+from twinstream.executor.kernels.attention.operands import Starts, dense_lse
+from twinstream.executor.kernels.workspace import Workspace
+
+_NO_WINDOW = (-1, -1)
+_NO_SOFTCAP = 0.0
+_NO_DROPOUT = 0.0
+_CAUSAL = True
+_DETERMINISTIC = True
+
+
+@dataclass(frozen=True)
+class FlashCall:
+    """With `starts`, lengths are unequal, and the tensors without the dimension of the batch."""
+
+    inputs: AttentionInputs
+    result: AttentionResult
+    starts: Starts | None
+    workspace: Workspace
+
+    @classmethod
+    def of(
+        cls, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
+    ) -> "FlashCall":
+        if not inputs.lengths:
+            return cls(inputs, result, None, workspace)
+        starts = Starts.of(inputs.lengths, inputs.q.device, workspace)
+        flat = AttentionInputs(inputs.q[0], inputs.k[0], inputs.v[0], inputs.scale)
+        return cls(flat, AttentionResult(result.out[0], result.lse[0]), starts, workspace)
+
+
+class Flash(AttentionImplementation):
+    """What the three share."""
+
+    takes_unequal_lengths = True
+    distribution: ClassVar[str]
+    install: ClassVar[str]
+    least_version: ClassVar[tuple[int, ...]] = ()
+
+    def missing(self) -> str | None:
+        try:
+            found = version(self.distribution)
+        except PackageNotFoundError:
+            return f"{self.distribution} is not installed ({self.install})"
+        release = re.match(r"\d+(\.\d+)*", found)  # of 2.7.4.post1 it is 2.7.4
+        numbers = tuple(int(part) for part in release.group().split(".")) if release else ()
+        if numbers < self.least_version:
+            needed = ".".join(str(number) for number in self.least_version)
+            return (
+                f"{self.distribution} is {found}, and {needed} or newer is needed ({self.install})"
+            )
+        return None
+
+    def _forward(
+        self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
+    ) -> None:
+        with workspace.frame():
+            self._write_result(FlashCall.of(inputs, result, workspace))
+
+    def _backward(
+        self, inputs: AttentionInputs, result: AttentionResult, gradients: AttentionGradients,
+        workspace: Workspace,
+    ) -> None:  # fmt: skip
+        with workspace.frame():
+            dense = AttentionResult(result.out, dense_lse(result.lse, workspace))
+            d_kv = gradients.d_kv
+            if gradients.accumulate:
+                d_kv = workspace.take(tuple(d_kv.shape), inputs.k.dtype)
+            d_out, d_q, into = gradients.d_out, gradients.d_q, d_kv
+            if inputs.lengths:
+                d_out, d_q, into = d_out[0], d_q[0], d_kv[0]
+            call = FlashCall.of(inputs, dense, workspace)
+            self._write_gradients(call, AttentionGradients(d_out, d_q, into, accumulate=False))
+            if gradients.accumulate:
+                gradients.d_kv.add_(d_kv)
+
+    @abstractmethod
+    def _write_result(self, call: FlashCall) -> None:
+        """Its log-sum-exp may be strided."""
+
+    @abstractmethod
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
+        """The log-sum-exp is dense."""
+
+
+class Flash2(Flash):
+    """fwd and bwd of flash_attn_2_cuda, or of unequal lengths varlen_fwd and varlen_bwd.
+
+    Their arguments have no names. The causal mask is bottom-right since 2.1.
+
+    Source of the interface: flash_attn/flash_attn_interface.py of flash-attn 2.7 and 2.8.
+    """
+
+    name = "flash2"
+    distribution, install, least_version = "flash-attn", "pip install flash-attn", (2, 7)
+
+    def _write_result(self, call: FlashCall) -> None:
+        inputs, result, starts = call.inputs, call.result, call.starts
+        library = importlib.import_module("flash_attn_2_cuda")
+        operands = (inputs.q, inputs.k, inputs.v, result.out)
+        rest = (*_NO_WINDOW, _NO_SOFTCAP, False, None)
+        if starts is None:
+            out, lse, *_ = library.fwd(*operands, None, _NO_DROPOUT, inputs.scale, _CAUSAL, *rest)
+        else:
+            out, lse, *_ = library.varlen_fwd(
+                *operands, starts.tensor, starts.tensor, None, None, None, None, starts.longest,
+                starts.longest, _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
+            )  # fmt: skip
+        if out.data_ptr() != result.out.data_ptr():  # a single query is computed elsewhere
+            result.out.copy_(out)
+        result.lse.copy_(lse)
+
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
+        inputs, result, starts = call.inputs, call.result, call.starts
+        library = importlib.import_module("flash_attn_2_cuda")
+        operands = (
+            into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, into.d_q,
+            *into.d_kv.unbind(-3),
+        )  # fmt: skip
+        rest = (*_NO_WINDOW, _NO_SOFTCAP, _DETERMINISTIC, None, None)
+        if starts is None:
+            library.bwd(*operands, None, _NO_DROPOUT, inputs.scale, _CAUSAL, *rest)
+        else:
+            library.varlen_bwd(
+                *operands, starts.tensor, starts.tensor, None, starts.longest, starts.longest,
+                _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
+            )  # fmt: skip
+
+
+class Flash3(Flash):
+    """torch.ops.flash_attn_3.fwd and bwd, for Hopper.
+
+    The deterministic order of sums is there up to head_dim 192. Keys are not split over blocks,
+    whose number would depend on the device.
+
+    Source of the interface: hopper/flash_api.cpp of Dao-AILab/flash-attention.
+    """
+
+    name = "flash3"
+    distribution = "flash-attn-3"
+    install = "build the folder hopper of github.com/Dao-AILab/flash-attention"
+
+    def _write_result(self, call: FlashCall) -> None:
+        inputs, result = call.inputs, call.result
+        importlib.import_module("flash_attn_3._C")  # registers the operators
+        _, lse, *_ = torch.ops.flash_attn_3.fwd(
+            inputs.q, inputs.k, inputs.v, out=result.out, softmax_scale=inputs.scale,
+            is_causal=_CAUSAL, num_splits=1, **_cumulative_lengths(call.starts),
+        )  # fmt: skip
+        result.lse.copy_(lse)
+
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
+        inputs, result = call.inputs, call.result
+        importlib.import_module("flash_attn_3._C")
+        d_k, d_v = into.d_kv.unbind(-3)
+        torch.ops.flash_attn_3.bwd(
+            into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, dq=into.d_q, dk=d_k,
+            dv=d_v, softmax_scale=inputs.scale, is_causal=_CAUSAL,
+            deterministic=_DETERMINISTIC, **_cumulative_lengths(call.starts),
+        )  # fmt: skip
+
+
+class Flash4(Flash):
+    """The functions below flash_attn.cute's autograd functions, compiled on first use.
+
+    The order of sums is kept by semaphores. In the beta read, the backward runs on compute
+    capability 9 to 12, and is deterministic on 9 to 11.
+
+    Source of the interface: flash_attn/cute/interface.py of flash-attn-4 4.0.0b36.
+    """
+
+    name = "flash4"
+    distribution, install = "flash-attn-4", "pip install --pre flash-attn-4"
+
+    def _write_result(self, call: FlashCall) -> None:
+        inputs, result = call.inputs, call.result
+        packed = call.starts is None and result.lse.shape[0] > 1
+        lse = result.lse
+        if packed:  # log-sum-exps are wanted dense
+            lse = call.workspace.take(tuple(lse.shape), torch.float32)
+        library = importlib.import_module("flash_attn.cute.interface")
+        library._flash_attn_fwd(
+            inputs.q, inputs.k, inputs.v, softmax_scale=inputs.scale, causal=_CAUSAL,
+            num_splits=1, return_lse=True, out=result.out, lse=lse,
+            **_cumulative_lengths(call.starts),
+        )  # fmt: skip
+        if packed:
+            result.lse.copy_(lse)
+
+    def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
+        inputs, result = call.inputs, call.result
+        d_k, d_v = into.d_kv.unbind(-3)
+        library = importlib.import_module("flash_attn.cute.interface")
+        library._flash_attn_bwd(
+            inputs.q, inputs.k, inputs.v, result.out, into.d_out, result.lse,
+            softmax_scale=inputs.scale, causal=_CAUSAL, deterministic=_DETERMINISTIC, dq=into.d_q,
+            dk=d_k, dv=d_v, **_cumulative_lengths(call.starts),
+        )  # fmt: skip
+
+
+def _cumulative_lengths(starts: Starts | None) -> dict[str, torch.Tensor | int]:
+    """The arguments that FlashAttention-3 and 4 take for unequal lengths, by their names."""
+    if starts is None:
+        return {}
+    return {
+        "cu_seqlens_q": starts.tensor, "cu_seqlens_k": starts.tensor,
+        "max_seqlen_q": starts.longest, "max_seqlen_k": starts.longest,
+    }  # fmt: skip

@@ -1,0 +1,38 @@
+"""The chains whose kernels a probe measures: one layer of each preset, the shapes its runs have."""
+
+from twinstream.models.lowering.lower import lower
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.workload import Workload
+
+# (preset, sequence length, tokens of a chunk); 15b has the layers of 8b.
+_SHAPES = (
+    ("8b", 8192, 16384),
+    ("8b", 8192, 8192),
+    ("8b", 1024, 8192),
+    ("8b", 65536, 16384),
+    ("1b", 8192, 16384),
+    ("1b", 1024, 8192),
+    ("32b", 8192, 8192),
+    ("tiny", 64, 128),
+    ("tiny", 256, 64),
+)
+PRESETS = ("8b", "1b", "32b")
+
+
+def probe_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
+    """One round each, of one chunk or of one sequence in slices; all in bf16."""
+    chains = []
+    for preset, seq_len, chunk_tokens in _SHAPES:
+        if preset not in presets:
+            continue
+        spec = load_preset(preset).model_copy(update={"num_layers": 1, "dtype": "bfloat16"})
+        workload = Workload(
+            seq_len=seq_len,
+            chunk_tokens=chunk_tokens,
+            chunks_per_round=max(1, seq_len // chunk_tokens),
+            rounds_per_step=1,
+        )
+        chains.append(lower(spec, workload, Recipe(kernels=kernels)))
+    return tuple(chains)

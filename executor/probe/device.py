@@ -1,0 +1,109 @@
+"""A CUDA device measured: which kernels are right and fastest on it, then the profile they give."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+import torch
+
+from twinstream.executor.memory.device_memory import expand_segments
+from twinstream.executor.probe.chains import PRESETS, probe_chains
+from twinstream.executor.probe.choosing import Tries, choose_kernels
+from twinstream.executor.probe.chosen import Chosen
+from twinstream.executor.probe.cuda import Probed, ProbeRequest, probe_cuda
+from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.models.demand.attention_limits import DeviceName
+from twinstream.schedule.errors import TwinstreamError
+
+# Whose datasheet a device's nominal rates are of, by a part of its name.
+_DATASHEETS = {"H200": "h200", "H100": "h100_datasheet", "A100": "a100", "B200": "b200"}
+_PROBE_LIMIT_S = 600.0
+
+
+class ProbeError(TwinstreamError):
+    """A device could not be measured."""
+
+
+def probed_machine(tell: Callable[[str], None], presets: tuple[str, ...] = PRESETS) -> Machine:
+    """The profile of the CUDA device, which also names the attention that is right and fastest.
+
+    Everything is done in a process of its own, anew after a kernel that broke it.
+
+    Args:
+        tell: takes a line on how far it is.
+        presets: whose shapes are measured.
+
+    Raises:
+        ProbeError: no kernels are right, or measuring broke; it says why.
+    """
+    with DeviceProcess(partial(begin_device, "cuda")) as process:
+        try:
+            tell("trying which kernels are right and fastest here: some minutes if they compile")
+            chosen = choose_kernels(Tries(process), presets)
+            for note in chosen.notes:
+                tell(note)
+            kernels = chosen.kernels
+            tell(
+                "measuring links, memory and kernels under load, with attention "
+                f"{kernels.attention} and {kernels.vector} vector kernels: some minutes"
+            )
+            process.close()  # what was tried beside is not to count as the device's reserve
+            job = partial(probe_device, chosen=chosen, presets=presets)
+            return process.do(job, _PROBE_LIMIT_S).machine
+        except (JobRefused, JobFailed) as error:
+            if details := getattr(error, "details", ""):
+                tell(details)
+            raise ProbeError(f"the CUDA device could not be measured: {error}") from None
+
+
+def begin_device(device: DeviceName) -> DeviceName:
+    """Set torch up as a run does, which only the first in a process can."""
+    if device == "cpu":
+        torch.set_num_threads(1)
+    elif torch.cuda.is_available():  # where there is none, the first job says so
+        expand_segments()
+    return device
+
+
+def probe_device(
+    device: DeviceName, chosen: Chosen, presets: tuple[str, ...], commit: str = ""
+) -> Probed:
+    """The profile of the CUDA device with these kernels; on tiny presets it only tries it."""
+    where = torch.device(device, torch.cuda.current_device())
+    name, date = torch.cuda.get_device_name(where), datetime.now(UTC).date().isoformat()
+    small = presets == ("tiny",)
+    request = ProbeRequest(
+        chains=probe_chains(chosen.kernels, presets),
+        datasheet=datasheet_of(name),
+        commit=commit,
+        date=date,
+        warm_seconds=0.5 if small else 4.0,
+        load_seconds=0.05 if small else 0.5,
+        attention_chains=tuple(
+            chain
+            for other in chosen.others
+            for chain in probe_chains(
+                chosen.kernels.model_copy(update={"attention": other, "deterministic": False}),
+                presets,
+            )
+        ),
+        excess_bytes=chosen.excess_bytes,
+    )
+    probed = probe_cuda(request, where)
+    choice = AttentionChoice(
+        name=chosen.kernels.attention,
+        kind="measured",
+        source=f"right and fastest on {name}, {date}, torch {torch.__version__}",
+    )
+    return replace(probed, machine=probed.machine.model_copy(update={"attention": choice}))
+
+
+def datasheet_of(device_name: str) -> Machine | None:
+    """The shipped profile whose nominal rates a device has, if any."""
+    for part, profile in _DATASHEETS.items():
+        if part in device_name:
+            return load_machine(profile)
+    return None

@@ -1,0 +1,58 @@
+"""What the docs name is there: links and their headings, paths, modules, words."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.contract.package_tree import REPO
+
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = [*(REPO / name for name in TOP), *sorted((REPO / "docs").rglob("*.md"))]
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+_PATH = re.compile(r"[\w.-]+/(?:[\w.-]+/)*[a-z_][\w-]*\.(?:py|sh|md|csv|txt|js|svg|png)\b")
+_MODULE = re.compile(r"-m ((?:benchmarks|tests|twinstream)(?:\.\w+)*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_what_a_page_names_is_there(page):
+    missing = missing_in(page.read_text(encoding="utf-8"), page)
+    assert not missing, f"{page.relative_to(REPO)} names what is not there: {missing}"
+
+
+def missing_in(text: str, page: Path) -> list[str]:
+    """Links, paths from the top of the repository, and modules that a reader would not find."""
+    links = [(page.parent / path if path else page, head) for path, head in _LINK.findall(text)]
+    paths = _PATH.findall(re.sub(r"\[[^]]*\]\([^)]*\)|https?:\S*", "", text))
+    modules = {REPO / name.replace(".", "/") for name in _MODULE.findall(text)}
+    return [
+        *(f"{path.name}#{head}" for path, head in links if not _leads_somewhere(path, head)),
+        *(path for path in paths if not (REPO / path).is_file()),
+        *(str(m) for m in modules if not (m.with_suffix(".py").is_file() or m.is_dir())),
+    ]
+
+
+def _leads_somewhere(path: Path, heading: str) -> bool:
+    if not path.exists() or not path.resolve().is_relative_to(REPO):
+        return False
+    return not heading or heading in _headings(path.read_text(encoding="utf-8"))
+
+
+def _headings(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[a](nowhere.md)", "[a](README.md#no-such)", "`../shared/x.csv`", "`a/b.py`", "-m tests.x"],
+)
+def test_what_is_missing_is_found(text):
+    assert missing_in(text, REPO / "README.md")
+
+
+def test_a_word_of_the_glossary_has_one_entry():
+    glossary = (REPO / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = Counter(re.findall(r"^\| \*\*(.+?)\*\* \|", glossary, re.MULTILINE))
+    assert words and max(words.values()) == 1, words.most_common(1)

@@ -1,0 +1,127 @@
+"""The probe of this machine's CPU, at small sizes: a whole profile, and a true one of its fits."""
+
+import pytest
+import torch
+
+from tests.helpers.plans import planned
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.executor.probe import cpu, cpu_attention, links
+from twinstream.executor.probe.cpu import probe_cpu
+from twinstream.executor.probe.tasks import kernels
+from twinstream.executor.probe.timing import timing
+from twinstream.executor.probe.timing.fit import Line, fit_line
+from twinstream.hardware_profiles.loader import load_machine, save_machine
+from twinstream.hardware_profiles.schema import Efficiency, Machine
+from twinstream.schedule.document import Caps
+from twinstream.simulator.costs import MachineCosts
+from twinstream.simulator.replay import simulate
+
+
+@pytest.fixture(scope="module")
+def probed() -> Machine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_SHAPES", ((32, 32, 4), (64, 64, 4)))
+        patch.setattr(cpu_attention, "_SHAPES", ((32, 32, 32), (64, 64, 32), (64, 32, 64)))
+        patch.setattr(links, "_SIZES", (2**12, 2**16, 2**20))
+        patch.setattr(timing, "_BUDGET_S", 0.002)
+        return probe_cpu(dtypes=("float32", "bfloat16"))
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+@pytest.mark.parametrize(
+    ("preset", "dtype"), [("tiny", "float32"), ("tiny-qwen3", "float32"), ("tiny", "bfloat16")]
+)
+def test_every_op_of_a_preset_has_a_price(probed, preset, dtype, policy):
+    schedule = planned(tiny_chain("sliced", preset, dtype=dtype), probed, Caps(), policy)
+    costs = MachineCosts(schedule, probed)
+    for op in schedule.ops:
+        cost = costs.cost(op)
+        assert cost.fixed_ns > 0 or cost.flow is not None
+    assert simulate(schedule, probed).step_ns > 0
+
+
+def test_every_number_says_that_it_was_measured_and_how(probed):
+    stated = [value for _, value in probed if hasattr(value, "source")]
+    assert len(stated) >= 10
+    for number in [*stated, *probed.efficiency.values()]:
+        assert number.kind == "measured"
+        assert f"torch {torch.__version__}, 1 compute thread" in number.source
+    assert probed.device == "cpu"
+
+
+def test_backwards_and_head_dimensions_have_curves_of_their_own(probed):
+    for dtype in ("float32", "bfloat16"):
+        for unit in ("rms_norm", "swiglu", "rope"):
+            assert f"{unit}_backward/{dtype}" in probed.efficiency
+        for unit in ("attention_forward", "attention_backward"):
+            widest = probed.efficiency[f"{unit}/eager/head_dim_64/{dtype}"]
+            assert probed.efficiency[f"{unit}/eager/head_dim_32/{dtype}"] != widest
+            assert probed.efficiency[f"{unit}/eager/{dtype}"] == widest
+
+
+def test_a_probed_profile_survives_its_file(probed, tmp_path):
+    save_machine(probed, tmp_path / "here.toml")
+    loaded = load_machine(tmp_path / "here.toml")
+    assert loaded == probed
+    assert loaded.content_hash == probed.content_hash
+
+
+def test_the_number_of_torch_threads_is_put_back(monkeypatch):
+    class StopError(Exception):
+        pass
+
+    def stop() -> Line:
+        assert torch.get_num_threads() == 1
+        raise StopError
+
+    monkeypatch.setattr(cpu, "copy_line", stop)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with pytest.raises(StopError):
+        probe_cpu()
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+# --- fits
+
+
+def time_ns(line: Line, amount: float, nominal_per_s: float) -> float:
+    """Time of one launch by the curve that the line becomes."""
+    maximum, half = line.efficiency(nominal_per_s)
+    curve = Efficiency(max=maximum, half=half, of="bytes", kind="measured", source="test")
+    return amount / (nominal_per_s * curve.at(amount)) * 1e9
+
+
+def test_a_line_is_found_again_and_its_curve_gives_the_same_times():
+    amounts = [1e3, 1e4, 1e5, 1e6]
+    line = fit_line(amounts, [500 + 0.25 * amount for amount in amounts])
+    assert line.fixed_ns == pytest.approx(500)
+    assert line.ns_per_unit == pytest.approx(0.25)
+    assert line.residual == pytest.approx(0, abs=1e-9)
+    for amount in amounts:
+        assert time_ns(line, amount, 5e9) == pytest.approx(500 + 0.25 * amount)
+
+
+def test_a_fit_never_has_a_negative_fixed_part():
+    amounts = [10.0, 100.0, 1000.0]
+    line = fit_line(amounts, [1.0, 11.0, 130.0])
+    assert line.fixed_ns == 0
+    assert 0.1 < line.ns_per_unit < 0.13
+
+
+@pytest.mark.parametrize("times", [[300.0, 300.0, 300.0], [320.0, 300.0, 280.0]])
+def test_times_that_do_not_grow_are_a_fixed_cost(times):
+    amounts = [10.0, 100.0, 1000.0]
+    line = fit_line(amounts, times)
+    assert line.ns_per_unit > 0
+    for amount in amounts:
+        assert line.fixed_ns + line.ns_per_unit * amount == pytest.approx(300, rel=0.02)
+
+
+def test_a_rate_beyond_the_nominal_one_is_capped_and_the_fixed_part_kept():
+    line = Line(fixed_ns=100, ns_per_unit=0.1, residual=0)
+    nominal_per_s = 1e9  # 1 per ns: the line says 10
+    maximum, half = line.efficiency(nominal_per_s)
+    assert maximum == 1.5
+    assert half / (nominal_per_s * maximum) * 1e9 == pytest.approx(100)

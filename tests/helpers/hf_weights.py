@@ -1,0 +1,92 @@
+"""Hugging Face state dicts to the flat tensors of a schedule, and back, to compare with."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.models.layout import (
+    InnerTensor,
+    Layout,
+    block_layout,
+    embedding_layout,
+    head_layout,
+)
+from twinstream.models.spec import ModelSpec
+
+# Rows of an inner tensor come from these modules, one after the other.
+_BLOCK_MODULES = {
+    "attention_norm": ("input_layernorm.weight",),
+    "qkv_proj": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "q_norm": ("self_attn.q_norm.weight",),
+    "k_norm": ("self_attn.k_norm.weight",),
+    "o_proj": ("self_attn.o_proj.weight",),
+    "ffn_norm": ("post_attention_layernorm.weight",),
+    "gate_up_proj": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down_proj": ("mlp.down_proj.weight",),
+}
+
+
+def flat_layouts(spec: ModelSpec) -> dict[str, Layout]:
+    """The layouts of all flat tensors by name: "embedding", "layer.0", ..., "head"."""
+    layers = {f"layer.{index}": block_layout(spec) for index in range(spec.num_layers)}
+    return {"embedding": embedding_layout(spec), **layers, "head": head_layout(spec)}
+
+
+def pack_hf_state(
+    spec: ModelSpec, state_dict: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the flat uint8 tensors, by name, of a llama, mistral, qwen2 or qwen3 state dict.
+
+    Values are cast to the spec's dtype; padding is zero.
+    """
+    flats = {}
+    for flat_name, layout in flat_layouts(spec).items():
+        flats[flat_name] = torch.zeros(layout.size_bytes, dtype=torch.uint8)
+        for hf_name, rows in _rows_by_hf_name(spec, flat_name, layout, flats[flat_name]):
+            assert state_dict[hf_name].shape == rows.shape
+            rows.copy_(state_dict[hf_name])
+    return flats
+
+
+def unpack_hf_state(spec: ModelSpec, flats: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights, or gradients, under their Hugging Face names, as views of the flat tensors.
+
+    With tied embeddings there is no LM head among them.
+    """
+    return {
+        hf_name: rows
+        for flat_name, layout in flat_layouts(spec).items()
+        for hf_name, rows in _rows_by_hf_name(spec, flat_name, layout, flats[flat_name])
+    }
+
+
+def _rows_by_hf_name(
+    spec: ModelSpec, flat_name: str, layout: Layout, flat: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for tensor in layout.tensors:
+        values = flat[tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]
+        whole = values.view(DTYPES[spec.dtype]).view(tensor.shape)
+        names = _hf_names(flat_name, tensor)
+        yield from zip(names, torch.split_with_sizes(whole, _row_counts(spec, tensor)), strict=True)
+
+
+def _hf_names(flat_name: str, tensor: InnerTensor) -> tuple[str, ...]:
+    ends = {
+        "embedding": "model.embed_tokens.weight",
+        "final_norm": "model.norm.weight",
+        "head": "lm_head.weight",
+    }
+    if tensor.name in ends:
+        return (ends[tensor.name],)
+    layer = flat_name.removeprefix("layer.")
+    return tuple(f"model.layers.{layer}.{module}" for module in _BLOCK_MODULES[tensor.name])
+
+
+def _row_counts(spec: ModelSpec, tensor: InnerTensor) -> list[int]:
+    if tensor.name in ("qkv_proj", "qkv_bias"):
+        return [spec.d_q, spec.d_kv, spec.d_kv]
+    if tensor.name == "gate_up_proj":
+        return [spec.d_ff, spec.d_ff]
+    return [tensor.shape[0]]

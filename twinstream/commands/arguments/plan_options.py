@@ -1,0 +1,184 @@
+"""The options of the command line that say what to plan."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from twinstream.measures.policies_compared import ALL
+from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.presets import dtype_note, load_model
+from twinstream.planner.policies import policy_names
+from twinstream.planner.request import DEFAULT_POLICY
+
+_PLAN, _LIMITS, _FIXED = "What to plan", "Limits", "What to fix of a plan by optimal"
+
+
+def _option(panel: str, metavar: str, what: str, **more: Any) -> Any:
+    return typer.Option(metavar=metavar, help=what, rich_help_panel=panel, **more)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options that say what to plan; None where one is not given."""
+
+    model: Annotated[
+        str | None,
+        _option(
+            _PLAN, "NAME|FILE", "A preset (`twinstream models`), or a Hugging Face config.json."
+        ),
+    ] = None
+    machine: Annotated[
+        str | None,
+        _option(_PLAN, "NAME|FILE", "A shipped profile (`twinstream machines`), or a TOML file."),
+    ] = None
+    seq_len: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "N[,N...]",
+            "Tokens of a sequence, or of unequal ones that are packed together: 300,212,512.",
+        ),
+    ] = None
+    tokens_per_step: Annotated[
+        int | None,
+        _option(
+            _PLAN,
+            "N",
+            "Tokens of an optimizer step; by default as few as --optimizer-overhead allows.",
+            min=1,
+        ),
+    ] = None
+    optimizer_overhead: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "SHARE",
+            "Share of the step that the optimizer may take where --tokens-per-step is not given: "
+            "1% (the default) or 0.01.",
+        ),
+    ] = None
+    chunk_tokens: Annotated[
+        int | None,
+        _option(_PLAN, "N", "Tokens of a chunk: packed sequences or a slice.", min=1),
+    ] = None
+    chunks_per_round: Annotated[
+        int | None,
+        _option(_PLAN, "N", "Chunks of a round of gradient accumulation.", min=1),
+    ] = None
+    device_mem: Annotated[
+        str | None,
+        _option(_LIMITS, "SIZE", "Cap of device memory: 24GiB, 80% or bytes; by default all."),
+    ] = None
+    host_mem: Annotated[
+        str | None,
+        _option(_LIMITS, "SIZE", "Cap of pinned host memory: 75GiB, 80% or bytes; by default all."),
+    ] = None
+    policy: Annotated[
+        str | None,
+        _option(
+            _LIMITS,
+            "NAME",
+            f"One of: {', '.join(policy_names())}; by default {DEFAULT_POLICY}. `plan --policy "
+            f"{ALL}` compares those that cut a step alike; -o then writes the fastest.",
+        ),
+    ] = None
+    kernels: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "NAME",
+            "auto (Triton for a CUDA machine, torch's ops for a CPU), eager or triton.",
+        ),
+    ] = None
+    attention: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "NAME",
+            "auto (what the machine's profile names, else sdpa_flash on CUDA and eager on a CPU), "
+            f"or one of: {', '.join(attention_names())}.",
+        ),
+    ] = None
+    nondeterministic: Annotated[
+        bool,
+        typer.Option(
+            "--nondeterministic",
+            help="Allow an --attention that does not give the same bits from run to run.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = False
+    gradients: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "DTYPE",
+            "What weight gradients are added up in: model (the model's dtype, the default), or "
+            "float32.",
+        ),
+    ] = None
+    float32_master: Annotated[
+        bool,
+        typer.Option(
+            "--float32-master",
+            help="Keep float32 parameters, m and v in the optimizer's state.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = False
+    dtype: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "NAME",
+            "Dtype of parameters and activations, bfloat16 or float32; by default the model's.",
+        ),
+    ] = None
+    home: Annotated[
+        list[str] | None,
+        _option(
+            _FIXED,
+            "KIND=WHERE",
+            "Where a kind of tensor is at home, again for each: parameter, gradient, "
+            "optimizer_state or activation = device or host.",
+        ),
+    ] = None
+    recompute: Annotated[
+        str | None,
+        _option(_FIXED, "LEVEL", "Recompute every block from INPUT or ATTENTION, or none."),
+    ] = None
+    prefetch: Annotated[
+        float | None,
+        _option(
+            _FIXED,
+            "BLOCKS",
+            "Load at most so long before the first use, in times of the longest task.",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        _option(
+            _FIXED,
+            "WHEN",
+            "device (each group as soon as its gradients are there, the default) or "
+            "device_after_backward.",
+        ),
+    ] = None
+    effort: Annotated[
+        str | None,
+        _option(
+            _FIXED, "NAME", "quick (one cut of the step, judged once) or normal (the default)."
+        ),
+    ] = None
+
+    def given(self) -> list[str]:
+        """The flags that are set, but for --machine."""
+        names = [name for name, value in vars(self).items() if value not in (None, False)]
+        return [f"--{name.replace('_', '-')}" for name in names if name != "machine"]
+
+    @property
+    def notes(self) -> list[str]:
+        """Which dtype is planned where neither the user nor the model's file says."""
+        if self.model is None or self.dtype is not None:
+            return []
+        note = dtype_note(self.model, load_model(self.model))
+        return [] if note is None else [note]

@@ -1,0 +1,151 @@
+"""From the options of a command to the plan that they ask for."""
+
+import re
+from dataclasses import replace
+from math import nan
+from typing import Any, get_args
+
+from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.hf_config import DTYPES
+from twinstream.models.presets import load_model
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import ChoiceError, Choices
+from twinstream.planner.kernel_choice import attention_for, kernels_for
+from twinstream.planner.policies import ON_DEVICE, optimizer_places
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import SizeError
+
+_LONGEST_SIZE = 40
+_MOST_LENGTHS = 4096
+_LENGTH = re.compile("[1-9][0-9]{0,8}")
+_GRADIENTS: tuple[str, ...] = get_args(Recipe.model_fields["gradients"].annotation)
+
+
+class ShareError(TwinstreamError):
+    """A share that cannot be read."""
+
+
+class LengthsError(TwinstreamError):
+    """Lengths of sequences that cannot be read."""
+
+
+def request_of(wanted: PlanOptions) -> PlanRequest:
+    """What the options ask for.
+
+    Raises:
+        TwinstreamError: one cannot be read, is unknown, or does not go with another.
+    """
+    assert wanted.model is not None and wanted.seq_len is not None and wanted.machine is not None
+    for size in (wanted.device_mem, wanted.host_mem):
+        if size is not None and len(size) > _LONGEST_SIZE:
+            raise SizeError(
+                f"'{size[:_LONGEST_SIZE]}...' is no size; write it as 24GiB, 80% or bytes"
+            )
+    policy, lengths = wanted.policy or DEFAULT_POLICY, lengths_of(wanted.seq_len)
+    choices, overhead = _choices(wanted), wanted.optimizer_overhead
+    if overhead is not None and wanted.tokens_per_step is not None:
+        raise ShareError(
+            "--optimizer-overhead proposes tokens per step where none are given; leave out "
+            "either it or --tokens-per-step"
+        )
+    spec, machine = _spec(wanted), load_machine(wanted.machine)
+    step = TrainingStep(
+        max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
+        recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec)),
+        sequence_lengths=lengths if len(set(lengths)) > 1 else (),
+    )  # fmt: skip
+    if overhead is not None:
+        step = replace(step, optimizer_overhead=share_of(overhead))
+    return PlanRequest.of(
+        spec, machine, step=step, device_mem=wanted.device_mem, host_mem=wanted.host_mem,
+        policy=policy, choices=choices,
+    )  # fmt: skip
+
+
+def _choices(wanted: PlanOptions) -> Choices:
+    homes: dict[str, Any] = {}
+    for text in wanted.home or []:
+        kind, found, where = text.partition("=")
+        if not found or kind in homes:
+            wrong = "twice" if found else "without a place"
+            raise ChoiceError(
+                f"--home '{text}' names '{kind}' {wrong}; write each kind once, as parameter=host"
+            )
+        homes[kind] = where
+    effort: Any = wanted.effort or "normal"
+    return Choices(homes, wanted.recompute, wanted.prefetch, effort)
+
+
+def _spec(wanted: PlanOptions) -> ModelSpec:
+    """The model, in the dtype asked for."""
+    assert wanted.model is not None
+    _require_known("--dtype", wanted.dtype, tuple(DTYPES))
+    spec = load_model(wanted.model)
+    return spec if wanted.dtype is None else spec.model_copy(update={"dtype": wanted.dtype})
+
+
+def _kernels(wanted: PlanOptions, machine: Machine, spec: ModelSpec) -> KernelChoice | None:
+    """Those named; None leaves all of it to the request."""
+    if wanted.kernels is None and wanted.attention is None:
+        return None
+    attention = attention_for(
+        machine, spec, wanted.attention or "auto", nondeterministic=wanted.nondeterministic
+    )
+    return kernels_for(machine, wanted.kernels or "auto", attention)
+
+
+def _recipe(wanted: PlanOptions, policy: str, kernels: KernelChoice | None) -> Recipe:
+    _require_known("--gradients", wanted.gradients, _GRADIENTS)
+    _require_known("--optimizer", wanted.optimizer, ON_DEVICE)
+    places = optimizer_places(policy)
+    if wanted.optimizer is not None and wanted.optimizer not in places:
+        raise ChoiceError(
+            f"policy '{policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: leave out "
+            "--optimizer"
+        )
+    return Recipe.model_validate(
+        {
+            "kernels": kernels, "optimizer": wanted.optimizer or ON_DEVICE[0],
+            "gradients": wanted.gradients or _GRADIENTS[0],
+            "float32_master": wanted.float32_master,
+        }
+    )  # fmt: skip
+
+
+def _require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+    if name is not None and name not in known:
+        raise ChoiceError(f"{flag} '{name}' is unknown; known: {', '.join(known)}")
+
+
+def share_of(text: str) -> float:
+    """
+    >>> share_of("1%"), share_of("0.01")
+    (0.01, 0.01)
+    """
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = nan
+    if not 0.0 < number < 1.0:
+        raise ShareError(
+            f"--optimizer-overhead '{text}' is no share between 0 and 1; write it as 1% or 0.01"
+        )
+    return number
+
+
+def lengths_of(text: str) -> tuple[int, ...]:
+    """
+    >>> lengths_of("8192"), lengths_of("300,212,512")
+    ((8192,), (300, 212, 512))
+    """
+    parts = text.split(",")
+    if len(parts) > _MOST_LENGTHS or not all(_LENGTH.fullmatch(part) for part in parts):
+        raise LengthsError(
+            f"--seq-len '{text[:_LONGEST_SIZE]}' is no length of sequences: give tokens from 1 to "
+            f"999999999, or the lengths of up to {_MOST_LENGTHS} packed sequences as 300,212,512"
+        )
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,227 @@
+"""Which rows of a measured table are meant, and which of them can be predicted at all."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstream.fidelity.cells import CellKey, key_of
+from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
+from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
+from twinstream.hardware_profiles.calibration.cells import candidate_cells
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.shipped import machine_names
+from twinstream.models.presets import UnknownModelError
+
+_COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
+    "machine": lambda row: row.machine.lower(),
+    "model": lambda row: row.model.lower(),
+    "seq_len": lambda row: float(row.seq_len),
+    "host_mem_gib": lambda row: row.host_mem_gib,
+    "dev_mem_gib": lambda row: row.dev_mem_gib,
+}
+_CAPS = ("seq_len", "host_mem_gib", "dev_mem_gib")
+_DATASHEET = (
+    "peak_bf16_flop_per_s",
+    "peak_fp32_flop_per_s",
+    "hbm_bytes_per_s",
+    "device_memory_bytes",
+    "pcie_h2d_bytes_per_s",
+)
+
+
+def rows_that(rows: Sequence[MeasuredRow], only: Sequence[str]) -> list[MeasuredRow]:
+    """The rows that fit all conditions `column=value`.
+
+    Raises:
+        CalibrationError: nothing is left, or a condition cannot be read.
+    """
+    left = list(rows)
+    for condition in only:
+        column, _, text = condition.partition("=")
+        wanted = _value(column, text, condition)
+        left = [row for row in left if _COLUMNS[column](row) == wanted]
+    if not left:
+        raise CalibrationError(f"no row of the table has {' and '.join(only)}")
+    return left
+
+
+def rows_of(
+    rows: Sequence[MeasuredRow], profile: Machine, only: Sequence[str]
+) -> list[MeasuredRow]:
+    """The rows of one machine that fit all conditions.
+
+    Where the table has several machines and no condition names one, it is the machine that the
+    profile is called after (`h100`, `h100_datasheet` and `my-H100` mean `H100`), or has its
+    datasheet from.
+
+    Raises:
+        CalibrationError: nothing is left, a condition cannot be read, or the machine is not clear.
+    """
+    left = rows_that(rows, only)
+    machines = sorted({row.machine for row in left})
+    if len(machines) == 1:
+        return left
+    try:
+        named = [name for name in machines if class_named(name) == class_of(profile)]
+    except UnknownMachineClass:
+        named = []
+    if len(named) != 1:
+        raise CalibrationError(
+            f"the table has rows of {', '.join(machines)}, and the profile is called "
+            f"'{profile.name}'; say which to take: --only machine={machines[0]}"
+        )
+    return [row for row in left if row.machine == named[0]]
+
+
+def candidate_rows(
+    rows: Sequence[MeasuredRow], on_row: Callable[[], None] = lambda: None
+) -> tuple[MeasuredRow, ...]:
+    """The rows among which `informative_rows` chooses, each of a schedule of its own.
+
+    Only rows that can be predicted; `on_row` is called when that is known of each, which takes
+    milliseconds.
+
+    Raises:
+        CalibrationError: no row both ran and can be planned.
+    """
+    known = planned(rows, on_row)
+    first: dict[CellKey, MeasuredRow] = {}
+    for row in rows:
+        if row.status == "ok" and row.line in known.keys:
+            first.setdefault(known.keys[row.line], row)
+    if not first:
+        raise CalibrationError(nothing_left(known))
+    return candidate_cells(first.values())
+
+
+def listed_rows(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, ...]:
+    """The successful rows that a file lists.
+
+    The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
+    machine and model where the table has several; other columns are not read.
+
+    Raises:
+        MeasuredTableError: the file cannot be read or is no list of cells.
+        CalibrationError: it lists what is not in the table, or in it more than once.
+    """
+    found: dict[int, MeasuredRow] = {}
+    for number, line in read_cells(cells, _CAPS):
+        where = f"{cells}, line {number}"
+        told = {name: line[name].strip() for name in _COLUMNS if name in line}
+        if empty := [name for name, text in told.items() if not text]:
+            raise CalibrationError(f"{where} has no {', '.join(empty)}; each cell needs one")
+        wanted = {name: _value(name, text, where) for name, text in told.items()}
+        match = [row for row in rows if all(_COLUMNS[n](row) == v for n, v in wanted.items())]
+        row = next((row for row in match if row.status == "ok"), None)
+        shown = ", ".join(f"{name} {text}" for name, text in told.items())
+        if row is None:
+            failed = f" (line {match[0].line} failed)" if match else ""
+            raise CalibrationError(f"{where}: no successful row of the table has {shown}{failed}")
+        if len(several := sorted({f"{row.machine} {row.model}" for row in match})) > 1:
+            raise CalibrationError(
+                f"{where}: rows of {', '.join(several)} have {shown}; give the list a column "
+                "machine or model"
+            )
+        found[id(row)] = row
+    return tuple(found.values())
+
+
+def _value(column: str, text: str, where: str) -> str | float:
+    if column not in _COLUMNS or not text.strip():
+        raise CalibrationError(
+            f"'{where}' is no condition: write column=value with one of {', '.join(_COLUMNS)}"
+        )
+    if column in ("machine", "model"):
+        return text.strip().lower()
+    try:
+        return float(text)
+    except ValueError:
+        raise CalibrationError(f"{where}: {column} needs a number, got '{text}'") from None
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the seed system would make of rows, by their lines, and what is beyond what is known.
+
+    `unknown` counts the rows whose model nobody here knows, by the reason.
+    """
+
+    keys: Mapping[int, CellKey]
+    refused: Mapping[int, str]
+    unknown: Mapping[str, int]
+
+
+def planned(rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None) -> Known:
+    """By line: what decides the schedule, or why the policy refuses the row.
+
+    `on_row` is called after each.
+    """
+    keys: dict[int, CellKey] = {}
+    refused: dict[int, str] = {}
+    unknown: Counter[str] = Counter()
+    for row in rows:
+        try:
+            keys[row.line] = key_of(row)
+        except SizingRefused as error:
+            refused[row.line] = error.reason
+        except (UnknownModelError, UnsuitableModel) as error:
+            unknown[str(error)] += 1
+        on_row()
+    return Known(keys, refused, unknown)
+
+
+def nothing_left(known: Known) -> str:
+    """What to say where no row is left to predict."""
+    why = "".join(f"; {count} rows: {reason}" for reason, count in known.unknown.items())
+    return f"no row of the table both ran and can be planned, so there is nothing to compare{why}"
+
+
+def profiles_of(names: Sequence[str], machines: Sequence[Machine]) -> dict[str, Machine]:
+    """The profile of each machine of a table that has one, by the machine's name in the table.
+
+    A profile is of the class that its name contains; where it contains none, of the shipped
+    machine that it has its datasheet from. A single profile takes a table of a single machine,
+    whatever they are called.
+
+    Raises:
+        UnknownMachineClass: nothing tells what machine a profile is of.
+    """
+    if len(names) == len(machines) == 1:
+        return {names[0]: machines[0]}
+    by_class = {class_of(machine): machine for machine in machines}
+    classes = {name: class_named(name) for name in names}
+    return {name: by_class[found] for name, found in classes.items() if found in by_class}
+
+
+def class_of(machine: Machine) -> str:
+    """Name of the class of a profile's machine; see `profiles_of`."""
+    found = class_named(machine.name) or next(
+        filter(None, map(class_named, _relatives(machine))), None
+    )
+    if found is None:
+        return machine_class(machine.name).name  # raises, and says what there is
+    return found
+
+
+def class_named(name: str) -> str | None:
+    """Name of the class of a machine of this name, None where the policy knows none."""
+    try:
+        return machine_class(name).name
+    except UnknownMachineClass:
+        return None
+
+
+def _relatives(machine: Machine) -> Iterable[str]:
+    """Shipped profiles with the same datasheet."""
+    for name in machine_names():
+        if _datasheet(load_machine(name)) == _datasheet(machine):
+            yield name
+
+
+def _datasheet(machine: Machine) -> list[float | None]:
+    numbers = [getattr(machine, field) for field in _DATASHEET]
+    return [None if number is None else number.value for number in numbers]

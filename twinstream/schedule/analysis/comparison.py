@@ -1,0 +1,129 @@
+"""Predicted against measured, op by op."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Compute, Op
+from twinstream.schedule.timeline import Timeline
+
+_NUM_WORST = 10
+
+
+class TimelineMismatch(TwinstreamError):
+    """A timeline is not of this schedule."""
+
+
+class Pair(Node):
+    """A predicted and a measured figure; `error` is predicted / measured - 1."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0 if self.measured else 0.0
+
+
+class GroupComparison(Node):
+    """Busy time of a group of ops in one pass, ns."""
+
+    name: str
+    num_ops: int
+    busy_ns: Pair
+
+
+class OpComparison(Node):
+    """Duration of one op, ns, mean over the passes."""
+
+    op_id: str
+    stream: str
+    duration_ns: Pair
+
+
+class Comparison(Node):
+    """The join of a predicted and a measured timeline of one schedule.
+
+    `worst_ops` are those whose durations differ most in ns.
+    """
+
+    step_ns: Pair
+    cold_ns: Pair
+    kinds: tuple[GroupComparison, ...]
+    streams: tuple[GroupComparison, ...]
+    worst_ops: tuple[OpComparison, ...]
+
+
+def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
+    """Join two timelines of a schedule by op id.
+
+    Raises:
+        TimelineMismatch: one of them has other ops than the schedule.
+    """
+    require("schedule", schedule, Schedule)
+    require("predicted", predicted, Timeline)
+    require("measured", measured, Timeline)
+    before = _durations_ns(schedule, predicted, "predicted")
+    after = _durations_ns(schedule, measured, "measured")
+    order = sorted(range(len(before)), key=lambda i: (-abs(before[i] - after[i]), i))
+    return Comparison(
+        step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns),
+        cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns),
+        kinds=_grouped(schedule, before, after, kind_of),
+        streams=_grouped(schedule, before, after, lambda op: str(op.stream)),
+        worst_ops=tuple(
+            OpComparison(
+                op_id=schedule.ops[i].op_id,
+                stream=str(schedule.ops[i].stream),
+                duration_ns=Pair(predicted=before[i], measured=after[i]),
+            )
+            for i in order[:_NUM_WORST]
+        ),
+    )
+
+
+def kind_of(op: Op) -> str:
+    """The task kind of a compute op (a recompute with its level), else the op's kind and queue."""
+    if isinstance(op, Compute):
+        return f"{op.label.kind} {op.label.level}" if op.label.level else op.label.kind
+    return f"{op.kind} {op.stream.queue}"
+
+
+def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str) -> None:
+    """
+    Raises:
+        TimelineMismatch: the timeline, called `which`, has other ops than the schedule.
+    """
+    if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
+        raise TimelineMismatch(
+            f"the {which} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
+            f"{len(schedule.ops)} in its order; make it from this schedule"
+        )
+
+
+def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[float]:
+    require_timeline_of(schedule, timeline, which)
+    return [
+        fmean(spans.end_ns[i] - spans.start_ns[i] for spans in timeline.passes)
+        for i in range(len(schedule.ops))
+    ]
+
+
+def _grouped(
+    schedule: Schedule, before: Sequence[float], after: Sequence[float], name: Callable[[Op], str]
+) -> tuple[GroupComparison, ...]:
+    members: dict[str, list[int]] = {}
+    for i, op in enumerate(schedule.ops):
+        members.setdefault(name(op), []).append(i)
+    return tuple(
+        GroupComparison(
+            name=group,
+            num_ops=len(found),
+            busy_ns=Pair(
+                predicted=sum(before[i] for i in found), measured=sum(after[i] for i in found)
+            ),
+        )
+        for group, found in members.items()
+    )
