@@ -1,16 +1,21 @@
-"""Bounds of ways to cut: rough ones are refined where their turn comes, and count as refined."""
+"""Bounds of ways to cut, and which of them are looked at."""
 
 import pytest
 
 from tests.helpers.planning import cuts_of
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.request import TrainingStep, caps_of
-from twinstream.planner.search.cuts import Cuts
+from twinstream.planner.search.chunking import admissible
+from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.schedule.document import Caps
 
 H100 = load_machine("h100")
+KIB = 1024
 
 
 @pytest.fixture(scope="module")
@@ -19,36 +24,36 @@ def cuts() -> Cuts:
     return cuts_of(load_model("8b"), step, H100, caps_of(H100, "24GiB", "100GiB"))
 
 
-def bound_s(cuts: Cuts, cut) -> float:
-    """Of as many segments as a bound has."""
+def bound_s(cuts: Cuts, cut: Cut) -> float:
     chain = cuts.view(cut.workload, PROGRAM_ROUNDS).chain
     found = lower_bound(chain, H100, cuts.caps, num_rounds=cut.workload.rounds_per_step)
     assert found is not None
     return found.step_s
 
 
-def test_cuts_come_with_their_refined_bounds_the_least_first(cuts):
-    usual = cuts.usual
-    assert any(cut.rough for cut in usual)
-    refined_s = [bound_s(cuts, cut) for cut in usual]
-    for cut, found_s in zip(usual, refined_s, strict=True):
-        assert found_s >= cut.bound.step_s * (1 - 1e-9)
-    first, second = (cut for cut, _ in zip(cuts.in_turn(usual), range(2), strict=False))
-    assert not first.rough and not second.rough
-    assert first.bound.step_s == bound_s(cuts, first)
-    assert first.bound.step_s <= 1.01 * min(refined_s)
+def test_cuts_come_with_their_bounds_the_least_first_but_for_nearly_equal_ones(cuts):
+    found_s = [bound_s(cuts, cut) for cut in cuts.usual]
+    assert [cut.bound.step_s for cut in cuts.usual] == found_s
+    assert found_s[0] <= cuts.limits.near_equal * min(found_s)
+    far_s = [s for s in found_s if s > cuts.limits.near_equal * min(found_s)]
+    assert far_s == sorted(far_s) == found_s[len(found_s) - len(far_s) :]
 
 
-def test_the_bound_of_the_family_is_the_least_refined_one(cuts):
-    least_s = min(bound_s(cuts, cut) for cut in cuts.usual)
+def test_the_bound_of_the_family_is_the_least_one(cuts):
+    least_s = min(cut.bound.step_s for cut in cuts.usual)
     for cut in cuts.usual[:2]:
-        stated = cuts.step_bound_of(cuts.cut_of(cut.workload))
-        assert stated.family_step_s == least_s <= stated.step_s
+        stated = cuts.step_bound_of(cut.workload)
+        assert (stated.step_s, stated.family_step_s) == (cut.bound.step_s, least_s)
 
 
-def test_a_bound_that_more_segments_would_not_raise_is_not_rough():
-    step = TrainingStep(seq_len=2**17, tokens_per_step=2**18)
-    cuts = cuts_of(load_model("8b"), step, H100, caps_of(H100, "60GiB", "500GiB"))
-    for cut in cuts.usual[:2]:
-        refined = cuts.cut_of(cut.workload)
-        assert cut.rough == (refined.bound.segment_of_task != cut.bound.segment_of_task)
+def test_what_the_smallest_cuts_do_not_do_with_no_other_does():
+    step = TrainingStep(seq_len=64, tokens_per_step=512)
+    for device_kib in (100, 300, 345, 360, 500):
+        cuts = cuts_of(small("tiny"), step, MACHINE, Caps(device_bytes=device_kib * KIB))
+        assert set(cuts.smallest) < set(cuts.workloads)
+        possible = [w for w in cuts.workloads if lower_bound(
+            cuts.view(w, PROGRAM_ROUNDS).chain, MACHINE, cuts.caps, num_rounds=w.rounds_per_step
+        ) is not None]  # fmt: skip
+        assert bool(possible) == any(w in possible for w in cuts.smallest)
+        assert {cut.workload for cut in cuts.all} == set(possible)
+        assert {c.workload for c in cuts.usual} <= {*admissible(cuts.spec, step), *possible}

@@ -43,7 +43,7 @@ def judged_cuts(
 
     found = search(cuts_of(SPEC, step, MACHINE, caps, choices, limits), judge)
     assert found is not None
-    return list(times), {**times, "found": found.cut.workload}  # type: ignore[dict-item]
+    return list(times), {**times, "found": found[0].workload}  # type: ignore[dict-item]
 
 
 # --- which cuts
@@ -51,16 +51,16 @@ def judged_cuts(
 
 def test_two_cuts_at_most_are_planned_and_the_faster_is_returned():
     """Of rounds that all are judged, so that the judge's times are those of the step."""
-    worth = SearchLimits(worth_a_plan=0.5)
+    worth = SearchLimits(near_equal=0.5)
     planned, times = judged_cuts(SEVERAL, TIGHT, limits=worth)
     assert len(planned) == LIMITS.cuts == 2 < len(admissible(SPEC, SEVERAL))
     assert times["found"] == min(planned, key=times.__getitem__)
-    one, _ = judged_cuts(SEVERAL, TIGHT, limits=SearchLimits(worth_a_plan=0.5, cuts=1))
+    one, _ = judged_cuts(SEVERAL, TIGHT, limits=SearchLimits(near_equal=0.5, cuts=1))
     assert one == planned[:1]
 
 
 def test_a_cut_whose_bound_is_not_below_the_best_plan_is_not_planned():
-    planned, _ = judged_cuts(SEVERAL, TIGHT, limits=SearchLimits(worth_a_plan=10.0))
+    planned, _ = judged_cuts(SEVERAL, TIGHT, limits=SearchLimits(near_equal=10.0))
     assert len(planned) == 1
 
 
@@ -79,11 +79,11 @@ def test_where_no_usual_cut_fits_smaller_chunks_are_tried():
     step = TrainingStep(seq_len=64, tokens_per_step=512)
     caps = Caps(device_bytes=400 * KIB)
     usual = {workload.chunk_tokens for workload in admissible(SPEC, step)}
-    cuts = cuts_of(SPEC, step, MACHINE, caps)
-    found = search(cuts, steady_state)
+    found = search(cuts_of(SPEC, step, MACHINE, caps), steady_state)
     assert found is not None
-    assert found.cut.workload.chunk_tokens < min(usual)
-    assert found.schedule.workload == found.chain.workload == found.cut.workload
+    schedule, chain = found
+    assert schedule.workload == chain.workload
+    assert schedule.workload.chunk_tokens < min(usual)
 
 
 def test_where_nothing_fits_nothing_is_found():
@@ -94,6 +94,7 @@ def test_where_nothing_fits_nothing_is_found():
 # --- which knobs
 
 BOUND_S, ROOM = 1.0, 64 * MIB
+WORKLOAD = Workload(seq_len=8, chunk_tokens=8, chunks_per_round=1, rounds_per_step=9)
 FIXED = Choices(homes={"activation": "device"})  # no state at home on the host
 
 
@@ -137,13 +138,13 @@ class Bench:
 
     def attempt(self, knobs: Knobs) -> Attempt:
         if not self.fits(knobs):
-            return Attempt(knobs)
+            return Attempt(WORKLOAD, knobs)
         relaxed: Any = SimpleNamespace(step_s=self.decided_s(knobs))
         emitted = SimpleNamespace(schedule=None)
         judged: Any = SimpleNamespace(
             step_ns=self.judged_s(knobs) * 1e9, emitted=emitted, spans=None
         )
-        return Attempt(knobs, relaxed, None, judged)
+        return Attempt(WORKLOAD, knobs, relaxed, None, judged)
 
 
 @pytest.fixture(autouse=True)
