@@ -74,7 +74,10 @@ class Planner:
                 return self.fastest_of(planned, fitting, request)
             if fitting:
                 return self.fastest_of(None, fitting, request)
-        raise refused  # out here: raised there it would keep all that led to it
+        try:
+            raise refused  # out here: raised there it would keep all that led to it
+        finally:
+            del refused  # or this frame and the error would hold each other, and the planner
 
     def fastest_of(
         self, planned: Schedule | None, known: Sequence[Schedule], request: PlanRequest
@@ -137,7 +140,7 @@ class Planner:
             try:
                 schedule = plan_streaming(chain, request.machine, request.caps)
             except InfeasiblePlan as error:
-                refused = error
+                refused = error.with_traceback(None)  # which holds this frame
             else:
                 bound = cuts.step_bound_of(workload)
                 return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)

@@ -3,12 +3,13 @@
 OMP_NUM_THREADS=1 python -m benchmarks.quality.matrix --out FILE.csv --budget-s 3600 --cell-s 300
 python -m benchmarks.quality.matrix --fill-others FILE.csv --budget-s 3600 --cell-s 600
 python -m benchmarks.quality.matrix --summary FILE.csv
-python -m benchmarks.quality.matrix --summary FILE.csv --plot FILE.svg
+python -m benchmarks.quality.matrix --summary FILE.csv --against OLDER.csv --plot FILE.svg
 
 A cell's row is appended as soon as it is there; cells that the file has already are not run again,
 so that an interrupted run goes on where it stopped (take a row out to run its cell again). Any
-prefix of the cells is a fair sample. `--jobs`, `--limit`, `--only machine=h100` and
-`--others-every 4` (the other policies in every fourth cell only; 0: in none) make less of it.
+prefix of the cells is a fair sample. `--third` (83 cells drawn once), `--jobs`, `--limit`,
+`--only machine=h100` and `--others-every 4` (the other policies in every fourth cell only; 0: in
+none) make less of it.
 `--fill-others` compares with the other policies where that was left out: they plan the chain that
 a row names, so that no cell is planned again.
 """
@@ -25,16 +26,16 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.quality.matrix_cells import Cell, cells
+from benchmarks.quality.matrix_cells import Cell, a_third, cells
 from benchmarks.quality.matrix_plot import plot
 from benchmarks.quality.matrix_row import KEY_COLUMNS, Row, columns, compare, measure
-from benchmarks.quality.matrix_summary import summary
+from benchmarks.quality.matrix_summary import against, summary
 
 REPO = Path(__file__).resolve().parents[2]
 
 
 def read_rows(path: Path) -> list[Row]:
-    _check_columns(path)
+    """The rows of a file, which may be older and have other columns."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -43,6 +44,7 @@ def missing_cells(path: Path, wanted: Iterable[Cell]) -> list[Cell]:
     """The cells that the file has no row of; a new file gets its header."""
     if not path.exists():
         _append(path, columns())
+    _check_columns(path)
     done = {_key(row) for row in read_rows(path)}
     return [cell for cell in wanted if cell.key not in done]
 
@@ -154,6 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--budget-s", type=float, help="begin no cell after so many seconds")
     parser.add_argument("--cell-s", type=int, help="cut a cell off after so many seconds")
+    parser.add_argument("--third", action="store_true", help="only 83 cells, drawn once")
     parser.add_argument("--limit", type=int, help="only so many cells, from the first")
     axes = ", ".join(KEY_COLUMNS)
     parser.add_argument(
@@ -164,6 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--fill-others", type=Path, help="compare the rows of this CSV file")
     parser.add_argument("--summary", type=Path, help="print Markdown of this CSV file")
+    parser.add_argument("--against", type=Path, help="with --summary: compare with this older file")
     parser.add_argument("--plot", type=Path, help="write a plot of the file to this SVG")
     given = parser.parse_args(arguments)
     source = given.summary or given.fill_others or given.out
@@ -180,23 +184,25 @@ def main(arguments: list[str] | None = None) -> None:
 def _do(given: argparse.Namespace, source: Path) -> None:
     effort = Effort(given.jobs, given.budget_s, given.cell_s, given.others_every)
     if given.out:
-        wanted = _only(given.only)[: given.limit]
+        wanted = _only(a_third() if given.third else cells(), given.only)[: given.limit]
         run(given.out, wanted, effort)
     if given.fill_others:
         fill_others(given.fill_others, effort)
     if given.summary:
         print(summary(read_rows(given.summary)))
+    if given.summary and given.against:
+        print("\n" + against(read_rows(given.summary), read_rows(given.against)))
     if given.plot:
         given.plot.write_text(plot(read_rows(source)), encoding="utf-8")
 
 
-def _only(conditions: list[str]) -> list[Cell]:
+def _only(some: Sequence[Cell], conditions: list[str]) -> list[Cell]:
     wanted = {axis: value for axis, _, value in (one.partition("=") for one in conditions)}
     if unknown := set(wanted) - set(KEY_COLUMNS):
         raise SystemExit(f"no such axis: {', '.join(sorted(unknown))}")
     return [
         cell
-        for cell in cells()
+        for cell in some
         if wanted.items() <= dict(zip(KEY_COLUMNS, cell.key, strict=True)).items()
     ]
 

@@ -10,46 +10,35 @@ fit.
 
 Arena extents. `extent_issue` is the device arena / the most bytes alive at once if ops ran one by
 one in issue order; `extent_timed` is the same for the simulated steady pass, where copies take
-time. Content is alive from the op that makes it to the last that touches it. `extent_held` is the
-arena / the most bytes that the plan's stays hold at once, with the time that was left for their
-copies: what packing wastes.
+time. Content is alive from the op that makes it to the last that touches it.
 """
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import twinstream as ts
 from benchmarks.quality.matrix_cells import GIB, Cell
-from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
-from twinstream.planner.decide import decider as deciding
-from twinstream.planner.emit.emission import Emitted
-from twinstream.planner.emit.unrolling import of_all_rounds
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.lifetimes.live_bytes import live_peak
-from twinstream.planner.lifetimes.stays import stay_intervals
-from twinstream.planner.pack.placement import Placement
-from twinstream.planner.plan import optimizer_place, plan_chain, policies
-from twinstream.planner.search import family, optimal
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.limits import LIMITS, SearchLimits
+from twinstream.planner.planner import Planner
+from twinstream.planner.policies import compared_names, optimizer_place, plan_by_rule
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.analysis.occupancy import memory_over_time
-from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate, steady_state
 
-POLICY = "optimal"
 KEY_COLUMNS = ("machine", "model", "seq_len", "device_gib", "host_gib")
 COLUMNS = (
     *KEY_COLUMNS,
@@ -57,14 +46,14 @@ COLUMNS = (
     *("chunk_tokens", "chunks_per_round", "rounds_per_step"),
     *("step_s", "spread_s", "tokens_per_s", "mfu", "hfu"),
     *("bound_s", "gap", "family_bound_s", "gap_family", "limits"),
-    *("extent_gib", "extent_held", "extent_issue", "extent_timed"),
+    *("extent_gib", "extent_issue", "extent_timed"),
     *("recompute_fraction", "h2d_gib", "d2h_gib", "plan_seconds", "ops", "others_commit"),
 )
 Row = dict[str, str]
 
 
 def other_policies() -> tuple[str, ...]:
-    return tuple(name for name in policies() if name != POLICY)
+    return tuple(name for name in compared_names() if name != DEFAULT_POLICY)
 
 
 def columns() -> tuple[str, ...]:
@@ -116,57 +105,43 @@ def _cut_off_after(limit_s: int | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def planned(cell: Cell, limits: SearchLimits = LIMITS) -> Schedule:
+    """By a new planner, with the kernels of the older files: torch's own ops, on every machine.
+
+    Raises:
+        InfeasiblePlan: the caps are too small.
+    """
+    machine, recipe = load_machine(cell.machine), Recipe(kernels=KernelChoice())
+    request = PlanRequest(
+        load_preset(cell.model),
+        TrainingStep(cell.seq_len, cell.tokens_per_step, recipe=recipe),
+        machine,
+        _caps(machine, cell.device_gib, cell.host_gib),
+    )
+    return Planner(steady_state, limits).plan(request)
+
+
+def _caps(machine: Machine, device_gib: int, host_gib: int) -> Caps:
+    """Also more of the host than the profile states."""
+    reserve = round(machine.number("device_reserve_bytes"))
+    return Caps(
+        device_bytes=device_gib * GIB, host_bytes=host_gib * GIB, device_reserve_bytes=reserve
+    )
+
+
 def _parts(cell: Cell) -> Iterator[Row]:
     machine = load_machine(cell.machine)
     begun = time.perf_counter()
     try:
-        with _last_placed() as placed:
-            schedule = ts.plan(
-                cell.model,
-                machine,
-                step=TrainingStep(cell.seq_len, cell.tokens_per_step),
-                device_mem=cell.device_gib * GIB,
-                host_mem=cell.host_gib * GIB,
-                policy=POLICY,
-            )
+        schedule = planned(cell)
         seconds = time.perf_counter() - begun
-        yield {"extent_held": f"{_extent_held(schedule, placed[-1]):.9g}"}
     except InfeasiblePlan as error:
         yield _failure("infeasible", error, time.perf_counter() - begun)
         return
-    except (ts.TwinstreamError, AssertionError) as error:  # a fault of ours is a finding
+    except (TwinstreamError, AssertionError) as error:  # a fault of ours is a finding
         yield _failure("error", error, time.perf_counter() - begun)
         return
     yield _figures(schedule, simulate(schedule, machine), machine, seconds)
-
-
-@contextmanager
-def _last_placed() -> Iterator[list[Placement]]:
-    """The placement of the last schedule that is made inside, or of its judged rounds."""
-    last: list[Placement] = []
-
-    def recorded(few: Emitted, make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
-        def made(rounds: Chain) -> Emitted:
-            found = make(rounds)
-            last[:] = [found.placement]
-            return found
-
-        last[:] = [few.placement]
-        return of_all_rounds(few, made, chain)
-
-    with ExitStack() as patches:
-        for module in (deciding, optimal, family):
-            patches.enter_context(patch.object(module, "of_all_rounds", recorded))
-        yield last
-
-
-def _extent_held(schedule: Schedule, placement: Placement) -> float:
-    extent = arena_bytes(schedule, DEVICE)
-    stays, units = placement.stays, placement.units.units
-    sizes = [units[stay.unit].tensor.size_bytes for stay in stays]
-    ends = [offset + size for offset, size in zip(placement.offsets, sizes, strict=True)]
-    assert extent == max(ends), "another schedule came later"
-    return extent / live_peak(stay_intervals(placement.units, stays))[0]
 
 
 def live_peak_bytes(schedule: Schedule, spans: PassSpans | None = None) -> int:
@@ -186,7 +161,7 @@ def _figures(schedule: Schedule, timeline: Timeline, machine: Machine, seconds: 
     told = summarize(schedule, timeline, machine, seconds)
     bound, step_s = schedule.bound, told.step_time_s
     assert bound is not None, "a chain that has a plan has a bound"
-    family_s = getattr(bound, "family_step_s", None) or bound.step_s
+    family_s = bound.family_step_s or bound.step_s
     extent, cut = arena_bytes(schedule, DEVICE), schedule.workload
     numbers = {
         "chunk_tokens": cut.chunk_tokens,
@@ -219,12 +194,12 @@ def _steps_of_others(row: Row, commit: str) -> Row:
     cut = {name: int(row[name]) for name in Workload.model_fields if name in row}
     machine, spec = load_machine(row["machine"]), load_preset(row["model"])
     workload = Workload.model_validate(cut)
-    caps = caps_of(machine, int(row["device_gib"]) * GIB, int(row["host_gib"]) * GIB)
+    caps = _caps(machine, int(row["device_gib"]), int(row["host_gib"]))
     steps = {}
     for policy in other_policies():
         chain = lower(spec, workload, Recipe(optimizer=optimizer_place(policy)))
         try:
-            plan = plan_chain(chain, machine, caps, policy)
+            plan = plan_by_rule(chain, machine, caps, policy)
         except InfeasiblePlan:
             steps[policy] = ""
         else:

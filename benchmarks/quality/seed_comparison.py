@@ -20,12 +20,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-import twinstream as ts
 from twinstream.fidelity.cells import key_of, sizing_of
 from twinstream.fidelity.predict import predict_row
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.schedule.document import Caps
+from twinstream.simulator.replay import simulate, steady_state
 
 COLUMNS = (
     *("line", "machine", "model", "seq_len", "host_gib", "device_gib", "tokens_per_step"),
@@ -49,7 +55,7 @@ def distinct_rows(table: Path) -> list[MeasuredRow]:
 
 def compared(row: MeasuredRow) -> dict[str, object]:
     """One line of the file."""
-    machine = ts.load_machine(row.machine.lower())
+    machine = load_machine(row.machine.lower())
     tokens = sizing_of(row).workload.tokens_per_step
     found: dict[str, object] = {
         "line": row.line, "machine": row.machine, "model": row.model, "seq_len": row.seq_len,
@@ -59,17 +65,11 @@ def compared(row: MeasuredRow) -> dict[str, object]:
     }  # fmt: skip
     begun = time.perf_counter()
     try:
-        schedule = ts.plan(
-            row.preset,
-            machine,
-            step=TrainingStep(row.seq_len, tokens),
-            device_mem=round(row.dev_mem_gib * GIB),
-            host_mem=round(row.host_mem_gib * GIB),
-        )
+        schedule = Planner(steady_state).plan(request_of(row, machine, tokens))
     except InfeasiblePlan:
         return found | {"status": "infeasible"}
     seconds = time.perf_counter() - begun
-    timeline = ts.simulate(schedule, machine)
+    timeline = simulate(schedule, machine)
     assert schedule.bound is not None
     return found | {
         "status": "ok",
@@ -81,6 +81,18 @@ def compared(row: MeasuredRow) -> dict[str, object]:
         "rounds_per_step": schedule.workload.rounds_per_step,
         "plan_seconds": round(seconds, 2),
     }
+
+
+def request_of(row: MeasuredRow, machine: Machine, tokens_per_step: int) -> PlanRequest:
+    """With torch's own kernels, and the row's caps whatever host memory the profile states."""
+    recipe = Recipe(kernels=KernelChoice())
+    caps = Caps(
+        device_bytes=round(row.dev_mem_gib * GIB),
+        host_bytes=round(row.host_mem_gib * GIB),
+        device_reserve_bytes=round(machine.number("device_reserve_bytes")),
+    )
+    step = TrainingStep(row.seq_len, tokens_per_step, recipe=recipe)
+    return PlanRequest(load_preset(row.preset), step, machine, caps)
 
 
 def run(path: Path, rows: list[MeasuredRow], budget_s: float, jobs: int) -> None:

@@ -52,7 +52,7 @@ class Cuts:
         if not usual or self._is_near(usual[0]):
             return usual
         preferred += chunkings(self.spec, self.request.step, self.limits)
-        for workloads in self._others_by_size(preferred):
+        for workloads in self._others_by_size(usual, preferred):
             cuts = self._least_first([*usual, *self._bounded(workloads, every=True)])
             helped = cuts[0] is not usual[0]
             usual = cuts
@@ -65,7 +65,7 @@ class Cuts:
         """The usual ones, smaller chunks, too, and whatever else is possible at all."""
         if not self._is_possible:
             return []
-        others = self._others_by_size(self.workloads)
+        others = self._others_by_size(self.usual, self.workloads)
         workloads = [workload for of_size in others for workload in of_size]
         return self._least_first([*self.usual, *self._bounded(workloads, every=True)])
 
@@ -161,11 +161,15 @@ class Cuts:
         """Whether copies add little to what its tasks take alone."""
         return cut.bound.step_s <= self.limits.slow * self._alone_s(cut.workload)
 
-    def _others_by_size(self, workloads: Iterable[Workload]) -> list[list[Workload]]:
-        """Those not yet bounded, by the size of chunks, the largest first."""
+    def _others_by_size(
+        self, cuts: Sequence[Cut], workloads: Iterable[Workload]
+    ) -> list[list[Workload]]:
+        """What may be possible beside the cuts, by the size of chunks, the largest first."""
+        known = {workload for workload, bound in self._bounds.items() if bound is None}
+        known.update(cut.workload for cut in cuts)
         by_size: dict[int, list[Workload]] = {}
         for workload in self._of_few_blocks(workloads):
-            if workload not in self._bounds:
+            if workload not in known:
                 by_size.setdefault(workload.chunk_tokens, []).append(workload)
         return [by_size[size] for size in sorted(by_size, reverse=True)]
 

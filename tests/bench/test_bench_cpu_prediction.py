@@ -15,7 +15,7 @@ from twinstream.executor.probe.cpu import cpu_pace, probe_cpu
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_preset
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.timeline import Timeline
 
 

@@ -27,13 +27,15 @@ from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.planner.plan import step_bound
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.planner.proof import step_bound
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.workload import Workload
 
+RECIPE = Recipe(kernels=KernelChoice())  # its terms are of torch's own ops
 STEADY_FASTER_GIB = (50.0, 35.0, 25.0)
 SMALL_STEADY_S, SMALL_STEADY_GIB = 0.70, 80.0
 COLUMNS = ("device GiB", "tokens", "rounds x chunks x tokens", "its cold s", "cold s", "+ load",
@@ -118,7 +120,7 @@ def result(reference: Reference, terms: Terms, added_s: float) -> Result:
     schedule = ts.plan(
         "8b",
         machine,
-        step=TrainingStep(SEQ_LEN, reference.tokens_per_step),
+        step=TrainingStep(SEQ_LEN, reference.tokens_per_step, recipe=RECIPE),
         device_mem=round(reference.device_gib * GIB),
         policy="optimal",
     )

@@ -7,14 +7,13 @@ import time
 
 import pytest
 
-from twinstream.api import caps_of
+from tests.helpers.planning import plan_step
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.planner.plan import recipe_of
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.policies import optimizer_place
+from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -44,7 +43,7 @@ def test_bench_plan_of_many_rounds(rounds, policy, model, device_gib, capsys):
     begun = time.perf_counter()
     schedule = plan_step(load_preset(model), step, machine, caps, policy)
     seconds = time.perf_counter() - begun
-    chain = lower(load_preset(model), schedule.workload, recipe_of(policy, Recipe()))
+    chain = lower(load_preset(model), schedule.workload, Recipe(optimizer=optimizer_place(policy)))
     assert verify(schedule) == []
     assert conforms(schedule, chain) == []
     if device_gib is not None:

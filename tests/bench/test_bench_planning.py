@@ -6,15 +6,15 @@ from functools import cache
 
 import pytest
 
-from twinstream.api import caps_of
+from tests.helpers.planning import plan_step
 from twinstream.hardware_profiles.loader import load_machine, override
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.verify import verify
@@ -51,16 +51,16 @@ STEPS += [
 def test_seconds_to_plan(machine, model, seq_len, tokens, device, host):
     judged, on = 0, load_machine(machine)
 
-    def judge(schedule: Schedule) -> SteadyState:
+    def judge(schedule: Schedule, machine: Machine) -> SteadyState:
         nonlocal judged
         judged += 1
-        return steady_state(schedule, on)
+        return steady_state(schedule, machine)
 
     gc.collect()
     caps = caps_of(on, f"{device}GiB", f"{host}GiB")
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens)
     start_s = time.perf_counter()
-    schedule = plan_step(load_model(model), step, on, caps, "optimal", judge)
+    schedule = plan_step(load_model(model), step, on, caps, judge=judge)
     seconds = time.perf_counter() - start_s
     step_s = simulate(schedule, on).step_ns / 1e9
     workload, bound = schedule.workload, schedule.bound
@@ -131,7 +131,7 @@ def named(
     with pytest.raises(InfeasiblePlan) as refused:
         planned(model, seq_len, tokens, f"{device}GiB", f"{host}GiB")
     short = refused.value.shortage
-    sizes = short.smallest_device_bytes, short.smallest_host_bytes
+    sizes = short.enough_device_bytes, short.enough_host_bytes
     on_device, on_host = (size and f"{-(-size // MIB)}MiB" for size in sizes)
     return on_device, on_host
 
@@ -139,8 +139,6 @@ def named(
 def planned(model: str, seq_len: int, tokens: int, device_mem: str, host_mem: str) -> Schedule:
     recipe = Recipe(kernels=KernelChoice(vector="triton", attention="sdpa_flash"))
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
-    roomy = override(H100, {"device_memory_bytes": 2**40})  # what would do may be more than it has
-    return plan_step(
-        load_model(model), step, H100, caps_of(roomy, device_mem, host_mem), "optimal",
-        lambda schedule: steady_state(schedule, H100),
-    )  # fmt: skip
+    # What would do may be more than it has.
+    roomy = override(H100, {"device_memory_bytes": 2**40, "host_memory_bytes": 2**42})
+    return plan_step(load_model(model), step, H100, caps_of(roomy, device_mem, host_mem))

@@ -7,7 +7,7 @@ import pytest
 
 from twinstream import api
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of, write_trace
 from twinstream.report.view import View

@@ -8,7 +8,7 @@ from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.planner.plan import optimizer_place
+from twinstream.planner.policies import optimizer_place
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall, Label, Mode, TaskOperand

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from random import Random
 
+from tests.helpers.planning import plan_step
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.simulator.replay import simulate
 
@@ -48,12 +48,7 @@ class OddPlan:
         return OddPlan(spec, step, _odd_machine(random), _odd_caps(random), _odd_choices(random))
 
     def planned(self) -> Schedule:
-        def judge(schedule: Schedule):
-            return simulate(schedule, self.machine)
-
-        return plan_step(
-            self.spec, self.step, self.machine, self.caps, "optimal", judge, self.choices
-        )
+        return plan_step(self.spec, self.step, self.machine, self.caps, "optimal", self.choices)
 
     def step_s(self, schedule: Schedule) -> float:
         return simulate(schedule, self.machine).step_ns / 1e9

@@ -3,22 +3,24 @@
 from collections.abc import Iterator
 from functools import cache
 
+from tests.helpers.planning import plan_chain
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.plan import policies
+from twinstream.planner.policies import plan_by_rule
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.simulator.replay import simulate
 
 MACHINE = load_machine("cpu")
 
 
 def planned(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Schedule:
-    """The policy's own answer: `plan_chain` without its proofs and its lower bound."""
-    return policies()[policy](chain, machine, caps, lambda found: simulate(found, machine))
+    """A plan; of a rule without the proofs and the lower bound of `plan_chain`."""
+    if policy == "optimal":
+        return plan_chain(chain, machine, caps, policy)
+    return plan_by_rule(chain, machine, caps, policy)
 
 
 def shortage_of(chain: Chain, caps: Caps, policy: str) -> Shortage:
@@ -30,27 +32,28 @@ def shortage_of(chain: Chain, caps: Caps, policy: str) -> Shortage:
     raise AssertionError(f"{caps} is enough for '{policy}'")
 
 
-def smallest_device_bytes(chain: Chain, policy: str, host_bytes: int | None = None) -> int:
+def enough_device_bytes(chain: Chain, policy: str, host_bytes: int | None = None) -> int:
+    """The smallest cap that does; of `optimal` one that was tried."""
     found = shortage_of(chain, Caps(device_bytes=0, host_bytes=host_bytes), policy)
-    assert found.smallest_device_bytes is not None
-    return found.smallest_device_bytes
+    assert found.enough_device_bytes is not None
+    return found.enough_device_bytes
 
 
-def smallest_host_bytes(chain: Chain, policy: str, device_bytes: int | None = None) -> int:
+def enough_host_bytes(chain: Chain, policy: str, device_bytes: int | None = None) -> int:
     found = shortage_of(chain, Caps(device_bytes=device_bytes, host_bytes=0), policy)
-    assert found.smallest_host_bytes is not None
-    return found.smallest_host_bytes
+    assert found.enough_host_bytes is not None
+    return found.enough_host_bytes
 
 
 def caps_lattice(chain: Chain, policy: str) -> Iterator[Caps]:
-    """Plenty, less and the smallest device cap, each with plenty and the smallest host cap."""
-    smallest = smallest_device_bytes(chain, policy)
+    """Plenty, less and the least device cap named, each with plenty and little of the host."""
+    smallest = enough_device_bytes(chain, policy)
     for device_bytes in (None, smallest * 5 // 4, smallest):
         yield Caps(device_bytes=device_bytes)
         if policy != "optimal":  # it is slower, and its smallest caps are those of `streaming`
-            least = smallest_host_bytes(chain, policy, device_bytes)
+            least = enough_host_bytes(chain, policy, device_bytes)
             yield Caps(device_bytes=device_bytes, host_bytes=least)
-    least = smallest_host_bytes(chain, policy, smallest)
+    least = enough_host_bytes(chain, policy, smallest)
     yield Caps(device_bytes=smallest, host_bytes=least * 21 // 20)
 
 

@@ -3,13 +3,14 @@
 import pytest
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.planning import plan_chain
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.planner.bound.lower_bound import BoundProgram, lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.plan import plan_chain
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
@@ -36,9 +37,7 @@ def test_no_policy_at_any_cap_is_faster_than_the_bound(machine, workload):
         caps = Caps(device_bytes=device_mib * MIB)
         for policy in ("resident", "streaming", "optimal"):
             try:
-                schedule = plan_chain(
-                    chain, machine, caps, policy, judge=lambda s: simulate(s, machine)
-                )
+                schedule = plan_chain(chain, machine, caps, policy)
             except InfeasiblePlan:
                 continue
             planned += 1
@@ -64,9 +63,9 @@ def test_the_bound_within_one_of_many_caps_is_that_within_it_alone(host_mib):
     chain = lower(load_preset("tiny"), WORKLOADS["sliced"])
     host_bytes = None if host_mib is None else host_mib * MIB
     caps = [Caps(device_bytes=kib * 1024, host_bytes=host_bytes) for kib in range(2000, 9000, 500)]
-    falling, rising = BoundProgram(chain, machine), BoundProgram(chain, machine)
-    at_once = [falling.bound(one, of_many=True) for one in reversed(caps)][::-1]
-    assert [rising.bound(one, of_many=True) for one in caps] == at_once
+    falling, rising = (BoundProgram(ChainView(chain), machine) for _ in range(2))
+    at_once = [falling.bound(one) for one in reversed(caps)][::-1]
+    assert [rising.bound(one) for one in caps] == at_once
     alone = [lower_bound(chain, machine, one) for one in caps]
     assert None in alone
     assert len({found and found.step_s for found in alone}) > 4

@@ -8,15 +8,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.helpers.small_chains import MIB, small_case
-from twinstream.planner.bound.host_rows import HostRows
-from twinstream.planner.bound.lower_bound import host_rows as bound_host
+from tests.helpers.small_chains import small_case
+from twinstream.planner.bound import host_rows as bound_host
+from twinstream.planner.bound.host_rows import Cap, HostRows
+from twinstream.planner.bound.interval_columns import Interval
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.bound.program import Program
-from twinstream.planner.bound.slot_columns import Slot
 
 NUM_CHAINS = 600
-GIB = 2**30
 
 
 @pytest.mark.parametrize(("plenty", "least_kept", "least_not"), [(1.2, 100, 1), (1e9, 200, 40)])
@@ -28,7 +27,7 @@ def test_bounds_are_those_with_the_rows_of_the_host_from_the_start(
     asked: Counter[str] = Counter()
     left_out, kept = HostRows.may_be_left_out, HostRows.are_kept
 
-    def counted(rows: HostRows, cap: int | None) -> bool:
+    def counted(rows: HostRows, cap: Cap | None) -> bool:
         asked["left out"] += (found := left_out(rows, cap))
         return found
 
@@ -58,13 +57,13 @@ def test_what_is_in_flight_is_not_on_the_host_and_what_is_used_is_on_the_device(
         tied=False, host_at=[(0, 2, [(0, 5.0)])], kept_at=[(0, 1, [(0, 2.0)])],
         loaded_at=[(0, 2, [(0, 5.0)])],
     )  # fmt: skip
-    slots = [Slot(0, 0, 0, ahead, 1) for ahead in (1, 2)]
-    rows = HostRows(Program(), gaps, slots, used_gib=[1.0, 0.0], all_gib=100.0)
-    assert rows.may_be_left_out(5 * GIB) and not rows.may_be_left_out(4 * GIB)
+    intervals = [Interval(0, 0, 0, ahead, 1) for ahead in (1, 2)]
+    rows = HostRows(Program(), gaps, intervals, used_gib=[1.0, 0.0], all_gib=100.0)
+    assert rows.may_be_left_out(Cap(gib=5)) and not rows.may_be_left_out(Cap(gib=4))
     values = np.asarray([1.0, 0.0, 1.0])
-    assert rows.are_kept(values, None, 5 * GIB)
-    assert not rows.are_kept(values, None, 5 * GIB - MIB)
-    assert rows.are_kept(np.asarray([0.8, 0.0, 0.0]), None, 4 * GIB)
-    assert rows.are_kept(np.asarray([1.0, 1.0, 1.0]), None, 4 * GIB)
-    assert rows.are_kept(values, 3 * GIB, 5 * GIB)
-    assert not rows.are_kept(values, 3 * GIB - MIB, 5 * GIB)
+    assert rows.are_kept(values, None, Cap(gib=5))
+    assert not rows.are_kept(values, None, Cap(gib=5 - 1 / 1024))
+    assert rows.are_kept(np.asarray([0.8, 0.0, 0.0]), None, Cap(gib=4))
+    assert rows.are_kept(np.asarray([1.0, 1.0, 1.0]), None, Cap(gib=4))
+    assert rows.are_kept(values, Cap(gib=3), Cap(gib=5))
+    assert not rows.are_kept(values, Cap(gib=3 - 1 / 1024), Cap(gib=5))

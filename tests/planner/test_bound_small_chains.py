@@ -17,7 +17,8 @@ from tests.helpers.small_chains import (
 )
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.bound.lower_bound import lower_bound, segments
+from twinstream.planner.bound import segments
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import Choices
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps

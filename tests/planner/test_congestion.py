@@ -5,12 +5,14 @@ from itertools import pairwise
 import pytest
 
 from tests.helpers.machines_for_plans import slow_link_machine
-from tests.helpers.plans import planned, smallest_device_bytes
+from tests.helpers.plans import enough_device_bytes, planned
 from tests.helpers.sketches import op, sketch
 from tests.helpers.small_chains import Sort, build_chain, link_machine
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.search.congestion import Stall, full_shares, lowered, stalls
+from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import LIMITS
+from twinstream.planner.search.congestion import Shares, Stall, less_where_waited, stalls
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.timeline import PassSpans
@@ -20,7 +22,7 @@ from twinstream.simulator.replay import simulate
 MS = 1_000_000
 TOLERANCE_NS = 5_000
 EVENT_NS = 50_000  # of the CPU profile: compute starts so long after what it waits for has ended
-LEAST = 0.3
+LEAST = LIMITS.least_share
 
 # Seven tasks; x is loaded while t0 and t1 run, and t2 waits for it.
 CHAIN = build_chain([Sort("x", 1, "parameter", {2: ("read", 0)})], [1.0] * 7)
@@ -36,6 +38,16 @@ def late_load(end_ns: int, begin_ns: int = 0) -> tuple[Schedule, PassSpans]:
     spans += [(t2 + i * MS, t2 + (i + 1) * MS) for i in range(5)]
     starts, ends = zip(*spans, strict=True)
     return sketch(ops), PassSpans(start_ns=starts, end_ns=ends)
+
+
+def full_shares(num_tasks: int) -> Shares:
+    return dict.fromkeys(("h2d", "d2h"), (1.0,) * num_tasks)
+
+
+def less(shares: Shares, schedule: Schedule, spans: PassSpans) -> Shares | None:
+    """Of the chain of seven tasks."""
+    view = ChainView(CHAIN)
+    return less_where_waited(shares, schedule, spans, (view, view), LIMITS)
 
 
 def idle_ns(schedule: Schedule, spans: PassSpans) -> tuple[int, int]:
@@ -98,7 +110,7 @@ def test_the_waits_found_of_a_small_chain_on_a_slow_link_are_all_the_time_comput
 @pytest.mark.parametrize("workload", ["packed", "sliced"])
 def test_the_waits_found_of_a_tiny_chain_are_all_the_time_compute_is_idle(workload):
     chain, machine = tiny_chain(workload), slow_link_machine()
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     schedule = planned(chain, machine, Caps(device_bytes=least), "streaming")
     spans = simulate(schedule, machine).passes[-1]
     found = stalls(schedule, spans)
@@ -116,34 +128,34 @@ def test_the_waits_found_of_a_tiny_chain_are_all_the_time_compute_is_idle(worklo
         assert waited_until - EVENT_NS in {end for _, end in busy}
 
 
-# --- lowered
+# --- less where compute waited
 
 
-def test_without_stalls_there_is_nothing_to_lower():
+def test_without_stalls_there_is_nothing_to_learn():
     shares = full_shares(7)
-    assert lowered(shares, *late_load(2 * MS), CHAIN, CHAIN) is None
+    assert less(shares, *late_load(2 * MS)) is None
 
 
 def test_only_tasks_beside_the_late_queue_lose_a_share_of_its_link():
     schedule, spans = late_load(3 * MS, begin_ns=MS + MS // 2)
-    found = lowered(full_shares(7), schedule, spans, CHAIN, CHAIN)
+    found = less(full_shares(7), schedule, spans)
     assert found is not None
-    assert found["d2h"] == [1.0] * 7
+    assert found["d2h"] == (1.0,) * 7
     assert [share < 1.0 for share in found["h2d"]] == [False, True, *[False] * 5]
 
 
 def test_a_queue_that_was_late_for_longer_costs_more():
-    little = lowered(full_shares(7), *late_load(MS * 21 // 10), CHAIN, CHAIN)
-    more = lowered(full_shares(7), *late_load(MS * 25 // 10), CHAIN, CHAIN)
+    little = less(full_shares(7), *late_load(MS * 21 // 10))
+    more = less(full_shares(7), *late_load(MS * 25 // 10))
     assert little is not None and more is not None
     assert 1.0 > little["h2d"][0] > more["h2d"][0]
-    assert little["h2d"][2:] == more["h2d"][2:] == [1.0] * 5
+    assert little["h2d"][2:] == more["h2d"][2:] == (1.0,) * 5
 
 
 def test_shares_sink_no_lower_than_the_least():
     shares = full_shares(7)
     for _ in range(10):
-        found = lowered(shares, *late_load(20 * MS), CHAIN, CHAIN)
+        found = less(shares, *late_load(20 * MS))
         if found is None:  # there is nothing left to take
             break
         assert all(
@@ -152,12 +164,12 @@ def test_shares_sink_no_lower_than_the_least():
             for new, old in zip(found[way], shares[way], strict=True)
         )
         shares = found
-    assert shares["h2d"] == [LEAST, LEAST, *[1.0] * 5]
-    assert shares["d2h"] == [1.0] * 7
+    assert shares["h2d"] == (LEAST, LEAST, *[1.0] * 5)
+    assert shares["d2h"] == (1.0,) * 7
 
 
-@pytest.mark.parametrize(("late_rounds", "less"), [([2], 1), ([1, 2], 2), ([1, 2, 3], 3)])
-def test_the_round_that_stands_for_the_middle_ones_loses_their_mean(late_rounds, less):
+@pytest.mark.parametrize(("late_rounds", "times"), [([2], 1), ([1, 2], 2), ([1, 2, 3], 3)])
+def test_the_round_that_stands_for_the_middle_ones_loses_their_mean(late_rounds, times):
     """Of five rounds, compute waits in some of the three middle ones, as long in each."""
     few, many = (lower(small("tiny"), rounds_of(number)) for number in (3, 5))
     ops, spans, now = [], [], 0
@@ -173,10 +185,11 @@ def test_the_round_that_stands_for_the_middle_ones_loses_their_mean(late_rounds,
         now += MS
     begins, ends = zip(*spans, strict=True)
     schedule, passed = sketch(ops), PassSpans(start_ns=begins, end_ns=ends)
-    found = lowered(full_shares(len(few.tasks)), schedule, passed, many, few)
+    views = ChainView(many), ChainView(few)
+    found = less_where_waited(full_shares(len(few.tasks)), schedule, passed, views, LIMITS)
     assert found is not None
     assert {i for i, share in enumerate(found["h2d"]) if share < 1} == {few.round_starts[1]}
-    assert 1 - found["h2d"][few.round_starts[1]] == pytest.approx(less * 0.13 / 3, rel=1e-3)
+    assert 1 - found["h2d"][few.round_starts[1]] == pytest.approx(times * 0.13 / 3, rel=1e-3)
 
 
 def rounds_of(number: int) -> Workload:

@@ -1,65 +1,59 @@
-"""Bounds of ways to cut: rough ones are refined beside other work, and count as refined."""
+"""Bounds of ways to cut, and which of them are looked at."""
 
 import pytest
 
-from twinstream.api import caps_of
+from tests.helpers.planning import cuts_of
+from tests.helpers.plans import MACHINE
+from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
-from twinstream.planner.bound.kept_programs import FEW_SEGMENTS
 from twinstream.planner.bound.lower_bound import lower_bound
-from twinstream.planner.choices import Choices
-from twinstream.planner.search.chunking import TrainingStep, admissible
-from twinstream.planner.search.cuts import Cuts
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
+from twinstream.planner.request import TrainingStep, caps_of
+from twinstream.planner.search.chunking import admissible
+from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.schedule.document import Caps
 
 H100 = load_machine("h100")
+KIB = 1024
 
 
-def test_what_is_refined_beside_counts_with_its_refined_bound():
-    caps = caps_of(H100, "24GiB", "100GiB")
+@pytest.fixture(scope="module")
+def cuts() -> Cuts:
     step = TrainingStep(seq_len=8192, tokens_per_step=38 * 8192)
-    cuts = Cuts(load_model("8b"), step, H100, Choices(), caps)
-    usual = cuts.usual
-    assert not usual[0].rough
-    refined_s = []
-    for cut in usual:
-        rounds = cut.workload.rounds_per_step
-        bound = lower_bound(cut.small, H100, caps, num_rounds=rounds)
-        assert bound is not None
-        assert bound.step_s >= cut.bound.step_s * (1 if cut.rough else 1 - 1e-9)
-        refined_s.append(bound.step_s)
-    rough_s = min(cut.bound.step_s for cut in usual)
-    assert rough_s < min(refined_s)
-    assert cuts.least_refined_s(usual) == min(refined_s)
+    return cuts_of(load_model("8b"), step, H100, caps_of(H100, "24GiB", "100GiB"))
 
 
-def test_what_goes_wrong_beside_is_raised_where_it_is_asked_for(monkeypatch):
-    caps = caps_of(H100, "24GiB", "100GiB")
-    step = TrainingStep(seq_len=8192, tokens_per_step=38 * 8192)
-    cuts = Cuts(load_model("8b"), step, H100, Choices(), caps)
-    rough, before = [], cuts.cut
-
-    def failing(small, workload, most_segments=None):
-        if most_segments is None and not rough:
-            rough.append(workload)
-            raise MemoryError("no room for the solver")
-        return before(small, workload, most_segments)
-
-    monkeypatch.setattr(cuts, "cut", failing)
-    usual = cuts.usual
-    with pytest.raises(MemoryError, match="no room"):
-        cuts.least_refined_s(usual)
-    cuts.close()
+def bound_s(cuts: Cuts, cut: Cut) -> float:
+    chain = cuts.view(cut.workload, PROGRAM_ROUNDS).chain
+    found = lower_bound(chain, H100, cuts.caps, num_rounds=cut.workload.rounds_per_step)
+    assert found is not None
+    return found.step_s
 
 
-def test_a_bound_that_more_segments_would_not_raise_is_not_rough():
-    step = TrainingStep(seq_len=2**17, tokens_per_step=2**18)
-    cuts = Cuts(load_model("8b"), step, H100, Choices(), caps_of(H100, "60GiB", "500GiB"))
-    for workload in admissible(cuts.spec, step)[:2]:
-        cut = cuts.cut(cuts.lowered(workload, 2), workload, FEW_SEGMENTS)
-        assert cut is not None
-        assert len(set(cut.bound.segment_of_task)) < len(cut.small.tasks)
-        more = cuts.cut(cut.small, workload)
-        assert more is not None
-        assert more.bound.segment_of_task == cut.bound.segment_of_task
-        assert not cut.rough
-        assert cuts.refined(cut) is cut
+def test_cuts_come_with_their_bounds_the_least_first_but_for_nearly_equal_ones(cuts):
+    found_s = [bound_s(cuts, cut) for cut in cuts.usual]
+    assert [cut.bound.step_s for cut in cuts.usual] == found_s
+    assert found_s[0] <= cuts.limits.near_equal * min(found_s)
+    far_s = [s for s in found_s if s > cuts.limits.near_equal * min(found_s)]
+    assert far_s == sorted(far_s) == found_s[len(found_s) - len(far_s) :]
+
+
+def test_the_bound_of_the_family_is_the_least_one(cuts):
+    least_s = min(cut.bound.step_s for cut in cuts.usual)
+    for cut in cuts.usual[:2]:
+        stated = cuts.step_bound_of(cut.workload)
+        assert (stated.step_s, stated.family_step_s) == (cut.bound.step_s, least_s)
+
+
+def test_what_the_smallest_cuts_do_not_do_with_no_other_does():
+    step = TrainingStep(seq_len=64, tokens_per_step=512)
+    for device_kib in (100, 300, 345, 360, 500):
+        cuts = cuts_of(small("tiny"), step, MACHINE, Caps(device_bytes=device_kib * KIB))
+        assert set(cuts.smallest) < set(cuts.workloads)
+        possible = [w for w in cuts.workloads if lower_bound(
+            cuts.view(w, PROGRAM_ROUNDS).chain, MACHINE, cuts.caps, num_rounds=w.rounds_per_step
+        ) is not None]  # fmt: skip
+        assert bool(possible) == any(w in possible for w in cuts.smallest)
+        assert {cut.workload for cut in cuts.all} == set(possible)
+        assert {c.workload for c in cuts.usual} <= {*admissible(cuts.spec, step), *possible}

@@ -12,15 +12,15 @@ from tests.helpers.machines_for_plans import slow_link_machine
 from tests.helpers.plans import MACHINE
 from tests.helpers.small_chains import MS, UNIT_BYTES, Sort, build_chain
 from tests.helpers.tiny_chains import small
-from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.bound.lower_bound import BoundProgram, LowerBound
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
+from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions, GapKey, is_kept
 from twinstream.planner.decide.filling import Pressure, filled
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.stays import content_gaps
-from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -41,12 +41,12 @@ CASES = {
 def case(name: str) -> tuple[TaskSequence, Decisions]:
     """A tiny chain, and what the program decides where little more than half fits."""
     workload, machine = CASES[name]
-    chain = lower(small("tiny"), workload)
-    solved = BoundProgram(chain, machine, tied=True).fewest_copies(Caps(device_bytes=170_000))
+    view = ChainView(lower(small("tiny"), workload))
+    program = BoundProgram(view, machine, kind=ProgramKind(tied=True))
+    solved = program.fewest_copies(Caps(device_bytes=170_000))
     assert solved is not None
-    decisions = Decisions.of(solved, chain, UnitMap(chain))
-    call_ns = {name: cost_alone_ns(call.cost, machine) for name, call in chain.calls.items()}
-    return TaskSequence.of(chain, UnitMap(chain), decisions, call_ns), decisions
+    decisions = Decisions.of(solved, view)
+    return TaskSequence.of(view, decisions, view.call_ns(machine)), decisions
 
 
 def gap_keys(sequence: TaskSequence) -> set[GapKey]:
@@ -92,7 +92,7 @@ def test_the_room_is_never_overrun_and_is_refused_only_where_nothing_would_fit(d
         assert (least_alive(sequence, decisions) > room).any()
     else:
         assert (alive(sequence, decisions, found.kept) <= room).all()
-        assert (found.levels, found.slot_ns) == (decisions.levels, decisions.slot_ns)
+        assert (found.levels, found.interval_ns) == (decisions.levels, decisions.interval_ns)
 
 
 @given(ROOMS, PRESSURES)
@@ -123,7 +123,7 @@ def test_where_everything_fits_everything_stays(name):
 def small_sequence(chain: Chain, durations_ms: list[float]) -> tuple[TaskSequence, Decisions]:
     nothing = Decisions({}, {}, {(0, i): ms * MS for i, ms in enumerate(durations_ms)})
     call_ns = {f"call{i}": ms * MS for i, ms in enumerate(durations_ms)}
-    return TaskSequence.of(chain, UnitMap(chain), nothing, call_ns), nothing
+    return TaskSequence.of(ChainView(chain), nothing, call_ns), nothing
 
 
 def kept_in(
@@ -191,18 +191,9 @@ def test_what_has_a_home_anyway_is_given_up_before_what_would_need_one(home, giv
     assert kept["twice", (0, 2)] == (given_up == "long")
 
 
-@pytest.mark.parametrize(("home", "stays"), [(0.0, "twice"), (10.0, "long")])
-def test_room_goes_to_units_that_then_need_no_home(home, stays):
-    """Over its second gap one could stay for less; but not over its first, so it needs a home."""
-    sequence, nothing = small_sequence(build_chain([TWICE, LONG], [1.0] * 7), [1.0] * 7)
-    gone = {("twice", (0, 0)): False, ("twice", (0, 2)): False, ("long", (0, 1)): False}
-    kept = kept_in(sequence, nothing.with_kept(gone), [1, 1, 2, 1, 1, 2, 1], home)
-    assert [name for name, place in kept if kept[name, place]] == [stays]
-
-
-def priced(link_s_per_gb_per_s: dict[str, float], host_s_per_gib: float = 0.0) -> LowerBound:
-    none = {"limits": (), "choices": (), "recomputed": {}, "slot_ms": (), "segment_of_task": ()}
-    return LowerBound(2.0, 0.0, host_s_per_gib, link_s_per_gb_per_s, **none)  # type: ignore[arg-type]
+def priced(link_s_per_gb_per_s: dict[str, float], host_s_per_gib: float = 0.0) -> Relaxation:
+    none = {"limits": (), "shares": (), "recomputed": {}, "interval_ms": (), "segment_of_task": ()}
+    return Relaxation(2.0, 0.0, host_s_per_gib, link_s_per_gb_per_s, **none)  # type: ignore[arg-type]
 
 
 def test_a_direction_without_a_price_costs_a_little_and_shared_links_count_for_both():

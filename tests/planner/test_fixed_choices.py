@@ -7,7 +7,7 @@ from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.planner.choices import Choices
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.verify import verify

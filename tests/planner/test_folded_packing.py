@@ -7,14 +7,13 @@ import pytest
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.bound.lower_bound import BoundProgram
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.margins import Allowances, QueueModel
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.stays import Stay
-from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.folded_packing import FoldedPacking, pack_folded, trimmed
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -42,21 +41,20 @@ def chain_of(shape: str, rounds: int) -> Chain:
 @cache
 def decided(shape: str) -> tuple[Decisions, Allowances]:
     """What `optimal` would decide where little more than half fits, with time for its copies."""
-    chain = chain_of(shape, 3)
-    solved = BoundProgram(chain, MACHINE, num_rounds=9, tied=True).fewest_copies(
+    view = ChainView(chain_of(shape, 3))
+    solved = BoundProgram(view, MACHINE, 9, ProgramKind(tied=True)).fewest_copies(
         Caps(device_bytes=170_000)
     )
     assert solved is not None
-    decisions = Decisions.of(solved, chain, UnitMap(chain))
+    decisions = Decisions.of(solved, view)
     sequence = sequence_of(shape, 3, decisions)
     queues = QueueModel(MACHINE, LONGEST_NS)
     return decisions, queues.allowances(sequence, sequence.stays(decisions), None)
 
 
 def sequence_of(shape: str, rounds: int, decisions: Decisions) -> TaskSequence:
-    chain = chain_of(shape, rounds)
-    call_ns = {name: cost_alone_ns(call.cost, MACHINE) for name, call in chain.calls.items()}
-    return TaskSequence.of(chain, UnitMap(chain), decisions, call_ns)
+    view = ChainView(chain_of(shape, rounds))
+    return TaskSequence.of(view, decisions, view.call_ns(MACHINE))
 
 
 def packed(shape: str, rounds: int, cap: int | None) -> tuple[TaskSequence, FoldedPacking]:

@@ -1,21 +1,21 @@
 """Hypothetical machines on which computing, or everything, takes no time."""
 
 import pickle
-from functools import partial
 
 import pytest
 
 from tests.hardware_profiles.machines import number
 from tests.helpers.flat_machine import flat_machine
+from tests.helpers.planning import plan_step, request_of
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
 from twinstream.models.presets import load_model
-from twinstream.planner.search.chunking import ChunkingError, TrainingStep
-from twinstream.planner.step_plan import plan_step, proposed_tokens
+from twinstream.planner.request import ChunkingError, TrainingStep
+from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify import verify
-from twinstream.simulator.replay import simulate, steady_state
+from twinstream.simulator.replay import simulate
 from twinstream.whatif.target import TargetError, compute_limit
 
 FREE = number(None)
@@ -33,7 +33,7 @@ TIGHT = Caps(device_bytes=9 * 2**20)
 
 
 def planned(machine: Machine, caps: Caps, policy: str = "optimal"):
-    return plan_step(TINY, STEP, machine, caps, policy, partial(steady_state, machine=machine))
+    return plan_step(TINY, STEP, machine, caps, policy)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_step_that_takes_no_time_is_refused(policy, caps):
 def test_no_tokens_per_step_are_proposed_where_a_round_takes_no_time():
     machine = flat_machine(**COMPUTE_IS_FREE)
     with pytest.raises(ChunkingError, match=r"a round takes no time on .*'flat'.*give tokens"):
-        proposed_tokens(TINY, TrainingStep(seq_len=64), machine, Caps())
+        proposed_tokens(request_of(TINY, TrainingStep(seq_len=64), machine, Caps()))
 
 
 def test_nothing_is_a_share_of_what_takes_no_time():

@@ -1,9 +1,6 @@
-"""What an infeasible plan says is true: the caps it names would do, and nothing smaller would."""
+"""What a rule that does not fit says is true: the caps it names would do, nothing smaller would."""
 
 import re
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,20 +8,15 @@ from hypothesis import strategies as st
 
 from tests.helpers.plans import (
     MACHINE,
+    enough_device_bytes,
+    enough_host_bytes,
     planned,
     shortage_of,
-    smallest_device_bytes,
-    smallest_host_bytes,
 )
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
-from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.refuse.refusal import _first, refused, with_smallest
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -56,13 +48,13 @@ def check(chain: Chain, policy: str, device_bytes: int, host_bytes: int | None) 
         found = error.shortage
     cap_bytes = {"device": device_bytes, "host": host_bytes}[found.cap]
     assert found.cap_bytes == cap_bytes < found.needed_bytes
-    if (device := found.smallest_device_bytes) is None:
+    if (device := found.enough_device_bytes) is None:
         assert not fits(chain, policy, None, host_bytes)
     else:
         assert device > device_bytes
         assert fits(chain, policy, device, host_bytes)
         assert not fits(chain, policy, device - 1, host_bytes)
-    if (host := found.smallest_host_bytes) is None:
+    if (host := found.enough_host_bytes) is None:
         assert host_bytes is None or not fits(chain, policy, device_bytes, None)
     else:
         assert host_bytes is not None and host > host_bytes
@@ -77,13 +69,13 @@ def check(chain: Chain, policy: str, device_bytes: int, host_bytes: int | None) 
 )  # fmt: skip
 def test_the_smallest_caps_would_do_and_one_byte_less_would_not(workload, preset, policy):
     chain = tiny_chain(workload, preset)
-    least_device = smallest_device_bytes(chain, policy)
-    least_host = smallest_host_bytes(chain, policy)
+    least_device = enough_device_bytes(chain, policy)
+    least_host = enough_host_bytes(chain, policy)
     short = set()
     for device_bytes in (0, least_device, least_device * 5 // 4, least_device * 3):
         for host_bytes in (None, 0, least_host * 21 // 20):
             if found := check(chain, policy, device_bytes, host_bytes):
-                short.add((found.cap, found.smallest_device_bytes is None))
+                short.add((found.cap, found.enough_device_bytes is None))
     assert short >= {("device", False), ("device", True), ("host", True)}
 
 
@@ -110,90 +102,8 @@ def small_models(draw) -> tuple[ModelSpec, Workload]:
 @settings(max_examples=15)
 def test_whatever_the_model_and_the_caps_the_advice_holds(model, policy, device, host):
     chain = lower(*model)
-    device_bytes = int(device * smallest_device_bytes(chain, policy))
-    check(chain, policy, device_bytes, int(host * smallest_host_bytes(chain, policy)))
-
-
-@pytest.mark.parametrize("workload", ["packed", "sliced"])
-def test_caps_that_optimal_names_would_do_and_a_little_less_would_not(workload):
-    """It tries caps in steps of 256 bytes, or of a MiB where they are large."""
-    chain = tiny_chain(workload)
-    for host_bytes in (None, smallest_host_bytes(chain, "streaming") * 2):
-        caps = Caps(device_bytes=50_000, host_bytes=host_bytes, device_reserve_bytes=RESERVE)
-        found = shortage_of(chain, caps, "optimal")
-        assert found.policy == "optimal" and found.cap == "device"
-        least = found.smallest_device_bytes
-        assert least is not None and least == found.needed_bytes
-        assert fits(chain, "optimal", least, host_bytes)
-        assert not fits(chain, "optimal", least - 256, host_bytes)
-
-
-@pytest.mark.parametrize("workload", ["packed", "sliced"])
-def test_a_device_cap_is_named_where_only_state_on_it_as_well_as_on_the_host_would_do(workload):
-    """`streaming` has all state on the host, so that no device cap would do for it."""
-    chain = tiny_chain(workload)
-    host_bytes = smallest_host_bytes(chain, "streaming") // 2
-    caps = Caps(device_bytes=200_000, host_bytes=host_bytes, device_reserve_bytes=RESERVE)
-    assert shortage_of(chain, caps, "streaming").smallest_device_bytes is None
-    least = shortage_of(chain, caps, "optimal").smallest_device_bytes
-    assert least is not None
-    assert fits(chain, "optimal", least, host_bytes)
-    assert not fits(chain, "optimal", least - 256, host_bytes)
-
-
-def test_where_more_of_either_memory_would_do_both_are_named_with_the_device_as_short():
-    """Without a search the host cap is what a plan takes that may have any, if that is less."""
-    streaming = InfeasiblePlan(Shortage("streaming", "host", 1000, 2000, "a task", 5000, 2000))
-    caps, chain = Caps(device_bytes=4000, host_bytes=1000), tiny_chain("packed")
-    for taken, named in ((1500, 1500), (2500, 2000), (None, 2000)):
-        resort: Any = SimpleNamespace(host_bytes=lambda _, taken=taken: taken, roomy=None)
-        found = refused(chain, caps, streaming, resort, search=False).shortage
-        assert (found.cap, found.cap_bytes, found.needed_bytes) == ("device", 4000, 5000)
-        assert (found.smallest_device_bytes, found.smallest_host_bytes) == (5000, named)
-
-
-@pytest.mark.parametrize(("cap", "needed"), [("device", 70_144), ("host", 5_120)])
-def test_of_caps_that_do_the_smallest_are_found_by_trying(cap, needed):
-    """To 256 bytes; also where a little more does not do, as with real plans."""
-    caps, asked = Caps(device_bytes=40_000, host_bytes=3_000), []
-    known = InfeasiblePlan(
-        Shortage("optimal", cap, 40_000, 90_000, "a task", 90_000, 8_000, smallest=False)
-    )
-
-    def fits(within: Caps) -> bool:
-        asked.append(within)
-        device, host = within.device_bytes or 0, within.host_bytes or 0
-        if host == 3_000:
-            return device >= 70_000 and not 80_000 <= device < 80_200
-        assert device == 40_000
-        return host >= 5_000
-
-    found = with_smallest(known, caps, fits).shortage
-    assert (found.smallest_device_bytes, found.smallest_host_bytes) == (70_144, 5_120)
-    assert found.needed_bytes == needed
-    assert found.smallest and found.task == "a task"
-    assert len(asked) < 16
-    assert "Less may do, too: effort thorough tells." in str(known)
-    assert "effort" not in str(with_smallest(known, caps, fits))
-
-
-def test_where_no_cap_is_known_to_do_none_is_looked_for():
-    known = InfeasiblePlan(Shortage("optimal", "device", 10, 20, "a task", None, None))
-    found = with_smallest(known, Caps(device_bytes=10, host_bytes=10), lambda _: 1 / 0).shortage
-    assert found is known.shortage
-
-
-@pytest.mark.parametrize(
-    ("enough", "first"),
-    [
-        ({10}, 10),
-        (range(1, 11), 1),
-        (range(4, 11), 4),
-        ({5, 6, 7, 10}, 5),  # a little less than what is known is not enough, but less is
-    ],
-)
-def test_a_size_is_found_that_is_enough_where_one_less_is_not(enough, first):
-    assert _first(0, 10, lambda size: size in enough) == first
+    device_bytes = int(device * enough_device_bytes(chain, policy))
+    check(chain, policy, device_bytes, int(host * enough_host_bytes(chain, policy)))
 
 
 def test_the_message_names_cap_bytes_task_and_flags():
@@ -228,25 +138,10 @@ def test_only_caps_that_the_machine_has_are_recommended(device, host, told):
     assert f"What would do: {told}" in str(InfeasiblePlan(short).on(80 * GIB, 512 * GIB, ()))
 
 
-def test_other_ways_to_cut_are_recommended_only_where_the_user_fixed_one():
-    """Otherwise smaller chunks were tried, and do not do either."""
-    step = TrainingStep(64, 256)
-    caps, asked = Caps(device_bytes=2**20), (load_model("tiny"), load_machine("cpu"))
-    for policy in ("streaming", "optimal"):
-        for fixed in ({}, {"chunk_tokens": 64}, {"chunk_tokens": 64, "chunks_per_round": 2}):
-            with pytest.raises(InfeasiblePlan) as raised:
-                plan_step(asked[0], replace(step, **fixed), asked[1], caps, policy)
-            assert "smaller chunks" not in str(raised.value)
-            flags = [f"--{name.replace('_', '-')}" for name in fixed]
-            assert raised.value.shortage.fixed_cut == tuple(flags)
-            said = f"Without {' and '.join(flags)} other ways to cut the step are tried"
-            assert (said in str(raised.value)) == bool(fixed)
-
-
 def test_the_message_of_a_short_host_names_both_ways_out():
     chain = tiny_chain("packed")
-    least = smallest_device_bytes(chain, "streaming")
-    host = smallest_host_bytes(chain, "streaming", least)
+    least = enough_device_bytes(chain, "streaming")
+    host = enough_host_bytes(chain, "streaming", least)
     with pytest.raises(InfeasiblePlan) as raised:
         planned(chain, MACHINE, Caps(device_bytes=least, host_bytes=host - 1), "streaming")
     found, message = raised.value.shortage, str(raised.value)
@@ -254,13 +149,13 @@ def test_the_message_of_a_short_host_names_both_ways_out():
     assert "of host memory" in message
     assert "1 bytes" in message
     assert "--host-mem" in message
-    assert found.smallest_device_bytes is not None
+    assert found.enough_device_bytes is not None
     assert "--device-mem" in message
 
 
 def test_where_no_single_cap_would_do_the_message_says_so():
     found = shortage_of(tiny_chain("packed"), Caps(device_bytes=0, host_bytes=0), "streaming")
-    assert found.smallest_device_bytes is found.smallest_host_bytes is None
+    assert found.enough_device_bytes is found.enough_host_bytes is None
     assert "No larger cap on one side alone would do: raise both" in str(InfeasiblePlan(found))
 
 
@@ -274,8 +169,8 @@ def test_the_task_of_a_short_device_is_where_most_bytes_are_alive(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_more_memory_never_makes_a_plan_infeasible(policy):
     chain = tiny_chain("sliced", "tiny-qwen3")
-    device_bytes = smallest_device_bytes(chain, policy)
-    host_bytes = smallest_host_bytes(chain, policy, device_bytes + RESERVE)
+    device_bytes = enough_device_bytes(chain, policy)
+    host_bytes = enough_host_bytes(chain, policy, device_bytes + RESERVE)
     for more in range(0, 200_000, 24_999):
         assert fits(chain, policy, device_bytes + RESERVE + more, host_bytes)
         assert fits(chain, policy, device_bytes + RESERVE, host_bytes + more)

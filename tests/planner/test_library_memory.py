@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -26,7 +26,7 @@ def test_the_arena_leaves_what_the_largest_call_takes(policy):
     chain = chain_with("sdpa_cpu")
     library = largest_library_bytes(chain)
     assert library > 0
-    smallest = smallest_device_bytes(chain, policy)
+    smallest = enough_device_bytes(chain, policy)
     schedule = planned(chain, MACHINE, Caps(device_bytes=smallest), policy)
     assert schedule.caps == Caps(device_bytes=smallest, library_bytes=library)
     assert arena_bytes(schedule, DEVICE) + library <= smallest
@@ -34,9 +34,9 @@ def test_the_arena_leaves_what_the_largest_call_takes(policy):
 
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
 def test_the_search_of_optimal_knows_that_the_arena_is_smaller(share):
-    """From the smallest cap of `streaming` to that of `resident`, which the search then takes."""
+    """From the smallest cap of `streaming` to that of `resident`."""
     chain = chain_with("sdpa_cpu")
-    least, most = (smallest_device_bytes(chain, policy) for policy in ("streaming", "resident"))
+    least, most = (enough_device_bytes(chain, policy) for policy in ("streaming", "resident"))
     cap_bytes = round(least + share * (most - least))
     schedule = planned(chain, MACHINE, Caps(device_bytes=cap_bytes), "optimal")
     assert arena_bytes(schedule, DEVICE) <= cap_bytes - largest_library_bytes(chain)

@@ -8,34 +8,34 @@ import pytest
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
-from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.bound.lower_bound import BoundProgram
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.margins import Allowances, QueueModel, _trim, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, stay_intervals
-from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.folded_packing import pack_folded, trimmed
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
 WORKLOAD = Workload(seq_len=16, chunk_tokens=32, chunks_per_round=2, rounds_per_step=3)
 CHAIN = lower(small("tiny", num_layers=3), WORKLOAD)
-UNITS = UnitMap(CHAIN)
-CALL_NS = {name: cost_alone_ns(call.cost, MACHINE) for name, call in CHAIN.calls.items()}
+VIEW = ChainView(CHAIN)
+UNITS = VIEW.units
+CALL_NS = VIEW.call_ns(MACHINE)
 LONGEST_NS = 4 * max(CALL_NS.values())
 
 
 def sequence_and_stays() -> tuple[TaskSequence, list[Stay]]:
     """Where little more than half fits."""
-    solved = BoundProgram(CHAIN, MACHINE, num_rounds=3, tied=True).fewest_copies(
+    solved = BoundProgram(VIEW, MACHINE, 3, ProgramKind(tied=True)).fewest_copies(
         Caps(device_bytes=170_000)
     )
     assert solved is not None
-    decisions = Decisions.of(solved, CHAIN, UNITS)
-    sequence = TaskSequence.of(CHAIN, UNITS, decisions, CALL_NS)
+    decisions = Decisions.of(solved, VIEW)
+    sequence = TaskSequence.of(VIEW, decisions, CALL_NS)
     return sequence, sequence.stays(decisions)
 
 

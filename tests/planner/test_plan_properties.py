@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.planning import plan_step
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.executor.memory.arenas import Arenas
@@ -12,15 +13,13 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import Choices
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import simulate
 
 KIB = 1024
@@ -61,17 +60,14 @@ CHOICES = st.sampled_from(
 def test_a_plan_is_safe_conforms_keeps_the_caps_and_is_no_faster_than_its_bound(
     spec, step, machine: Machine, device_kib, host_kib, choices
 ):
-    def judge(schedule: Schedule) -> Timeline:
-        return simulate(schedule, machine)
-
     caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_kib * KIB)
     try:
-        schedule = plan_step(spec, step, machine, caps, "optimal", judge, choices)
+        schedule = plan_step(spec, step, machine, caps, "optimal", choices)
     except InfeasiblePlan:
         return
     assert verify(schedule) == []
     assert conforms(schedule, lower(spec, schedule.workload, step.recipe)) == []
-    timeline = judge(schedule)
+    timeline = simulate(schedule, machine)
     assert schedule.bound is not None
     assert schedule.bound.family_step_s is not None
     assert schedule.bound.family_step_s <= schedule.bound.step_s <= timeline.step_ns / 1e9
@@ -90,8 +86,6 @@ def test_a_plan_is_the_same_when_it_is_made_again(machine):
 
     def planned() -> Schedule:
         caps = Caps(device_bytes=420 * KIB, host_bytes=900 * KIB)
-        return plan_step(
-            small("tiny"), step, machine, caps, "optimal", lambda plan: simulate(plan, machine)
-        )
+        return plan_step(small("tiny"), step, machine, caps)
 
     assert planned() == planned()

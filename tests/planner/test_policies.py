@@ -1,41 +1,36 @@
 """What the policies promise, read off the schedules they make."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machine
+from tests.helpers.planning import plan_chain, plan_step
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
+    enough_device_bytes,
+    enough_host_bytes,
     planned,
     recompute_levels,
-    smallest_device_bytes,
-    smallest_host_bytes,
     tiny_plans,
 )
 from tests.helpers.tiny_chains import small, tiny_chain
-from twinstream.models.lowering.lower import lower
-from twinstream.planner.pack.placement import Placement
-from twinstream.planner.plan import UnknownPolicyError, plan_chain
-from twinstream.planner.rules.streaming import (
-    _Candidate,
-    _StreamingPlanner,
-    _Windows,
-    streaming_placement,
-)
-from twinstream.planner.search.judged_plan import alone_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner import policies
+from twinstream.planner.policies import Policy, UnknownPolicyError
+from twinstream.planner.request import TrainingStep
+from twinstream.planner.rules.resident import plan_resident
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import UnsafeSchedule, verify
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
-from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
 POLICIES = ["resident", "streaming", "optimal"]
-KIB = 1024
-LONG = Workload(seq_len=512, chunk_tokens=128, chunks_per_round=4, rounds_per_step=2)
 
 
 def extent_bytes(schedule: Schedule, tier: Tier) -> int:
@@ -68,7 +63,7 @@ def test_every_plan_is_safe_conforms_and_stays_within_its_caps(workload, preset,
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_reserve_is_taken_off_the_device_cap(policy):
     chain = tiny_chain("packed")
-    smallest = smallest_device_bytes(chain, policy)
+    smallest = enough_device_bytes(chain, policy)
     caps = Caps(device_bytes=smallest + 1000, device_reserve_bytes=1000)
     assert extent_bytes(planned(chain, MACHINE, caps, policy), DEVICE) <= smallest
 
@@ -76,7 +71,7 @@ def test_the_reserve_is_taken_off_the_device_cap(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plans_of_the_same_inputs_are_the_same(policy):
     chain = tiny_chain("sliced")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, policy))
+    caps = Caps(device_bytes=enough_device_bytes(chain, policy))
     assert planned(chain, MACHINE, caps, policy) == planned(chain, MACHINE, caps, policy)
 
 
@@ -85,12 +80,60 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
         plan_chain(tiny_chain("one chunk"), MACHINE, Caps(), "fast")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
 def test_a_plan_is_the_answer_of_its_policy(policy):
     chain = tiny_chain("sliced", "tiny-qwen3")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, policy))
-    found = plan_chain(chain, MACHINE, caps, policy, lambda plan: simulate(plan, MACHINE))
+    caps = Caps(device_bytes=enough_device_bytes(chain, policy))
+    found = plan_chain(chain, MACHINE, caps, policy)
     assert found.model_copy(update={"bound": None}) == planned(chain, MACHINE, caps, policy)
+
+
+# --- policies of other packages
+
+
+def registered(policy: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if an installed package named it in its pyproject.toml."""
+    entry = SimpleNamespace(name="greedy", load=lambda: policy)
+
+    def entry_points(*, group: str) -> list[SimpleNamespace]:
+        return [entry] if group == "twinstream.policies" else []
+
+    monkeypatch.setattr(policies, "entry_points", entry_points)
+
+
+def test_a_policy_that_a_package_registers_is_planned_by_and_proven(monkeypatch):
+    def greedy(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+        return plan_resident(chain, machine, caps).model_copy(update={"policy": "greedy"})
+
+    registered(Policy.by_chain("greedy", greedy), monkeypatch)
+    assert "greedy" in policies.policy_names() and "greedy" not in policies.compared_names()
+    step = TrainingStep(seq_len=64, tokens_per_step=256)
+    schedule = plan_step(small("tiny"), step, MACHINE, Caps(), "greedy")
+    assert schedule.policy == "greedy"
+    assert schedule.bound is not None
+
+
+def test_a_plan_of_a_registered_policy_that_is_not_safe_is_not_handed_out(monkeypatch):
+    def unsafe(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+        schedule = plan_resident(chain, machine, caps)
+        ops = tuple(op.model_copy(update={"waits": ()}) for op in schedule.ops)
+        return schedule.model_copy(update={"ops": ops})
+
+    registered(Policy.by_chain("greedy", unsafe), monkeypatch)
+    with pytest.raises(UnsafeSchedule):
+        plan_step(small("tiny"), TrainingStep(64, 256), MACHINE, Caps(), "greedy")
+
+
+def test_what_is_registered_but_no_policy_is_refused_with_its_entry_point(monkeypatch):
+    registered(plan_resident, monkeypatch)
+    with pytest.raises(TwinstreamError, match=r"'greedy' of twinstream\.policies is a function"):
+        plan_step(small("tiny"), TrainingStep(64, 256), MACHINE, Caps(), "greedy")
+
+
+def test_a_registered_policy_does_not_replace_one_of_ours(monkeypatch):
+    registered(Policy.by_chain("resident", pytest.fail), monkeypatch)
+    step = TrainingStep(64, 256)
+    assert plan_step(small("tiny"), step, MACHINE, Caps(), "resident").policy == "resident"
 
 
 # --- resident
@@ -110,7 +153,7 @@ def test_resident_moves_nothing_but_inputs_and_the_loss(workload, preset):
 
 def test_resident_recomputes_as_little_as_fits():
     chain = tiny_chain("packed")
-    smallest = smallest_device_bytes(chain, "resident")
+    smallest = enough_device_bytes(chain, "resident")
     seen = []
     for device_bytes in (None, *range(smallest * 3 // 2, smallest - 1, -smallest // 80)):
         schedule = planned(chain, MACHINE, Caps(device_bytes=device_bytes), "resident")
@@ -167,12 +210,12 @@ def test_the_blocks_kept_on_the_device_are_the_last_in_forward_order(workload, p
 
 def test_saved_activations_are_offloaded_where_the_host_has_room_and_recomputed_where_not():
     chain, machine = tiny_chain("packed"), fast_link_machine()
-    smallest = smallest_device_bytes(chain, "streaming")
+    smallest = enough_device_bytes(chain, "streaming")
     roomy = planned(chain, machine, Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(roomy) == set()
     assert {"projections.0.0", "attention.0.0"} <= set(copied_tensors(roomy, "d2h"))
 
-    least = smallest_host_bytes(chain, "streaming", smallest)
+    least = enough_host_bytes(chain, "streaming", smallest)
     tight = planned(
         chain, machine, Caps(device_bytes=smallest, host_bytes=least), "streaming"
     )  # fmt: skip
@@ -189,8 +232,8 @@ def test_saved_activations_are_offloaded_where_the_host_has_room_and_recomputed_
 @pytest.mark.parametrize(("workload", "preset"), CASES[:2])
 def test_the_more_room_on_the_host_the_less_is_recomputed(workload, preset):
     chain, machine = tiny_chain(workload, preset), fast_link_machine()
-    device_bytes = smallest_device_bytes(chain, "streaming")
-    least = smallest_host_bytes(chain, "streaming", device_bytes)
+    device_bytes = enough_device_bytes(chain, "streaming")
+    least = enough_host_bytes(chain, "streaming", device_bytes)
     roomy = planned(chain, machine, Caps(device_bytes=device_bytes), "streaming")
     most = extent_bytes(roomy, HOST) + 255
     counts = []
@@ -209,37 +252,6 @@ def is_recompute(op: Op) -> bool:
 
 def test_with_a_slow_link_activations_are_recomputed_rather_than_offloaded():
     chain = tiny_chain("packed")
-    smallest = smallest_device_bytes(chain, "streaming")
+    smallest = enough_device_bytes(chain, "streaming")
     schedule = planned(chain, slow_link_machine(), Caps(device_bytes=smallest), "streaming")
     assert recompute_levels(schedule) == {"INPUT"}
-
-
-@pytest.mark.parametrize("device_kib", [1700, 3000])
-def test_windows_stop_growing_only_where_none_that_fits_is_fast(monkeypatch, device_kib):
-    """What comes back is the widest that fits, or not even that is fast; and that shows early."""
-    tried: list[object] = []
-    candidate = _StreamingPlanner.candidate
-
-    def counted(planner: _StreamingPlanner, windows: _Windows) -> _Candidate:
-        tried.append(windows)
-        return candidate(planner, windows)
-
-    monkeypatch.setattr(_StreamingPlanner, "candidate", counted)
-    machine = slow_link_machine()  # the narrower the windows, the more is recomputed
-    chain = lower(small("tiny", num_layers=5), LONG)
-    caps = Caps(device_bytes=device_kib * KIB)
-    widest = streaming_placement(chain, machine, caps)
-    least_ns, most = alone_ns(widest, machine, 2), len(tried)
-    tried.clear()
-    assert (
-        not alone_ns(streaming_placement(chain, machine, caps, lambda _: False), machine, 2)
-        < least_ns
-    )
-    assert len(tried) < most
-    for limit_ns in (least_ns, 1.001 * least_ns, 1.02 * least_ns):
-
-        def fast(placement: Placement, limit_ns: float = limit_ns) -> bool:
-            return alone_ns(placement, machine, 2) < limit_ns
-
-        found = streaming_placement(chain, machine, caps, fast)
-        assert found.same_as(widest) if fast(widest) else not fast(found)

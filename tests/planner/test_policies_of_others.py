@@ -15,13 +15,14 @@ from tests.helpers.flat_machine import (
     flat_machine,
 )
 from tests.helpers.host_chains import preset_chain_of, some_on_host, tiny_chain_of, two_task_chain
+from tests.helpers.planning import plan_chain
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
+    enough_device_bytes,
+    enough_host_bytes,
     planned,
     recompute_levels,
-    smallest_device_bytes,
-    smallest_host_bytes,
 )
 from tests.helpers.small_chains import small_case
 from twinstream.hardware_profiles.cost import call_alone_ns
@@ -29,7 +30,8 @@ from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.lowering.lower import lower_again
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.plan import WrongChainError, plan_chain, step_bound
+from twinstream.planner.policies import WrongChainError, optimizer_place
+from twinstream.planner.proof import step_bound
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
@@ -47,8 +49,8 @@ MIB = 2**20
 
 
 def caps_of_interest(chain: Chain, policy: str) -> list[Caps]:
-    device = smallest_device_bytes(chain, policy)
-    host = smallest_host_bytes(chain, policy, device)
+    device = enough_device_bytes(chain, policy)
+    host = enough_host_bytes(chain, policy, device)
     return [Caps(), Caps(device_bytes=device * 3 // 2), Caps(device_bytes=device, host_bytes=host)]
 
 
@@ -111,8 +113,8 @@ def test_the_bound_is_below_the_simulated_step_on_every_shipped_machine(
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_the_smallest_caps_would_do_and_one_mib_less_would_not(policy, rounds):
     chain, machine = preset_chain_of(policy, "1b", rounds), load_machine("rtx3090")
-    device = -(-smallest_device_bytes(chain, policy) // MIB) * MIB
-    host = -(-smallest_host_bytes(chain, policy, device) // MIB) * MIB
+    device = -(-enough_device_bytes(chain, policy) // MIB) * MIB
+    host = -(-enough_host_bytes(chain, policy, device) // MIB) * MIB
     found = planned(chain, machine, Caps(device_bytes=device, host_bytes=host), policy)
     assert recompute_levels(found) == {"INPUT"}
     assert verify(found) == []
@@ -120,12 +122,12 @@ def test_the_smallest_caps_would_do_and_one_mib_less_would_not(policy, rounds):
         planned(chain, machine, Caps(device_bytes=device - MIB, host_bytes=host), policy)
     shortage = raised.value.shortage
     assert (shortage.policy, shortage.cap) == (policy, "device")
-    assert device - MIB < (shortage.smallest_device_bytes or 0) <= device
+    assert device - MIB < (shortage.enough_device_bytes or 0) <= device
     with pytest.raises(InfeasiblePlan) as raised:
         planned(chain, machine, Caps(device_bytes=device, host_bytes=host - MIB), policy)
     shortage = raised.value.shortage
     assert (shortage.policy, shortage.cap) == (policy, "host")
-    assert host - MIB < (shortage.smallest_host_bytes or 0) <= host
+    assert host - MIB < (shortage.enough_host_bytes or 0) <= host
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -136,6 +138,7 @@ def test_any_tasks_of_any_chain_may_run_on_the_host(block):
         case = small_case(seed)
         chain = some_on_host(case.chain, Random(seed))
         for policy in ON_HOST:
+            chain = chain.model_copy(update={"recipe": {"optimizer": optimizer_place(policy)}})
             schedule = planned(chain, case.machine, Caps(), policy)
             assert verify(schedule) == [], (seed, policy)
             assert conforms(schedule, chain) == [], (seed, policy)
@@ -235,7 +238,7 @@ def test_the_next_step_of_layer_offload_starts_when_the_optimizer_has_ended(roun
 def test_layer_offload_holds_two_layers_at_a_time():
     """At the smallest cap the parameters on the device are those at work and the next ones."""
     chain = preset_chain_of("layer_offload", "1b", 1, 512)
-    smallest = smallest_device_bytes(chain, "layer_offload")
+    smallest = enough_device_bytes(chain, "layer_offload")
     assert smallest < 0.6 * whole_bytes(chain, "parameter")
 
 

@@ -9,10 +9,11 @@ import pytest
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.bound.lower_bound import BoundProgram, LowerBound
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
+from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.lifetimes.rounds import Folding
-from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -28,10 +29,10 @@ def chain_of(rounds: int) -> Chain:
 
 
 @cache
-def solved() -> tuple[Chain, LowerBound]:
+def solved() -> tuple[Chain, Relaxation]:
     """Any solution; the tests put fractions of their own into it."""
     chain = chain_of(3)
-    found = BoundProgram(chain, MACHINE, num_rounds=6, tied=True).fewest_copies(
+    found = BoundProgram(ChainView(chain), MACHINE, 6, ProgramKind(tied=True)).fewest_copies(
         Caps(device_bytes=2**20)
     )
     assert found is not None
@@ -41,20 +42,20 @@ def solved() -> tuple[Chain, LowerBound]:
 def keeping(share: float) -> Decisions:
     """Decisions where the program keeps this share of everything over every gap."""
     chain, found = solved()
-    choices = tuple(replace(c, kept=share, loaded=1.0 - share) for c in found.choices)
-    return Decisions.of(replace(found, choices=choices), chain, UnitMap(chain))
+    shares = tuple(replace(s, kept=share, loaded=1.0 - share) for s in found.shares)
+    return Decisions.of(replace(found, shares=shares), ChainView(chain))
 
 
 def recomputing(shares: dict[str, float]) -> Decisions:
     """Decisions where the program recomputes these shares of every block, by level."""
     chain, found = solved()
     recomputed = {r.task.task_id: shares.get(r.task.label.level, 0.0) for r in chain.recomputes}
-    return Decisions.of(replace(found, recomputed=recomputed), chain, UnitMap(chain))
+    return Decisions.of(replace(found, recomputed=recomputed), ChainView(chain))
 
 
 def names_by_kind(decisions: Decisions) -> list[list[str]]:
     """Units of the same role and size, as decisions name them."""
-    units = UnitMap(solved()[0]).units
+    units = ChainView(solved()[0]).units.units
     kinds: dict[tuple[str, int], dict[str, None]] = {}
     for name, _ in decisions.kept:
         tensor = units[name].tensor
@@ -127,7 +128,7 @@ def levels_by_round(decisions: Decisions, chain: Chain) -> list[list[str | None]
     """Of every round, the levels of its blocks in order."""
     folding = Folding.of(chain, chain.tasks)
     position = {task.task_id: i for i, task in enumerate(chain.tasks)}
-    chosen = decisions.recomputes(chain)
+    chosen = decisions.recomputes(ChainView(chain))
     rows: list[list[str | None]] = [[] for _ in range(folding.num_rounds)]
     groups = {r.group: position[r.before] for r in chain.recomputes}
     for group, at in sorted(groups.items(), key=lambda item: item[1]):
@@ -148,7 +149,7 @@ def test_a_program_asked_twice_answers_as_a_new_one():
     tight = Caps(device_bytes=2**17, host_bytes=2**24)
 
     def new() -> BoundProgram:
-        return BoundProgram(chain, MACHINE, tied=True)
+        return BoundProgram(ChainView(chain), MACHINE, kind=ProgramKind(tied=True))
 
     asked = new()
     first, second, again = (asked.fewest_copies(caps) for caps in (wide, tight, wide))
@@ -156,4 +157,4 @@ def test_a_program_asked_twice_answers_as_a_new_one():
     assert second == new().fewest_copies(tight)
     assert first is not None
     assert second is not None
-    assert second.choices != first.choices
+    assert second.shares != first.shares

@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 
+from tests.helpers.planning import plan_chain
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
@@ -15,7 +16,7 @@ from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS
 from twinstream.planner.pack.placement import Placement
-from twinstream.planner.plan import plan_chain, recipe_of
+from twinstream.planner.policies import optimizer_place
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -31,7 +32,7 @@ KIB = 1024
 
 def chain_of(policy: str, cut: str, num_rounds: int) -> Chain:
     workload = Workload(**CUTS[cut], rounds_per_step=num_rounds)
-    return lower(small("tiny", num_layers=4), workload, recipe_of(policy, Recipe()))
+    return lower(small("tiny", num_layers=4), workload, Recipe(optimizer=optimizer_place(policy)))
 
 
 def caps_of(policy: str) -> Caps:
@@ -47,7 +48,7 @@ def rounds_made(policy: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(placement.chain.round_starts))
         return emitted(placement, *others)  # type: ignore[arg-type]
 
-    module = import_module(f"twinstream.planner.policies.{policy}")
+    module = import_module(f"twinstream.planner.rules.{policy}")
     monkeypatch.setattr(module, "emitted", recorded)
     return found
 

@@ -7,15 +7,17 @@ from statistics import median
 import pytest
 
 from tests.hardware_profiles.machines import number
-from tests.helpers.plans import MACHINE, smallest_device_bytes
+from tests.helpers.planning import plan_chain
+from tests.helpers.plans import MACHINE, enough_device_bytes
 from tests.helpers.small_chains import Sort, build_chain
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.bound.lower_bound import lower_bound, segments
+from twinstream.planner.bound import segments
+from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
-from twinstream.planner.plan import plan_chain
+from twinstream.planner.limits import SearchLimits
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -51,7 +53,7 @@ def chain_of(shape: str) -> Chain:
 
 @cache
 def some_caps(shape: str) -> list[int]:
-    least = smallest_device_bytes(with_rounds(chain_of(shape), PROGRAM_ROUNDS), "streaming")
+    least = enough_device_bytes(with_rounds(chain_of(shape), PROGRAM_ROUNDS), "streaming")
     return [least, least * 5 // 4, least * 2]
 
 
@@ -210,11 +212,11 @@ def test_the_bound_is_still_about_copies_where_these_take_most_of_the_step():
 def test_no_plan_is_faster_than_the_bound(shape, policy, num_caps, bytes_per_s, monkeypatch):
     """Plans are made with tasks together, too."""
     monkeypatch.setattr(segments, "_MOST_SEGMENTS", FEW)
+    limits = SearchLimits(rough_segments=FEW, bound_segments=FEW, guide_segments=FEW)
     machine = link_machine(bytes_per_s)
     for device_bytes in some_caps(shape)[:num_caps]:
         schedule = plan_chain(
-            chain_of(shape), machine, Caps(device_bytes=device_bytes), policy,
-            lambda found: simulate(found, machine),
+            chain_of(shape), machine, Caps(device_bytes=device_bytes), policy, limits
         )  # fmt: skip
         assert schedule.bound is not None
         assert schedule.bound.step_s <= simulate(schedule, machine).step_ns / 1e9

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinstream.planner.pack.board import Ranges, SoftItem
-from twinstream.planner.pack.soft_packing import Packed, pack_soft
+from twinstream.planner.pack.soft_packing import SoftPacking, pack_soft
 
 KIB = 1024
 ALIGNMENT = 256
@@ -14,17 +14,17 @@ ALIGNMENT = 256
 
 @st.composite
 def soft_items(draw) -> SoftItem:
-    """One or two ranges of tasks; at every further level they are cut at either end."""
+    """One or two ranges of tasks; in every further life they are cut at either end."""
     begin = draw(st.integers(0, 12))
     ranges = [(begin, begin + draw(st.integers(1, 10)))]
     if draw(st.booleans()):
         again = ranges[0][1] + draw(st.integers(1, 4))
         ranges.append((again, again + draw(st.integers(1, 6))))
-    levels: list[Ranges] = [tuple(ranges)]
+    lives: list[Ranges] = [tuple(ranges)]
     for _ in range(draw(st.integers(0, 2))):
         ranges = [cut(draw, low, high) for low, high in ranges]
-        levels.append(tuple(ranges))
-    return SoftItem(tuple(levels), draw(st.sampled_from([100, 256, 700, 1024, 3000])))
+        lives.append(tuple(ranges))
+    return SoftItem(tuple(lives), draw(st.sampled_from([100, 256, 700, 1024, 3000])))
 
 
 def cut(draw, low: int, high: int) -> tuple[int, int]:
@@ -36,8 +36,8 @@ ITEMS = st.lists(soft_items(), max_size=12)
 SHARES = st.one_of(st.none(), st.floats(0.2, 1.2))
 
 
-def ranges_of(items: list[SoftItem], packed: Packed) -> list[Ranges]:
-    return [item.levels[level] for item, level in zip(items, packed.levels.tolist(), strict=True)]
+def ranges_of(items: list[SoftItem], packed: SoftPacking) -> list[Ranges]:
+    return [item.lives[life] for item, life in zip(items, packed.lives.tolist(), strict=True)]
 
 
 def meet(one: Ranges, other: Ranges) -> bool:
@@ -71,16 +71,16 @@ def test_what_sticks_out_of_the_cap_is_as_short_as_it_can_be(items, share):
         items, packed.offsets.tolist(), ranges_of(items, packed), strict=True
     ):
         if offset + item.size_bytes > cap:
-            assert alive == item.levels[-1]
+            assert alive == item.lives[-1]
 
 
 @given(ITEMS)
 def test_without_a_cap_or_with_one_that_is_wide_enough_nothing_is_cut_short(items):
     free = pack_soft(items, None)
-    assert not free.levels.any()
+    assert not free.lives.any()
     wide = pack_soft(items, free.extent_bytes)
     assert wide.extent_bytes == free.extent_bytes
-    assert not wide.levels.any()
+    assert not wide.lives.any()
 
 
 @given(ITEMS, st.floats(0.2, 1.0))
@@ -90,7 +90,7 @@ def test_an_item_is_cut_short_only_where_a_longer_range_has_no_room(items, share
     packed = pack_soft(items, cap)
     alive, offsets = ranges_of(items, packed), packed.offsets.tolist()
     for i, item in enumerate(items):
-        for longer in item.levels[: packed.levels[i]]:
+        for longer in item.lives[: packed.lives[i]]:
             if longer == alive[i]:
                 continue
             taken = [
@@ -109,7 +109,7 @@ def test_where_only_less_time_for_a_copy_fits_it_gets_less_time():
     other = SoftItem((((0, 10),),), KIB)
     packed = pack_soft([first, early, other], 2 * KIB)
     assert packed.extent_bytes == 2 * KIB
-    assert packed.levels.tolist() == [0, 2, 0]
+    assert packed.lives.tolist() == [0, 2, 0]
     assert packed.offsets[0] == packed.offsets[1]
 
 

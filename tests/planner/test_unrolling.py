@@ -2,26 +2,29 @@
 
 from dataclasses import replace
 from functools import cache
+from math import inf
 
 import pytest
 
 from tests.hardware_profiles.machines import number
+from tests.helpers.planning import cuts_of
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.choices import OPEN
-from twinstream.planner.decide.decider import Candidate, Decider
 from twinstream.planner.emit import unrolling
-from twinstream.planner.emit.emission import Emitted, emitted
+from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.emit.unrolling import unrolled
 from twinstream.planner.lifetimes.rounds import Folding
-from twinstream.planner.search.congestion import full_shares
+from twinstream.planner.request import TrainingStep
+from twinstream.planner.search.knobs import Attempt
+from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Op
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
-from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import steady_state
 
 KIB = 1024
 SPEC = small("tiny", num_layers=4)
@@ -38,17 +41,16 @@ CASES = [
 CASE = ("two chunks", 500, 60)
 
 
-def chain_of(cut: str, num_rounds: int) -> Chain:
-    return lower(SPEC, Workload(**CUTS[cut], rounds_per_step=num_rounds))
-
-
 @cache
-def decided(cut: str, device_kib: int, room_kib: int) -> tuple[Decider, Candidate, Emitted] | None:
-    mine = Decider(chain_of(cut, 4), SLOW, Caps(device_bytes=device_kib * KIB), num_rounds=9)
-    found = mine.fitting(OPEN, room_kib * KIB, full_shares(len(mine.small.tasks)))
-    if found is None:
-        return None
-    return mine, found[0], emitted(found[1], SLOW, mine.caps, "optimal")
+def judged(cut: str, device_kib: int, room_kib: int) -> tuple[Workbench, Attempt] | None:
+    """A step of nine rounds with so much room for copies in flight, where that fits."""
+    of = CUTS[cut]
+    tokens = 9 * of["chunk_tokens"] * of["chunks_per_round"]
+    step = TrainingStep(**of, tokens_per_step=tokens)
+    cuts = cuts_of(SPEC, step, SLOW, Caps(device_bytes=device_kib * KIB))
+    bench = Workbench(cuts, cuts.cut_of(cuts.workloads[0]), steady_state)
+    attempt = bench.attempt(bench.first_knobs(OPEN, room_kib * KIB), [], inf)
+    return None if attempt.judged is None else (bench, attempt)
 
 
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -71,50 +73,50 @@ def test_it_is_the_schedule_that_all_rounds_come_to_one_by_one(
 ):
     """From four rounds in some of the cases, from five in all others."""
     unrolled_from = sources(monkeypatch)
-    cases = [found for case in CASES if (found := decided(*case)) is not None]
+    cases = [found for case in CASES if (found := judged(*case)) is not None]
     assert len(cases) > 9
-    assert {found[2].schedule.workload.chunks_per_round for found in cases} == {1, 2, 3}
-    for mine, candidate, judged in cases:
-        chain = with_rounds_of(mine, num_rounds)
-        schedule = mine.schedule(candidate, judged, chain)
+    assert {bench.cut.workload.chunks_per_round for bench, _ in cases} == {1, 2, 3}
+    for bench, attempt in cases:
+        chain = with_rounds_of(bench, num_rounds)
+        schedule = bench.schedule(attempt, chain)
         with monkeypatch.context() as patched:
             patched.setattr(unrolling, "unrolled", lambda *_: None)
-            assert schedule == mine.schedule(candidate, judged, chain)
+            assert schedule == bench.schedule(attempt, chain)
         assert not verify(schedule)
         assert not conforms(schedule, chain)
     assert set(unrolled_from) == from_rounds
     assert len(unrolled_from) == len(cases) or num_rounds == 5
 
 
-def with_rounds_of(mine: Decider, num_rounds: int) -> Chain:
-    workload = mine.judged.workload.model_copy(update={"rounds_per_step": num_rounds})
+def with_rounds_of(bench: Workbench, num_rounds: int) -> Chain:
+    workload = bench.cut.workload.model_copy(update={"rounds_per_step": num_rounds})
     return lower(SPEC, workload)
 
 
 def test_the_judged_rounds_need_no_other_schedule():
-    mine, candidate, judged = case_with(CASE)
-    assert mine.schedule(candidate, judged, mine.judged) is judged.schedule
+    bench, attempt = case()
+    assert bench.schedule(attempt, bench.few.chain) is attempt.judged.emitted.schedule
 
 
-def case_with(case: tuple[str, int, int]) -> tuple[Decider, Candidate, Emitted]:
-    found = decided(*case)
+def case() -> tuple[Workbench, Attempt]:
+    found = judged(*CASE)
     assert found is not None
     return found
 
 
 def five() -> Emitted:
     """Five rounds of a case, which repeat."""
-    mine, candidate, judged = case_with(CASE)
+    bench, attempt = case()
     made: list[Emitted] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(unrolling, "unrolled", lambda few, _: made.append(few))
-        mine.schedule(candidate, judged, with_rounds_of(mine, 9))
+        bench.schedule(attempt, with_rounds_of(bench, 9))
     return made[-1]
 
 
 def nine(few: Emitted) -> Schedule | None:
     """Nine rounds of the five."""
-    return unrolled(few, with_rounds_of(case_with(CASE)[0], 9))
+    return unrolled(few, with_rounds_of(case()[0], 9))
 
 
 def issued_in(few: Emitted, round_: int, kind: type[Op]) -> list[int]:

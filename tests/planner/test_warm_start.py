@@ -9,26 +9,25 @@ from hypothesis import strategies as st
 
 from tests.hardware_profiles.machines import number
 from tests.helpers.machines_for_plans import slow_link_machine
+from tests.helpers.planning import plan_step, request_of
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from tests.planner.test_plan_properties import SPECS, STEPS
-from twinstream import api
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
-from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.known import Asked, KnownPlanError, fastest_of
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.search.family import Family
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.judge import Judge
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import TrainingStep
+from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify import UnsafeSchedule, verify
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
-from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate, steady_state
 
 KIB = 1024
 SPEC, STEP = small("tiny"), TrainingStep(seq_len=64, tokens_per_step=256)
@@ -36,9 +35,10 @@ SLOW = slow_link_machine()
 
 
 def planned(device_kib: int, machine: Machine = SLOW, **more: object) -> Schedule:
-    memory = {"device_mem": device_kib * KIB, "host_mem": 2**30}
-    options = {"step": STEP, "policy": "streaming", **memory, **more}
-    return api.plan(SPEC, machine, **options)  # type: ignore[arg-type]
+    options = {"step": STEP, "policy": "streaming", "host_bytes": 2**30, **more}
+    step, host_bytes = options.pop("step"), options.pop("host_bytes")
+    caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_bytes)
+    return plan_step(SPEC, step, machine, caps, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +51,17 @@ def roomy() -> Schedule:
     return planned(900)
 
 
-def asked_for(planned: Schedule, machine: Machine = SLOW, **more: object) -> Asked:
-    """What a plan was made for."""
-
-    def judge(schedule: Schedule) -> Timeline:
-        return simulate(schedule, machine)
-
-    caps = planned.caps.model_copy(update={"library_bytes": 0})
-    asked = Asked(SPEC, STEP, machine, caps, planned.policy, judge)
-    return replace(asked, **more)  # type: ignore[arg-type]
-
-
-def fastest(planned: Schedule, *known: Schedule) -> Schedule:
-    return fastest_of(planned, known, asked_for(planned))
+def fastest(
+    plan: Schedule,
+    *known: Schedule,
+    machine: Machine = SLOW,
+    choices: Choices = OPEN,
+    judge: Judge = steady_state,
+) -> Schedule:
+    """Of a new plan and known ones, as the answer to what the new one was made for."""
+    caps = plan.caps.model_copy(update={"library_bytes": 0})
+    request = request_of(SPEC, STEP, machine, caps, plan.policy, choices)
+    return Planner(judge).fastest_of(plan, known, request)
 
 
 def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(roomy):
@@ -95,7 +93,7 @@ def test_the_bounds_are_those_of_what_was_asked_with_all_that_is_fixed(choices):
     assert small_chunks.workload != large.workload
     slower = planned(400, MACHINE, policy="optimal", choices=choices)
     slower = slower.model_copy(update={"caps": large.caps, "bound": large.bound})
-    found = fastest_of(slower, [small_chunks], asked_for(large, MACHINE, choices=choices))
+    found = fastest(slower, small_chunks, machine=MACHINE, choices=choices)
     direct = planned(900, MACHINE, policy="optimal", choices=choices, step=replace(STEP, **cut))
     assert found.workload == small_chunks.workload
     assert found.bound is not None and direct.bound is not None and large.bound is not None
@@ -109,42 +107,23 @@ def test_a_plan_that_fits_is_the_answer_where_nothing_else_fits():
     known = planned(900, step=replace(STEP, chunk_tokens=64, chunks_per_round=1))
     host_bytes = arena_bytes(known, HOST)
     with pytest.raises(InfeasiblePlan):
-        planned(900, host_mem=host_bytes)
-    found = planned(900, host_mem=host_bytes, known=[known])
+        planned(900, host_bytes=host_bytes)
+    found = planned(900, host_bytes=host_bytes, known=[known])
     assert found.ops == known.ops
     assert found.caps.host_bytes == host_bytes
     with pytest.raises(InfeasiblePlan):
-        planned(900, host_mem=host_bytes - 1, known=[known])
-
-
-def test_no_caps_that_would_do_are_searched_where_a_known_plan_is_the_answer(monkeypatch, tight):
-    """It would take most of the time, and nobody would read them."""
-
-    asked: list[bool] = []
-
-    def best(family: Family, *, name_caps: bool) -> Schedule:
-        asked.append(name_caps)
-        raise InfeasiblePlan(Shortage("optimal", "device", 1, 2, "a task", None, None))
-
-    monkeypatch.setattr(Family, "best", best)
-    known = tight.model_copy(update={"policy": "optimal"})
-    assert planned(350, policy="optimal", known=[known]).ops == tight.ops
-    with pytest.raises(InfeasiblePlan):
-        planned(100, policy="optimal", known=[known])
-    assert asked == [False, True]
+        planned(900, host_bytes=host_bytes - 1, known=[known])
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_a_refusal_that_need_not_name_caps_names_none(effort):
     caps = Caps(device_bytes=20 * KIB, host_bytes=300 * KIB)
+    request = request_of(SPEC, STEP, SLOW, caps, choices=Choices(effort=effort))
     with pytest.raises(InfeasiblePlan) as error:
-        plan_step(
-            SPEC, STEP, SLOW, caps, "optimal", lambda schedule: simulate(schedule, SLOW),
-            Choices(effort=effort), name_caps=False,
-        )  # fmt: skip
+        Planner(steady_state).plan(request, name_caps=False)
     short = error.value.shortage
-    assert short.smallest_device_bytes is short.smallest_host_bytes is None
-    assert not short.smallest
+    assert short.enough_device_bytes is short.enough_host_bytes is None
+    assert short.less_may_do
     assert "is known to do" in str(error.value)
 
 
@@ -165,24 +144,20 @@ def test_tokens_that_are_open_are_those_of_the_known_plan(roomy):
     ],
 )
 def test_only_plans_of_the_same_step_are_taken(roomy, what, more):
-    with pytest.raises(KnownPlanError, match=f"differs in {what}: "):
-        api.plan(SPEC, SLOW, **{"step": STEP, "policy": "streaming", "known": [roomy], **more})
+    with pytest.raises(WarmStartError, match=f"differs in {what}: "):
+        planned(900, **{"known": [roomy], **more})
 
 
 def test_only_plans_of_the_same_model_with_the_same_fixed_are_taken():
-    known = [planned(900, policy="optimal")]
+    known, other = [planned(900, policy="optimal")], small("tiny", num_layers=1)
     with pytest.raises(
-        KnownPlanError, match=r"known plan 2 differs in model: tiny \(\w+\), not tiny"
+        WarmStartError, match=r"known plan 2 differs in model: tiny \(\w+\), not tiny"
     ):
-        api.plan(small("tiny", num_layers=1), SLOW, step=STEP, known=[other_model(), *known])
-    with pytest.raises(KnownPlanError, match="fixed choices: none, not parameter at home on the h"):
+        plan_step(other, STEP, SLOW, Caps(), known=[plan_step(other, STEP, SLOW, Caps()), *known])
+    with pytest.raises(WarmStartError, match="fixed choices: none, not parameter at home on the h"):
         planned(900, policy="optimal", choices=Choices(homes={"parameter": "host"}), known=known)
-    with pytest.raises(KnownPlanError, match="prefetch"):
+    with pytest.raises(WarmStartError, match="prefetch"):
         planned(900, policy="optimal", choices=Choices(prefetch_blocks=1.0), known=known)
-
-
-def other_model() -> Schedule:
-    return api.plan(small("tiny", num_layers=1), SLOW, step=STEP)
 
 
 def test_what_is_fixed_may_be_given_in_any_order():
@@ -209,13 +184,13 @@ def test_what_is_wrong_without_a_known_plan_is_told_as_without(roomy):
 def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
     def asked(*lengths: int, known: Sequence[Schedule] = ()) -> Schedule:
         step = TrainingStep(max(lengths), 256, chunk_tokens=128, sequence_lengths=lengths)
-        return api.plan(SPEC, SLOW, step=step, policy="streaming", known=known)
+        return plan_step(SPEC, step, SLOW, Caps(), "streaming", known=known)
 
     plan = asked(30, 5, 1, 28)
     assert plan.workload.sequence_lengths == 2 * (30, 5, 1, 28)
     assert asked(30, 5, 1, 28, known=[plan]) == plan
     for lengths in ((30, 5, 28, 1), (30, 4, 30), (30, 5, 1, 28, 30, 4, 30)):
-        with pytest.raises(KnownPlanError, match="differs in sequence lengths"):
+        with pytest.raises(WarmStartError, match="differs in sequence lengths"):
             asked(*lengths, known=[plan])
 
 
@@ -223,7 +198,7 @@ def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roo
     ops = [op.model_copy(update={"waits": ()}) if isinstance(op, Copy) else op for op in tight.ops]
     with pytest.raises(UnsafeSchedule):
         broken = tight.model_copy(update={"ops": tuple(ops)})
-        fastest_of(roomy, [broken], asked_for(roomy, judge=pytest.fail))
+        fastest(roomy, broken, judge=pytest.fail)
 
 
 @settings(max_examples=12, deadline=None)
@@ -244,12 +219,12 @@ def test_faster_links_and_more_memory_are_never_slower_where_the_plan_before_is_
 
     slow, fast = machine(10**log_rate), machine(factor * 10**log_rate)
     device, more = device_kib
-    caps = {"device_mem": device * KIB, "host_mem": host_kib * KIB}
+    caps = Caps(device_bytes=device * KIB, host_bytes=host_kib * KIB)
     try:
-        before = api.plan(spec, slow, step=step, **caps)
+        before = plan_step(spec, step, slow, caps)
     except InfeasiblePlan:
         return
-    caps["device_mem"] += more * KIB
-    after = api.plan(spec, fast, step=step, known=[before], **caps)
+    caps = caps.model_copy(update={"device_bytes": (device + more) * KIB})
+    after = plan_step(spec, step, fast, caps, known=[before])
     before_ns, after_ns = simulate(before, slow).step_ns, simulate(after, fast).step_ns
     assert after_ns <= 1.005 * before_ns

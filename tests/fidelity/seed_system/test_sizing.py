@@ -19,7 +19,7 @@ from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
 
 GIB = 2**30
-TABLE = Path(__file__).parents[1] / "data" / "ml_dataflow_plans.csv"
+TABLE = Path(__file__).parents[2] / "data" / "ml_dataflow_plans.csv"
 
 
 def recorded() -> list[dict[str, str]]:

@@ -2,13 +2,13 @@
 
 import pytest
 
+from tests.helpers.planning import plan_step
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.seed_system.step import OtherCutError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
-from twinstream.planner.search.chunking import TrainingStep
-from twinstream.planner.step_plan import plan_step
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 
