@@ -21,6 +21,7 @@ from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import LIMITS
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
@@ -99,9 +100,9 @@ class BoundProgram:
     def fewest_copies(
         self,
         caps: Caps,
-        copy_cost: float,
         shares: LinkShares | None = None,
         start: Relaxation | None = None,
+        copy_cost: float = LIMITS.copy_cost,
     ) -> Relaxation | None:
         """Decisions near the optimum that move little: copies cost a little, too.
 
@@ -109,9 +110,9 @@ class BoundProgram:
 
         Args:
             caps: of the arenas.
-            copy_cost: ms of a step that they may lose to save copying a GiB.
             shares: how much of the links may be used beside each task.
             start: what was decided with other caps or shares: from there it is less to solve.
+            copy_cost: ms of a step that they may lose to save copying a GiB.
         """
         basis = None if start is None else start.basis
         caps = with_library_memory(caps, self.chain)

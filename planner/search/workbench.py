@@ -73,7 +73,7 @@ class Workbench:
         at_most = host if knobs.host_bytes is None else knobs.host_bytes
         caps = self.caps.with_arenas(room, at_most)
         return self._program(knobs.choices).fewest_copies(
-            caps, self.cuts.limits.copy_cost, knobs.shares, start
+            caps, knobs.shares, start, self.cuts.limits.copy_cost
         )
 
     def decide(self, relaxed: Relaxation, knobs: Knobs) -> Decisions:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.backends.gpu import TorchGpu
@@ -22,7 +22,7 @@ MODELS = [("packed", "tiny"), ("sliced", "tiny-qwen3")]
 
 
 def streaming(chain: Chain) -> Schedule:
-    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     return planned(chain, MACHINE, caps, "streaming")
 
 

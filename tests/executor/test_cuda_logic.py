@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.fake_gpu import FakeGpu, FakeGraph, FakeStream
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, training
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.kernels.registry import registered_kernel
@@ -35,7 +35,7 @@ def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> 
     chain = tiny_chain(workload, preset)
     caps = Caps()
     if policy != "resident":
-        caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming") * 5 // 4)
+        caps = Caps(device_bytes=enough_device_bytes(chain, "streaming") * 5 // 4)
     return planned(chain, MACHINE, caps, policy)
 
 

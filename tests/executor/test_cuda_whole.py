@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.gpu import measuring
+from benchmarks.gpu.device import measuring
 from benchmarks.gpu.device.measuring import MeasuringSession
 from benchmarks.gpu.peers.measure import PeerWork, measure_peer
 from tests.helpers.hf_weights import unpack_hf_state
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import WORKLOADS
 from twinstream.executor.memory.pinned import Pinning
@@ -63,7 +63,7 @@ def test_every_plan_has_the_bits_of_resident(kernels, workload):
     chain = chain_of(workload, CHOICES[kernels])
     resident = planned(chain, MACHINE, Caps(), "resident")
     expected = bits(resident)
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     less = Caps(device_bytes=arena_bytes(resident, DEVICE) - 1)
     for schedule in (
         planned(chain, MACHINE, less, "resident"),  # recomputes
@@ -77,7 +77,7 @@ def test_every_plan_has_the_bits_of_resident(kernels, workload):
 @pytest.mark.parametrize("workload", ["packed", "sliced", "unequal"])
 def test_graphs_change_no_bit(workload):
     chain = chain_of(workload)
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     schedule = planned(chain, MACHINE, Caps(device_bytes=least), "streaming")
     assert_same_bits(bits(schedule, graphs="on"), bits(schedule, graphs="off"))
 
@@ -152,7 +152,7 @@ def test_the_process_keeps_the_cap_by_the_drivers_figure():
 
 def test_one_pinned_arena_in_pieces_serves_schedule_after_schedule(monkeypatch):
     chain = chain_of("packed")
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     streaming = planned(chain, MACHINE, Caps(device_bytes=least), "streaming")
     resident = planned(chain, MACHINE, Caps(), "resident")
     with MeasuringSession(BACKEND) as session:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.pinned_pieces import (
@@ -110,7 +110,7 @@ def test_slots_that_overlap_without_end_are_named_with_their_extent():
 @pytest.mark.parametrize("policy", ["streaming", "optimal"])
 def test_planned_host_arenas_can_be_cut_small(policy):
     chain = tiny_chain("sliced")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     schedule = planned(chain, MACHINE, caps, policy)
     ranges = host_ranges(schedule)
     size = Arenas.sizes(schedule)[HOST]

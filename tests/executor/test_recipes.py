@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import assert_same_bits, bits_of
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.state.training_state import initial_state
@@ -42,7 +42,7 @@ def test_sizes_follow_the_recipe():
 @pytest.mark.parametrize("workload", ["packed", "sliced"])
 def test_caps_change_no_bit(workload):
     chain = tiny_chain(workload, "tiny", FLOAT32, dtype="bfloat16")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     expected = bits_of(planned(chain, MACHINE, Caps(), "resident"))
     assert_same_bits(bits_of(planned(chain, MACHINE, caps, "streaming"), poison=True), expected)
 

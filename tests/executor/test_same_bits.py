@@ -10,10 +10,10 @@ from tests.helpers.machines_for_plans import fast_link_machine, slow_link_machin
 from tests.helpers.plans import (
     MACHINE,
     copied_tensors,
+    enough_device_bytes,
+    enough_host_bytes,
     planned,
     recompute_levels,
-    smallest_device_bytes,
-    smallest_host_bytes,
 )
 from tests.helpers.runs import Bits, assert_same_bits, bits_of
 from tests.helpers.tiny_chains import WORKLOADS as WORKLOADS_BY_NAME
@@ -58,8 +58,8 @@ def recomputing_resident_plans(chain: Chain) -> Iterator[Schedule]:
 
 def other_plans(chain: Chain) -> Iterator[Schedule]:
     """State at home on the host; activations kept, offloaded, and recomputed from both levels."""
-    least = smallest_device_bytes(chain, "streaming")
-    host = smallest_host_bytes(chain, "streaming", least)
+    least = enough_device_bytes(chain, "streaming")
+    host = enough_host_bytes(chain, "streaming", least)
     yield planned(chain, MACHINE, Caps(), "streaming")
     yield planned(chain, MACHINE, Caps(device_bytes=least * 3 // 2), "streaming")
     machine = fast_link_machine()
@@ -94,7 +94,7 @@ def test_no_policy_and_no_cap_changes_a_bit_or_touches_what_poison_fills(workloa
 def test_rounds_that_are_repeated_change_no_bit():
     seven_rounds = WORKLOADS_BY_NAME["packed"].model_copy(update={"rounds_per_step": 7})
     chain = lower(small("tiny"), seven_rounds)
-    least = smallest_device_bytes(tiny_chain("packed"), "streaming")
+    least = enough_device_bytes(tiny_chain("packed"), "streaming")
     schedule = planned(chain, MACHINE, Caps(device_bytes=least * 5 // 4), "optimal")
     assert copied_tensors(schedule, "h2d")
     assert any(op.label.round == 6 for op in schedule.ops if isinstance(op, Compute))
@@ -116,7 +116,7 @@ def test_one_run_of_three_steps_and_steps_one_by_one_end_in_the_same_state():
 def test_gradients_have_the_same_bits(dtype):
     """With beta1 = 0 the first moment is the gradient of the last step."""
     chain = chain_of("sliced", "tiny-qwen3", dtype, "gradients as m")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     found, expected = (
         gradients(chain, bits_of(planned(chain, MACHINE, of, policy), num_steps=1))
         for of, policy in ((caps, "streaming"), (Caps(), "resident"))
@@ -146,7 +146,7 @@ def gradients(chain: Chain, bits: Bits) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_the_order_of_the_optimizers_tasks_changes_no_bit(workload):
     chain = tiny_chain(workload, "tiny", Recipe(optimizer="device_after_backward"))
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     schedule = planned(chain, MACHINE, Caps(device_bytes=least * 5 // 4), "optimal")
     assert copied_tensors(schedule, "h2d")
     assert_same_bits(bits_of(schedule), resident_bits(workload, "tiny", "float32"))

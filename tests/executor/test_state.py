@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.run.training import step_state
@@ -42,7 +42,7 @@ def numbered_state() -> State:
 @pytest.fixture(scope="module", params=["resident", "streaming"])
 def schedule(request) -> Schedule:
     chain = tiny_chain("packed")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, request.param))
+    caps = Caps(device_bytes=enough_device_bytes(chain, request.param))
     return planned(chain, MACHINE, caps, request.param)
 
 

@@ -5,7 +5,7 @@ On the CPU backend they run in Triton's interpreter, so steps are as short as ca
 
 import pytest
 
-from tests.helpers.plans import MACHINE, copied_tensors, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, copied_tensors, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
@@ -46,7 +46,7 @@ def bits(schedule: Schedule, backend: str, num_passes: int = 2, *, poison: bool 
 
 @BACKENDS
 def test_a_tight_optimal_plan_has_the_bits_of_resident(chain, backend):
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     tight = planned(chain, MACHINE, Caps(device_bytes=least), "optimal")
     assert copied_tensors(tight, "h2d")
     expected = bits(planned(chain, MACHINE, Caps(), "resident"), backend)

@@ -86,7 +86,7 @@ def test_a_peer_is_its_micro_batches_and_one_update(store):
 
 def test_a_cell_that_cannot_be_planned_is_skipped_with_what_would_do(store):
     engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
-    assert "What would do: --device-mem" in store.results.outcomes["tiny S64 1 MiB"].reason
+    assert "Tried, and fits: --device-mem" in store.results.outcomes["tiny S64 1 MiB"].reason
 
 
 def test_a_second_call_does_only_what_is_left(store):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, planned, recompute_levels, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned, recompute_levels
 from tests.helpers.runs import assert_same_bits, bits_of
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.kernels.attention.canary import AttentionCanaryError
@@ -29,7 +29,7 @@ def test_offload_and_recompute_change_no_bit(workload, dtype):
     chain = chain_with("sdpa_cpu", workload, dtype)
     resident = planned(chain, MACHINE, Caps(), "resident")
     expected = bits_of(resident)
-    streaming = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    streaming = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     assert_same_bits(bits_of(planned(chain, MACHINE, streaming, "streaming")), expected)
     cap = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes - 1
     recomputing = planned(chain, MACHINE, Caps(device_bytes=cap), "resident")

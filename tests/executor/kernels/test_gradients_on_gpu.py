@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import assert_same_bits, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.kernels.vector.gradients import add_matmul
@@ -40,7 +40,7 @@ def test_a_float32_product_of_bf16_factors(mode, sizes):
 def test_a_step_with_float32_gradients_and_master_has_the_same_bits_from_every_plan():
     recipe = Recipe(gradients="float32", float32_master=True, kernels=KernelChoice(vector="triton"))
     chain = tiny_chain("sliced", "tiny-qwen3", recipe, dtype="bfloat16")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     found, expected = (
         run(planned(chain, MACHINE, of, policy), RunOptions(backend="cuda", num_passes=3))[1]
         for of, policy in ((caps, "streaming"), (Caps(), "resident"))

@@ -77,7 +77,7 @@ def test_pinning_is_timed_and_a_driver_that_refuses_is_a_fact(monkeypatch):
     told = facts._pinned(2**22)
     assert "GB/s), of which" in told and "in 1 piece(s)" in told
     assert cudart.locked == {}
-    cudart = FakeCudart(most_bytes=2**20)
+    cudart = FakeCudart(fails_at=0)
     assert "HostMemoryError: the driver cannot pin" in facts._told(lambda: facts._pinned(2**22))
 
 

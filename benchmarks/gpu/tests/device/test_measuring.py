@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.gpu import measuring
+from benchmarks.gpu.device import measuring
 from benchmarks.gpu.device.measuring import MeasuringSession, fill_random
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
@@ -19,7 +19,7 @@ from twinstream.schedule.tensors import HOST
 def schedules() -> tuple[Schedule, Schedule]:
     """Everything on the device, and everything on the host."""
     chain = tiny_chain("packed")
-    caps = Caps(device_bytes=smallest_device_bytes(chain, "streaming"))
+    caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     resident = planned(chain, MACHINE, Caps(), "resident")
     return resident, planned(chain, MACHINE, caps, "streaming")
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.gpu import measuring
+from benchmarks.gpu.device import measuring
 from benchmarks.gpu.device.measuring import MeasuringSession
 from tests.helpers.fake_cudart import FakeCudart
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.fake_nvml import FakeNvml
-from tests.helpers.plans import MACHINE, planned, smallest_device_bytes
+from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceMemoryError
@@ -85,7 +85,7 @@ def device(monkeypatch) -> Device:
 @pytest.fixture(scope="module")
 def schedules() -> list[Schedule]:
     chain = tiny_chain("packed")
-    least = smallest_device_bytes(chain, "streaming")
+    least = enough_device_bytes(chain, "streaming")
     streaming = planned(chain, MACHINE, Caps(device_bytes=least), "streaming")
     return [planned(chain, MACHINE, Caps(), "resident"), streaming]
 
