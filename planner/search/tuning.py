@@ -60,9 +60,9 @@ def _first_that_fits(
 ) -> Iterator[Knobs]:
     """Ever less room for copies in flight, and at last no offload that outlasts the pass."""
     room = bench.room_bytes()
-    if best is not None:
-        room = min(room, best.knobs.room_bytes)
     rooms = [room, room // bench.cuts.limits.less_room, 0] if room else [0]
+    if best is not None and best.knobs.room_bytes < room:
+        rooms.insert(0, best.knobs.room_bytes)
     choices = _homes(bench, bench.cuts.choices, rooms)
     for room in rooms:
         yield bench.first_knobs(choices, room)

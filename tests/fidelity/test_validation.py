@@ -157,7 +157,6 @@ def test_only_some_rows_are_validated():
 
 def test_what_cannot_be_validated_is_told(tmp_path):
     assert "RTX3090" in error_of(*VALIDATE, "--machine", "a100")
-    assert "ml_dataflow" in error_of(*VALIDATE, "--machine", "h100", "--policy", "optimal")
     assert "no constants for machine 'cpu'" in error_of(*VALIDATE, "--machine", "cpu")
     missing = tmp_path / "none.csv"
     assert "none.csv" in error_of("validate", "--machine", "h100", "--measured", missing)
