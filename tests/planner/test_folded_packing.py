@@ -43,9 +43,8 @@ def chain_of(shape: str, rounds: int) -> Chain:
 def decided(shape: str) -> tuple[Decisions, Allowances]:
     """What `optimal` would decide where little more than half fits, with time for its copies."""
     view = ChainView(chain_of(shape, 3))
-    solved = BoundProgram(view, MACHINE, 9, ProgramKind(tied=True)).fewest_copies(
-        Caps(device_bytes=170_000), LIMITS.copy_cost
-    )
+    program = BoundProgram(view, MACHINE, 9, ProgramKind(tied=True))
+    solved = program.fewest_copies(Caps(device_bytes=170_000), LIMITS.copy_cost)
     assert solved is not None
     decisions = Decisions.of(solved, view)
     sequence = sequence_of(shape, 3, decisions)

@@ -31,9 +31,8 @@ LONGEST_NS = 4 * max(CALL_NS.values())
 
 def sequence_and_stays() -> tuple[TaskSequence, list[Stay]]:
     """Where little more than half fits."""
-    solved = BoundProgram(VIEW, MACHINE, 3, ProgramKind(tied=True)).fewest_copies(
-        Caps(device_bytes=170_000), LIMITS.copy_cost
-    )
+    program = BoundProgram(VIEW, MACHINE, 3, ProgramKind(tied=True))
+    solved = program.fewest_copies(Caps(device_bytes=170_000), LIMITS.copy_cost)
     assert solved is not None
     decisions = Decisions.of(solved, VIEW)
     sequence = TaskSequence.of(VIEW, decisions, CALL_NS)

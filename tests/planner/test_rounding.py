@@ -33,9 +33,8 @@ def chain_of(rounds: int) -> Chain:
 def solved() -> tuple[Chain, Relaxation]:
     """Any solution; the tests put fractions of their own into it."""
     chain = chain_of(3)
-    found = BoundProgram(ChainView(chain), MACHINE, 6, ProgramKind(tied=True)).fewest_copies(
-        Caps(device_bytes=2**20), LIMITS.copy_cost
-    )
+    program = BoundProgram(ChainView(chain), MACHINE, 6, ProgramKind(tied=True))
+    found = program.fewest_copies(Caps(device_bytes=2**20), LIMITS.copy_cost)
     assert found is not None
     return chain, found
 
@@ -156,8 +155,8 @@ def test_a_program_asked_twice_answers_as_a_new_one():
     first, second, again = (
         asked.fewest_copies(caps, LIMITS.copy_cost) for caps in (wide, tight, wide)
     )
-    assert first == again == new().fewest_copies(wide, LIMITS.copy_cost)
-    assert second == new().fewest_copies(tight, LIMITS.copy_cost)
+    assert first == again == new().fewest_copies(wide, cost)
+    assert second == new().fewest_copies(tight, cost)
     assert first is not None
     assert second is not None
     assert second.fractions != first.fractions
