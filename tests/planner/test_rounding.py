@@ -155,8 +155,8 @@ def test_a_program_asked_twice_answers_as_a_new_one():
     first, second, again = (
         asked.fewest_copies(caps, LIMITS.copy_cost) for caps in (wide, tight, wide)
     )
-    assert first == again == new().fewest_copies(wide, cost)
-    assert second == new().fewest_copies(tight, cost)
+    assert first == again == new().fewest_copies(wide, LIMITS.copy_cost)
+    assert second == new().fewest_copies(tight, LIMITS.copy_cost)
     assert first is not None
     assert second is not None
     assert second.fractions != first.fractions
