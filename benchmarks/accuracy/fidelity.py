@@ -27,10 +27,10 @@ from benchmarks.accuracy.fidelity_plot import Dot, plot
 from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.predict import step_s
 from twinstream.fidelity.rows import listed_rows
+from twinstream.fidelity.seed_system.policy import timed_ns
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.seed_system.policy import timed_ns
 from twinstream.schedule.ops import Compute
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import replay_passes

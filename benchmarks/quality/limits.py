@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from benchmarks.quality.matrix_cells import GIB, cells
 from twinstream.hardware_profiles.loader import load_machine
@@ -96,7 +97,8 @@ def changed() -> Iterator[tuple[str, str, SearchLimits]]:
     yield DEFAULT, DEFAULT, LIMITS
     for limit in fields(LIMITS):
         for other in others(getattr(LIMITS, limit.name)):
-            yield limit.name, str(other), replace(LIMITS, **{limit.name: other})
+            change: dict[str, Any] = {limit.name: other}
+            yield limit.name, str(other), replace(LIMITS, **change)
 
 
 def planned(limit: str, other: str, limits: SearchLimits, step: Step) -> dict[str, object]:

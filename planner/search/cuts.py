@@ -79,14 +79,16 @@ class Cuts:
         """Those that take the least memory: of no other are chunks and rounds both smaller.
 
         Any other needs at least what one of these does: it has all their tasks, with tensors that
-        are as large, and more.
+        are as large, and more. A single round is not compared with one of several, which carry
+        gradients from round to round.
         """
 
         def is_smaller(one: Workload, other: Workload) -> bool:
             pairs = (one.chunk_tokens, other.chunk_tokens), (
                 one.chunks_per_round, other.chunks_per_round,
             )  # fmt: skip
-            return one != other and all(mine <= theirs for mine, theirs in pairs)
+            alike = (one.rounds_per_step == 1) == (other.rounds_per_step == 1)
+            return one != other and alike and all(mine <= theirs for mine, theirs in pairs)
 
         return [
             one

@@ -10,7 +10,6 @@ from twinstream.models.presets import load_model
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.request import TrainingStep, caps_of
-from twinstream.planner.search.chunking import admissible
 from twinstream.planner.search.cuts import Cut, Cuts
 from twinstream.schedule.document import Caps
 
@@ -46,14 +45,30 @@ def test_the_bound_of_the_family_is_the_least_one(cuts):
         assert (stated.step_s, stated.family_step_s) == (cut.bound.step_s, least_s)
 
 
-def test_what_the_smallest_cuts_do_not_do_with_no_other_does():
-    step = TrainingStep(seq_len=64, tokens_per_step=512)
-    for device_kib in (100, 300, 345, 360, 500):
-        cuts = cuts_of(small("tiny"), step, MACHINE, Caps(device_bytes=device_kib * KIB))
-        assert set(cuts.smallest) < set(cuts.workloads)
-        possible = [w for w in cuts.workloads if lower_bound(
-            cuts.view(w, PROGRAM_ROUNDS).chain, MACHINE, cuts.caps, num_rounds=w.rounds_per_step
-        ) is not None]  # fmt: skip
-        assert bool(possible) == any(w in possible for w in cuts.smallest)
-        assert {cut.workload for cut in cuts.all} == set(possible)
-        assert {c.workload for c in cuts.usual} <= {*admissible(cuts.spec, step), *possible}
+@pytest.mark.parametrize(
+    ("spec", "step", "host_kib", "device_kibs"),
+    [
+        (small("tiny"), TrainingStep(64, 512), None, (100, 345, 360, 500)),
+        (small("tiny"), TrainingStep(64, 512), 600, (100, 345, 500, 900)),
+        (load_model("tiny"), TrainingStep(64, 256), 10 * KIB, (1000, 4656, 6000)),
+        (load_model("tiny"), TrainingStep(64, 256, 128), 10 * KIB, (3000, 4000, 4656, 6000)),
+    ],
+    ids=["small", "small, little host", "tiny", "tiny, chunks fixed"],
+)
+def test_what_the_smallest_cuts_do_not_do_with_no_other_does(spec, step, host_kib, device_kibs):
+    host_bytes = None if host_kib is None else host_kib * KIB
+    outcomes = set()
+    for device_kib in device_kibs:
+        caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_bytes)
+        cuts = cuts_of(spec, step, MACHINE, caps)
+        bounds = {
+            w: lower_bound(
+                cuts.view(w, PROGRAM_ROUNDS).chain, MACHINE, caps, num_rounds=w.rounds_per_step
+            )
+            for w in cuts.workloads
+        }
+        possible = {workload for workload, bound in bounds.items() if bound is not None}
+        assert bool(possible) == bool(possible.intersection(cuts.smallest))
+        assert {cut.workload for cut in cuts.all} == possible
+        outcomes.add(bool(possible))
+    assert outcomes == {False, True}

@@ -21,6 +21,7 @@ from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.stays import content_gaps
 from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import LIMITS
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -43,7 +44,7 @@ def case(name: str) -> tuple[TaskSequence, Decisions]:
     workload, machine = CASES[name]
     view = ChainView(lower(small("tiny"), workload))
     program = BoundProgram(view, machine, kind=ProgramKind(tied=True))
-    solved = program.fewest_copies(Caps(device_bytes=170_000))
+    solved = program.fewest_copies(Caps(device_bytes=170_000), LIMITS.copy_cost)
     assert solved is not None
     decisions = Decisions.of(solved, view)
     return TaskSequence.of(view, decisions, view.call_ns(machine)), decisions
@@ -192,21 +193,27 @@ def test_what_has_a_home_anyway_is_given_up_before_what_would_need_one(home, giv
 
 
 def priced(link_s_per_gb_per_s: dict[str, float], host_s_per_gib: float = 0.0) -> Relaxation:
-    none = {"limits": (), "shares": (), "recomputed": {}, "interval_ms": (), "segment_of_task": ()}
+    none = {
+        "limits": (),
+        "fractions": (),
+        "recomputed": {},
+        "interval_ms": (),
+        "segment_of_task": (),
+    }
     return Relaxation(2.0, 0.0, host_s_per_gib, link_s_per_gb_per_s, **none)  # type: ignore[arg-type]
 
 
 def test_a_direction_without_a_price_costs_a_little_and_shared_links_count_for_both():
-    only_loads = Pressure.of(priced({"h2d": 3.0}), 1)
+    only_loads = Pressure.of(priced({"h2d": 3.0}), 1, LIMITS)
     assert only_loads.load > 10 * only_loads.store > 0
-    both = Pressure.of(priced({"h2d": 1.0, "pcie": 1.0}), 1)
+    both = Pressure.of(priced({"h2d": 1.0, "pcie": 1.0}), 1, LIMITS)
     assert both.load > both.store > 0.3
-    assert Pressure.of(priced({}), 1) == Pressure(1.0, 1.0)
+    assert Pressure.of(priced({}), 1, LIMITS) == Pressure(1.0, 1.0)
 
 
 def test_a_home_costs_what_the_host_does_over_the_copies_of_all_rounds():
     """0.6 s per GB/s in 2 s: a GiB copied takes 0.3 s."""
     links = {"h2d": 0.4, "d2h": 0.2}
-    assert Pressure.of(priced(links, 0.9), 1).home == pytest.approx(3.0)
-    assert Pressure.of(priced(links, 0.9), 6).home == pytest.approx(0.5)
-    assert Pressure.of(priced({}, 0.9), 1).home > 100
+    assert Pressure.of(priced(links, 0.9), 1, LIMITS).home == pytest.approx(3.0)
+    assert Pressure.of(priced(links, 0.9), 6, LIMITS).home == pytest.approx(0.5)
+    assert Pressure.of(priced({}, 0.9), 1, LIMITS).home > 100

@@ -14,6 +14,7 @@ from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import LIMITS
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -32,9 +33,8 @@ def chain_of(rounds: int) -> Chain:
 def solved() -> tuple[Chain, Relaxation]:
     """Any solution; the tests put fractions of their own into it."""
     chain = chain_of(3)
-    found = BoundProgram(ChainView(chain), MACHINE, 6, ProgramKind(tied=True)).fewest_copies(
-        Caps(device_bytes=2**20)
-    )
+    program = BoundProgram(ChainView(chain), MACHINE, 6, ProgramKind(tied=True))
+    found = program.fewest_copies(Caps(device_bytes=2**20), LIMITS.copy_cost)
     assert found is not None
     return chain, found
 
@@ -42,8 +42,8 @@ def solved() -> tuple[Chain, Relaxation]:
 def keeping(share: float) -> Decisions:
     """Decisions where the program keeps this share of everything over every gap."""
     chain, found = solved()
-    shares = tuple(replace(s, kept=share, loaded=1.0 - share) for s in found.shares)
-    return Decisions.of(replace(found, shares=shares), ChainView(chain))
+    fractions = tuple(replace(s, kept=share, loaded=1.0 - share) for s in found.fractions)
+    return Decisions.of(replace(found, fractions=fractions), ChainView(chain))
 
 
 def recomputing(shares: dict[str, float]) -> Decisions:
@@ -152,9 +152,11 @@ def test_a_program_asked_twice_answers_as_a_new_one():
         return BoundProgram(ChainView(chain), MACHINE, kind=ProgramKind(tied=True))
 
     asked = new()
-    first, second, again = (asked.fewest_copies(caps) for caps in (wide, tight, wide))
-    assert first == again == new().fewest_copies(wide)
-    assert second == new().fewest_copies(tight)
+    first, second, again = (
+        asked.fewest_copies(caps, LIMITS.copy_cost) for caps in (wide, tight, wide)
+    )
+    assert first == again == new().fewest_copies(wide, LIMITS.copy_cost)
+    assert second == new().fewest_copies(tight, LIMITS.copy_cost)
     assert first is not None
     assert second is not None
-    assert second.shares != first.shares
+    assert second.fractions != first.fractions

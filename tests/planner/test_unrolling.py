@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from math import inf
 
 import pytest
 
@@ -48,8 +47,8 @@ def judged(cut: str, device_kib: int, room_kib: int) -> tuple[Workbench, Attempt
     tokens = 9 * of["chunk_tokens"] * of["chunks_per_round"]
     step = TrainingStep(**of, tokens_per_step=tokens)
     cuts = cuts_of(SPEC, step, SLOW, Caps(device_bytes=device_kib * KIB))
-    bench = Workbench(cuts, cuts.cut_of(cuts.workloads[0]), steady_state)
-    attempt = bench.attempt(bench.first_knobs(OPEN, room_kib * KIB), [], inf)
+    bench = Workbench(cuts, cuts.usual[0], steady_state)
+    attempt = bench.attempt(bench.first_knobs(OPEN, room_kib * KIB), [], None)
     return None if attempt.judged is None else (bench, attempt)
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.search.chunking import TrainingStep
+from twinstream.planner.request import TrainingStep
 
 Backend = Literal["cpu", "cuda"]
 Size = Literal["full", "tiny"]
