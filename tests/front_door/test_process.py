@@ -150,7 +150,3 @@ def test_help_names_every_command_and_planning_imports_no_other(tmp_path):
     assert all(f" {name} " in told for names in _QUESTIONS.values() for name in names)
     plan = ("plan", *TINY_STEP, "--machine", "cpu", "--effort", "quick")
     run_python("-c", LIGHT, *plan, cwd=tmp_path)
-
-
-def test_the_version_is_told():
-    assert call("--version").out.startswith("twinstream ")

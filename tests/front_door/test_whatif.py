@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 import twinstream as ts
-from tests.front_door.command_line import TINY_STEP, call, error_of
+from tests.front_door.command_line import TINY_STEP, call
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.whatif.properties import changed, properties_of, value_of, yield_of
@@ -199,25 +199,3 @@ def test_the_table_fits_and_the_page_has_the_chart(tmp_path):
     printed = call(*ASK, "--target", "60%").out
     assert "device memory" in printed
     assert max(map(len, printed.splitlines())) <= 100
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--changes", "lots"), "-50%,-10%"),
-        (("--changes", "0%"), "not 0"),
-        (("--changes", "-100%"), "more than -100%"),
-        (("--changes", "+10%,+10%"), "twice"),
-        (("--target", "fast"), "12000tok/s"),
-        (("--target", "120%"), "less than 100%"),
-        (("--target", "0tok/s"), "12000tok/s"),
-        (("--policy", "greedy"), "'greedy'"),
-        (("--device-mem", "1MiB"), "--device-mem"),
-    ],
-)
-def test_a_question_that_is_wrong_gets_one_message_that_helps(options, said):
-    assert said in error_of(*ASK, *options)
-
-
-def test_a_chart_of_a_target_is_refused(tmp_path):
-    assert "--target" in error_of(*ASK, "--target", "50%", "-o", tmp_path / "chart.html")
