@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 import twinstream as ts
 from benchmarks.quality.matrix_cells import GIB, Cell
-from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
@@ -32,12 +31,13 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.decide import decider as deciding
 from twinstream.planner.emit.emission import Emitted
-from twinstream.planner.pack.placement import Placement
 from twinstream.planner.emit.unrolling import of_all_rounds
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.stays import stay_intervals
 from twinstream.planner.pack.live_bytes import live_peak
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.plan import optimizer_place, plan_chain, policies
+from twinstream.planner.request import caps_of
 from twinstream.planner.search import family, optimal
 from twinstream.planner.search.chunking import TrainingStep
 from twinstream.schedule.analysis.occupancy import memory_over_time

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.plan import recipe_of
+from twinstream.planner.request import caps_of
 from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.proof.conforms import conforms

@@ -6,13 +6,13 @@ from functools import cache
 
 import pytest
 
-from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.request import caps_of
 from twinstream.planner.search.chunking import TrainingStep
 from twinstream.planner.step_plan import plan_step
 from twinstream.schedule.document import Schedule

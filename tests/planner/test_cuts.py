@@ -2,12 +2,12 @@
 
 import pytest
 
-from twinstream.api import caps_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
 from twinstream.planner.bound.kept_programs import FEW_SEGMENTS
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import Choices
+from twinstream.planner.request import caps_of
 from twinstream.planner.search.chunking import TrainingStep, admissible
 from twinstream.planner.search.cuts import Cuts
 
