@@ -154,8 +154,8 @@ def comparison_tables(
         worst.add_row(op.op_id, op.stream, *_pair_ns(op.duration_ns))
     return (
         Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
-        kinds_table("Busy time by kind of op", comparison),
-        _groups_table("Busy time by stream", comparison.streams),
+        groups_table("Busy time by kind of op", comparison.kinds),
+        groups_table("Busy time by stream", comparison.streams),
         Group("Ops that differ most (mean of the passes)", worst),
     )
 
@@ -166,11 +166,6 @@ def nondeterminism_notes(schedule: Schedule) -> list[str]:
         f"{name.capitalize()} does not give the same bits from run to run."
         for name in nondeterministic_kernels(schedule)
     ]
-
-
-def kinds_table(title: str, comparison: Comparison) -> Group:
-    """Predicted against measured busy time by kind of op."""
-    return _groups_table(title, comparison.kinds)
 
 
 def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:
@@ -220,7 +215,8 @@ def headline_errors(predicted: Summary, measured: Summary) -> dict[str, float]:
     }
 
 
-def _groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
+def groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
+    """Predicted against measured busy time, by kind of op or by stream."""
     table = _comparison_table(["", "ops"])
     for group in groups:
         table.add_row(group.name, f"{group.num_ops:,}", *_pair_ns(group.busy_ns))

@@ -21,7 +21,7 @@ from twinstream.screens.tables import comparison_tables, headline_errors, nondet
 
 
 def compare(
-    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
+    schedule: options.ScheduleFile,
     predicted: Annotated[Path, typer.Argument(metavar="PREDICTED", help="From `simulate -o`.")],
     measured: Annotated[Path, typer.Argument(metavar="MEASURED", help="From `run -o`.")],
     machine: options.MachineIfKnown = None,
