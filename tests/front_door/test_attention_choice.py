@@ -87,14 +87,6 @@ def test_a_profile_that_names_an_unknown_attention_is_told_so(tmp_path):
     assert "'flash9' is unknown" in error_of("plan", *step)
 
 
-@pytest.mark.parametrize("other", [("--attention", "flash4"), ("--kernels", "triton")])
-def test_the_seed_policy_does_not_take_other_kernels(other):
-    step = ("--model", "8b", "--seq-len", 1024, "--machine", "h100", "--policy", "ml_dataflow")
-    told = error_of("plan", *step, *other)
-    assert other[1] in told
-    assert "leave" in told and "out" in told
-
-
 def test_a_run_whose_attention_cannot_run_says_what_to_install(tmp_path):
     plan = tmp_path / "plan.json"
     step = ("--model", "8b", "--seq-len", 64, "--tokens-per-step", 64, "--machine", "h100")

@@ -25,15 +25,15 @@ from twinstream.commands.runs import running
 from twinstream.commands import output
 
 @contextlib.contextmanager
-def said(what, num_steps, *, quiet=False):
+def said(what, total=None, *, quiet=False):
     seen = []
     def advance():
         seen.append(1)
         if len(seen) == 2:
             print("step", flush=True)
-    yield output.RunBars(advance, lambda done, total: None)
+    yield output.Stage(what, total, advance)
 
-running.run_progress = said
+running.progress = said
 cli.main(sys.argv[1:])
 """
 )

@@ -37,21 +37,23 @@ INTERRUPTED = """
 import signal, sys, threading
 from twinstream.commands.runs import running
 from twinstream.cli import main
-from twinstream.commands.output import RunBars
+from twinstream.commands.output import Stage
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 class InterruptOnce:
     sent = False
     def __enter__(self):
-        return RunBars(self.advance, lambda done, total: None)
+        return Stage("training", 2000, self.advance)
     def __exit__(self, *raised):
         return False
     def advance(self):
         if not self.sent:
             self.sent = True
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-assert running.run_progress
-running.run_progress = lambda what, total, quiet: InterruptOnce()
+progress = running.progress
+running.progress = lambda what, total=None, quiet=False: (
+    InterruptOnce() if total == 2000 else progress(what, total, quiet=quiet)
+)
 main(sys.argv[1:])
 """
 
@@ -133,9 +135,9 @@ def test_without_a_terminal_progress_is_a_line_every_few_seconds(monkeypatch):
 def test_without_a_terminal_a_run_tells_its_steps_and_what_is_pinned(monkeypatch):
     @contextmanager
     def running() -> Iterator[Callable[[], None]]:
-        with output.run_progress("training tiny", 4) as bars:
-            bars.pinned(2**30, 2**31)
-            yield bars.advance
+        with output.progress("training tiny", 4) as stage:
+            stage.pinned(2**30, 2**31)
+            yield stage
 
     first, *_, last = lines_of(monkeypatch, running())
     pinned = ", 1.00 GiB of 2.00 GiB of host memory pinned"
@@ -148,7 +150,3 @@ def test_help_names_every_command_and_planning_imports_no_other(tmp_path):
     assert all(f" {name} " in told for names in _QUESTIONS.values() for name in names)
     plan = ("plan", *TINY_STEP, "--machine", "cpu", "--effort", "quick")
     run_python("-c", LIGHT, *plan, cwd=tmp_path)
-
-
-def test_the_version_is_told():
-    assert call("--version").out.startswith("twinstream ")

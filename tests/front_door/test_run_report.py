@@ -74,23 +74,18 @@ def terminal(monkeypatch) -> io.StringIO:
     return shown
 
 
-def test_a_bar_shows_the_steps_and_one_what_is_pinned(terminal):
-    with output.run_progress("training tiny", 4) as bars:
-        bars.pinned(GIB, 2 * GIB)
-        bars.advance()
-    assert "pinning host memory" in terminal.getvalue()
-    assert "1.00 GiB of 2.00 GiB" in terminal.getvalue()
-    assert "1/4" in terminal.getvalue()
-
-
-def test_once_all_is_pinned_its_bar_goes(terminal):
-    with output.run_progress("training tiny", 4) as bars:
-        bars.pinned(2 * GIB, 2 * GIB)
-    assert "pinning" not in terminal.getvalue()
+def test_a_bar_shows_the_steps_and_what_is_pinned_until_all_is(terminal):
+    with output.progress("training tiny", 4) as stage:
+        stage.pinned(2 * GIB, 2 * GIB)
+    assert "pinned" not in terminal.getvalue()
+    with output.progress("training tiny", 4) as stage:
+        stage.pinned(GIB, 2 * GIB)
+        stage()
+    assert "1 of 4, 1.00 GiB of 2.00 GiB of host memory pinned" in terminal.getvalue()
 
 
 def test_quietly_there_are_no_bars(terminal):
-    with output.run_progress("training tiny", 4, quiet=True) as bars:
-        bars.pinned(1, 2)
-        bars.advance()
+    with output.progress("training tiny", 4, quiet=True) as stage:
+        stage.pinned(1, 2)
+        stage()
     assert terminal.getvalue() == ""

@@ -21,9 +21,8 @@ from twinstream.sweep import sweep
 from twinstream.sweep.cell import run_cell
 from twinstream.sweep.config import SweepError, config_of, load_config
 from twinstream.sweep.grids import METRICS, curves, grids
-from twinstream.sweep.pages import sweep_html
 from twinstream.sweep.rows import RowFile, columns_of, only_writer
-from twinstream.sweep.slower import beside_the_faster, slower_with_more
+from twinstream.sweep.slower import slower_with_more
 
 FIXED = """
 [fixed]
@@ -265,6 +264,7 @@ def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):
         ("[fixed]\ndevice_mem = 1.5", "needs a size"),
         ("[axes]\ndevice_mem = ['8MiB', '24XiB']", "wrong.toml: axes.device_mem: cannot read"),
         ("[fixed]\nhost_mem = '-4GiB'", "wrong.toml: fixed.host_mem: cannot read"),
+        (FIXED + "[axes]\ndevice_mem = [6, 8]", "'6' is so many bytes; write 6GiB"),
         ("[axes]\nhost_mem = [0]", "wrong.toml: axes.host_mem needs a size of at least a byte"),
         ("[fixed]\nmachine.hbm_bytes_per_s = 'fast'", "needs a number"),
         ("[axis]\nseq_len = [64]", "unknown 'axis'"),
@@ -321,17 +321,6 @@ def test_figures_are_written_as_one_page_and_as_images(swept):
     assert all((swept / name).read_bytes().startswith(b"\x89PNG") for name in images)
 
 
-def test_a_sweep_of_names_alone_still_makes_a_page():
-    document = {"fixed": {"model": "tiny", "machine": "cpu"}, "axes": {"seq_len": [64]}}
-    config = config_of(document, source="here", folder=Path())
-    assert "<h2>" not in sweep_html(config, [])
-
-
-def test_a_config_that_is_missing_is_named(tmp_path):
-    with pytest.raises(SweepError, match=r"nowhere\.toml"):
-        load_config(tmp_path / "nowhere.toml")
-
-
 MOST = ["16MiB", "80MiB", "4000000000.0"]
 
 
@@ -359,22 +348,6 @@ def test_cells_slower_than_one_with_less_are_told(tmp_path):
     found = slower_with_more(cells, rows)
     assert [(cells.index(one.cell), cells.index(one.than)) for one in found] == [(3, 1), (6, 4)]
     assert [one.by for one in found] == pytest.approx([120 / 119 - 1, 90 / 50 - 1])
-
-
-def test_cells_of_optimal_are_planned_again_beside_the_plan_of_the_faster(tmp_path):
-    """The second, the fastest, has the plan of the first."""
-    axes = {"policy": ["streaming", "optimal"], "device_mem": ["8MiB", "16MiB", "24MiB"]}
-    cells = cells_of(axes, tmp_path)
-    rows = [
-        row
-        for first in (cells[0], cells[3])
-        for row in (planned_row(100), planned_row(101, plan_of=first.key), planned_row(90))
-    ]
-    found = slower_with_more(cells, rows)
-    assert [one.than for one in found] == [cells[1], cells[4]]
-    (again,) = beside_the_faster([*found, found[1]])
-    assert (replace(again, beside=None), again.beside) == (cells[5], cells[3])
-    assert again.key == cells[5].key
 
 
 def simulated_sweep(monkeypatch, folder, speed):
@@ -427,14 +400,6 @@ def test_a_bug_beside_another_cell_is_not_hidden_and_no_row_is_lost(monkeypatch,
     with pytest.raises(SweepError, match="fell over"):
         simulated_sweep(monkeypatch, tmp_path, speed)
     assert [row["status"] for row in rows_of(tmp_path / "rows")] == ["ok"] * 4
-
-
-def test_of_steps_of_other_tokens_or_machines_none_is_slower(tmp_path):
-    cells = cells_of({"device_mem": ["8MiB", "16MiB"]}, tmp_path)
-    assert slower_with_more(cells, [planned_row(100), planned_row(50, rounds=3)]) == []
-    assert len(slower_with_more(cells, [planned_row(100), planned_row(50)])) == 1
-    cells = cells_of({"machine.launch_latency_ns": [1000, 2000]}, tmp_path)
-    assert slower_with_more(cells, [planned_row(100), planned_row(50)]) == []
 
 
 def test_a_sweep_says_which_of_its_cells_are_slower_with_more(config, swept, tmp_path):
@@ -491,11 +456,3 @@ def test_cells_of_optimal_slower_than_one_with_less_are_planned_again(tmp_path):
     assert speeds == {row["key"]: row["tokens_per_s"] for row in good}
     told = json.loads(call("sweep", file, "-o", folder, "--json").out)
     assert (told["num_new"], told["num_mended"], told["slower_with_more"]) == (0, 0, [])
-
-
-def test_a_sweep_without_such_cells_says_nothing_of_them(tmp_path):
-    file = tmp_path / "one.toml"
-    file.write_text(FIXED + '[axes]\ndevice_mem = ["16MiB"]\n')
-    assert "longer per token" not in call("sweep", file, "-o", tmp_path / "one").out
-    told = json.loads(call("sweep", file, "-o", tmp_path / "one", "--json").out)
-    assert told["slower_with_more"] == []

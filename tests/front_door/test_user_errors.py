@@ -14,6 +14,8 @@ PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
 LONG = ("plan", "--model", "8b", "--machine", "h100")
 SEED = (*LONG, "--policy", "ml_dataflow", "--tokens-per-step", 4608, "--seq-len")
 SMALL_CARD = ("plan", "--model", "1b", "--seq-len", 2048, "--machine", "rtx3090")
+OPEN = ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 64)
+WHATIF = ("whatif", *TINY_STEP, "--machine", "cpu")
 RUN = ("run", *TINY_STEP, "--backend", "cpu")
 
 WRONG = [
@@ -56,6 +58,30 @@ WRONG = [
     ((*SEED, "4096,512"), ["packs sequences of one length, not of 4096, 512 tokens"]),
     ((*PLAN, "--policy", "layer_offload", "--optimizer", "device"), ["leave out --optimizer"]),
     (("whatif", *TINY_STEP, "--machine", "h100", "--changes", "10"), ["'10' has no %: write 10%"]),
+    *(
+        ((*OPEN, "--optimizer-overhead", share), ["1% or 0.01"])
+        for share in ("lots", "0", "2", "100%", "-1%", "nan", "", "%")
+    ),
+    ((*PLAN, "--optimizer-overhead", "1%"), ["--tokens-per-step"]),
+    ((*SEED[:-3], "--seq-len", 1024, "--attention", "flash4"), ["flash4", "leave out"]),
+    ((*SEED[:-3], "--seq-len", 1024, "--kernels", "triton"), ["triton", "leave out"]),
+    *(
+        ((*WHATIF, "--changes", changes), [told])
+        for changes, told in (
+            ("lots", "-50%,-10%"), ("0%", "not 0"), ("-100%", "more than -100%"),
+            ("+10%,+10%", "twice"),
+        )
+    ),
+    *(
+        ((*WHATIF, "--target", target), [told])
+        for target, told in (
+            ("fast", "12000tok/s"), ("120%", "less than 100%"), ("0tok/s", "12000tok/s"),
+        )
+    ),
+    ((*WHATIF, "--policy", "greedy"), ["'greedy'"]),
+    ((*WHATIF, "--device-mem", "1MiB"), ["--device-mem"]),
+    ((*WHATIF, "--target", "50%", "-o", "chart.html"), ["--target"]),
+    ((*RUN, "--policy", "all"), ["'all'"]),
     (("run", "--backend", "cpu"), ["--model and --seq-len"]),
     ((*RUN, "--steps", 4, "--timed-steps", 100), ["--timed-steps 100 of --steps 4"]),
     *((command, ["No such file", "nowhere.json"]) for command in (
@@ -222,14 +248,6 @@ def test_what_would_do_but_the_machine_lacks_is_said():
     message = error_of(*step, "--machine", "rtx3090", "--policy", "resident")
     assert "of device memory (this one has 24.000 GiB)" in message
     assert "--device-mem" not in message.split("What would do")[1]
-
-
-def test_a_bare_number_of_a_sweep_is_asked_about_too(tmp_path):
-    file = tmp_path / "bare.toml"
-    file.write_text(
-        '[fixed]\nmodel = "tiny"\nmachine = "cpu"\nseq_len = 64\n[axes]\ndevice_mem = [6, 8]\n'
-    )
-    assert "'6' is so many bytes; write 6GiB" in error_of("sweep", file, "-o", tmp_path / "rows")
 
 
 def test_a_schedule_for_another_machine_of_the_same_name_is_not_run_on_the_shipped_one(tmp_path):

@@ -6,11 +6,10 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
 from twinstream.schedule.sizes import gib
@@ -18,8 +17,6 @@ from twinstream.schedule.sizes import gib
 _MAX_COLUMNS = 100
 _FIRST_LINE_S, _LINES_S = 2.0, 5.0
 _LINES_OF_ELAPSED = 0.05  # hours do not fill a log
-
-Advance = Callable[[], None]
 
 
 def printable(text: str) -> str:
@@ -60,58 +57,73 @@ def print_report(*parts: RenderableType) -> None:
         console.print(part)
 
 
+class Stage:
+    """What is going on; called, it is one step further."""
+
+    def __init__(self, what: str, total: int | None, shown: Callable[[], None]) -> None:
+        self._what, self._total, self._shown = what, total, shown
+        self._done, self._pinned, self._start_s = 0, "", time.monotonic()
+
+    def __call__(self) -> None:
+        self._done += 1
+        self._shown()
+
+    def pinned(self, done_bytes: int, total_bytes: int) -> None:
+        """Tell how many bytes of how many of the host arena are pinned, until all are."""
+        told = f", {gib(done_bytes)} of {gib(total_bytes)} of host memory pinned"
+        self._pinned = told if done_bytes < total_bytes else ""
+        self._shown()
+
+    @property
+    def told(self) -> str:
+        of = "" if self._total is None else f": {self._done:,} of {self._total:,}"
+        return f"{self._what}{of}{self._pinned}"
+
+    @property
+    def share(self) -> float:
+        return self._done / self._total if self._total else 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+
 @contextmanager
-def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Advance]:
+def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Stage]:
     """What is going on while the block runs, on stderr; nothing if quiet.
 
     On a terminal it is a bar, elsewhere a line every few seconds.
     """
     console = _Screen(stderr=True)
     if quiet:
-        yield lambda: None
+        yield Stage(what, total, lambda: None)
         return
     if not console.is_terminal:
-        with _lines(what, total) as stage:
-            yield stage.advance
+        with _lines(Stage(what, total, lambda: None)) as stage:
+            yield stage
         return
-    columns = [TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()]
-    if total is not None:
-        columns.insert(2, MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     # Drawing takes time from what is measured meanwhile, so it is seldom done.
     with Progress(*columns, console=console, transient=True, refresh_per_second=3) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
-@dataclass
-class _Stage:
-    """What lines tell of."""
-
-    what: str
-    total: int | None
-    done: int = 0
-    pinned: str = ""
-    start_s: float = field(default_factory=time.monotonic)
-
-    def advance(self) -> None:
-        self.done += 1
-
-    def told(self) -> str:
-        of = "" if self.total is None else f": {self.done:,} of {self.total:,}"
-        return f"{self.what}{of}{self.pinned}, {time.monotonic() - self.start_s:.0f} s"
+        task = bar.add_task(what, total=None if total is None else 1.0)
+        stage = Stage(what, total, lambda: bar.update(task, description=stage.told,
+                                                      completed=stage.share))  # fmt: skip
+        bar.update(task, description=stage.told)
+        yield stage
 
 
 @contextmanager
-def _lines(what: str, total: int | None) -> Iterator[_Stage]:
+def _lines(stage: Stage) -> Iterator[Stage]:
     """A line on stderr after two seconds and then every few, while the block runs."""
-    stage, over, stderr = _Stage(what, total), threading.Event(), sys.stderr
+    over, stderr = threading.Event(), sys.stderr
 
     def tell() -> None:
         wait_s = _FIRST_LINE_S
         while not over.wait(wait_s):
             with suppress(OSError, ValueError):  # nobody listens any more
-                print(printable(stage.told()), file=stderr, flush=True)
-            wait_s = max(_LINES_S, _LINES_OF_ELAPSED * (time.monotonic() - stage.start_s))
+                line = f"{printable(stage.told)}, {stage.elapsed_s:.0f} s"
+                print(line, file=stderr, flush=True)
+            wait_s = max(_LINES_S, _LINES_OF_ELAPSED * stage.elapsed_s)
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
@@ -120,58 +132,3 @@ def _lines(what: str, total: int | None) -> Iterator[_Stage]:
     finally:
         over.set()
         teller.join()
-
-
-@dataclass(frozen=True)
-class RunBars:
-    """Told of every step done, and how many bytes of how many of the host arena are pinned."""
-
-    advance: Advance
-    pinned: Callable[[int, int], None]
-
-
-@contextmanager
-def run_progress(what: str, num_steps: int, *, quiet: bool = False) -> Iterator[RunBars]:
-    """As `progress`, of a run's steps and, where it is pinned, of the host arena."""
-    console = _Screen(stderr=True)
-    if quiet:
-        yield RunBars(lambda: None, lambda done, total: None)
-    elif console.is_terminal:
-        with _run_bars(console, what, num_steps) as bars:
-            yield bars
-    else:
-        with _lines(what, num_steps) as stage:
-
-            def pinned(done_bytes: int, total_bytes: int) -> None:
-                told = f", {gib(done_bytes)} of {gib(total_bytes)} of host memory pinned"
-                stage.pinned = told if done_bytes < total_bytes else ""
-
-            yield RunBars(stage.advance, pinned)
-
-
-@contextmanager
-def _run_bars(console: Console, what: str, num_steps: int) -> Iterator[RunBars]:
-    columns = [
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[done]}", markup=False),
-        TimeElapsedColumn(),
-    ]
-    with Progress(*columns, console=console, transient=True, refresh_per_second=3) as bar:
-        steps = bar.add_task(what, total=num_steps, done=f"0/{num_steps}")
-        pinning = bar.add_task("pinning host memory", total=None, visible=False, done="")
-
-        def advance() -> None:
-            bar.advance(steps)
-            bar.update(steps, done=f"{round(bar.tasks[steps].completed)}/{num_steps}")
-
-        def pinned(done_bytes: int, total_bytes: int) -> None:
-            bar.update(
-                pinning,
-                total=total_bytes,
-                completed=done_bytes,
-                visible=done_bytes < total_bytes,
-                done=f"{gib(done_bytes)} of {gib(total_bytes)}",
-            )
-
-        yield RunBars(advance, pinned)

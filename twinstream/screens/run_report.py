@@ -4,15 +4,20 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.measures.metrics import Summary, rate_text
+from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance
-from twinstream.screens.tables import planned_rows, seconds, workload_line
-
-HEADLINES = ("step_time_s", "cold_step_time_s", "tokens_per_s", "mfu", "hfu")
+from twinstream.screens.tables import (
+    SHARES,
+    SPEEDS,
+    headline_errors,
+    headline_table,
+    planned_rows,
+    seconds,
+    workload_line,
+)
 
 
 def run_table(
@@ -28,20 +33,7 @@ def run_table(
         predicted: None where no profile of this machine is known.
         peak_of: the machine whose profile predicts, and whose peak counts.
     """
-    speeds = Table(box=box.SIMPLE_HEAD)
-    for name in ("", "predicted", "measured", "error"):
-        speeds.add_column(name, justify="right" if name else "left")
-    rows = [("step time", "step_time_s", seconds), ("cold step", "cold_step_time_s", seconds),
-            ("throughput, tokens/s", "tokens_per_s", rate_text)]  # fmt: skip
-    if peak_of is not None:
-        rows += [("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format)]
-    for name, field, shown in rows:
-        after = getattr(measured, field)
-        if predicted is None:
-            speeds.add_row(name, "-", shown(after), "-")
-        else:
-            pair = Pair(predicted=getattr(predicted, field), measured=after)
-            speeds.add_row(name, shown(pair.predicted), shown(after), f"{pair.error:+.1%}")
+    speeds = headline_table(predicted, measured, (*SPEEDS, *(SHARES if peak_of else ())))
     what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
     notes = [] if uncertainty is None else [uncertainty.sentence]
     if peak_of is not None:
@@ -66,12 +58,7 @@ def prediction_json(
     predicted: Summary | None, measured: Summary, uncertainty: Uncertainty | None
 ) -> dict[str, object]:
     """The prediction, the relative error of each headline, and what error was expected."""
-    errors = None
-    if predicted is not None:
-        errors = {
-            name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name)).error
-            for name in HEADLINES
-        }
+    errors = None if predicted is None else headline_errors(predicted, measured)
     return {"predicted": predicted, "error": errors, "uncertainty": uncertainty}
 
 

@@ -3,7 +3,8 @@
 A title is a line of its own: rich would wrap it at the width of its table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -159,14 +160,14 @@ def comparison_tables(
     comparison: Comparison, predicted: Summary, measured: Summary, peak_of: str
 ) -> tuple[Group, ...]:
     """Predicted against measured: headline figures, task kinds, streams, the ten worst ops."""
-    headlines = _headline_table(comparison, predicted, measured)
+    headlines = headline_table(predicted, measured, (*SPEEDS, *SHARES, *MEMORIES))
     worst = _comparison_table(["op", "stream"])
     for op in comparison.worst_ops:
         worst.add_row(op.op_id, op.stream, *_pair_ns(op.duration_ns))
     return (
         Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
-        kinds_table("Busy time by kind of op", comparison),
-        _groups_table("Busy time by stream", comparison.streams),
+        groups_table("Busy time by kind of op", comparison.kinds),
+        groups_table("Busy time by stream", comparison.streams),
         Group("Ops that differ most (mean of the passes)", worst),
     )
 
@@ -177,11 +178,6 @@ def nondeterminism_notes(schedule: Schedule) -> list[str]:
         f"{name.capitalize()} does not give the same bits from run to run."
         for name in nondeterministic_kernels(schedule)
     ]
-
-
-def kinds_table(title: str, comparison: Comparison) -> Group:
-    """Predicted against measured busy time by kind of op."""
-    return _groups_table(title, comparison.kinds)
 
 
 def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:
@@ -209,27 +205,30 @@ def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) 
     return table
 
 
-def _headline_table(comparison: Comparison, predicted: Summary, measured: Summary) -> Table:
-    table = _comparison_table(["figure"])
-    table.add_row("step time", *_pair_ns(comparison.step_ns))
-    table.add_row("cold step", *_pair_ns(comparison.cold_ns))
-    for name, field, shown in (
-        ("tokens/s", "tokens_per_s", rate_text),
-        ("MFU", "mfu", "{:.1%}".format),
-        ("HFU", "hfu", "{:.1%}".format),
-    ):
-        pair = Pair(predicted=getattr(predicted, field), measured=getattr(measured, field))
-        table.add_row(name, shown(pair.predicted), shown(pair.measured), _error(pair))
-    for name, bytes_before, bytes_after in (
-        ("device memory", predicted.device_peak_bytes, measured.device_peak_bytes),
-        ("host memory", predicted.host_peak_bytes, measured.host_peak_bytes),
-    ):
-        pair = Pair(predicted=bytes_before, measured=bytes_after)
-        table.add_row(name, gib(bytes_before), gib(bytes_after), _error(pair))
+def headline_table(predicted: Summary | None, measured: Summary, rows: Sequence["Row"]) -> Table:
+    """Predicted beside measured; a dash where nothing is predicted."""
+    table = _comparison_table([""])
+    for name, field, shown in rows:
+        after = getattr(measured, field)
+        if predicted is None:
+            table.add_row(name, "-", shown(after), "-")
+        else:
+            pair = Pair(predicted=getattr(predicted, field), measured=after)
+            table.add_row(name, shown(pair.predicted), shown(after), _error(pair))
     return table
 
 
-def _groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
+def headline_errors(predicted: Summary, measured: Summary) -> dict[str, float]:
+    """The relative error of each headline."""
+    fields = [field for _, field, _ in (*SPEEDS, *SHARES)]
+    return {
+        name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name)).error
+        for name in fields
+    }
+
+
+def groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
+    """Predicted against measured busy time, by kind of op or by stream."""
     table = _comparison_table(["", "ops"])
     for group in groups:
         table.add_row(group.name, f"{group.num_ops:,}", *_pair_ns(group.busy_ns))
@@ -288,3 +287,16 @@ def _count(number: int) -> str:
 
 def _counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+Row = tuple[str, str, Callable[[Any], str]]  # a name, a field of `Summary`, and how it is shown
+SPEEDS: tuple[Row, ...] = (
+    ("step time", "step_time_s", seconds),
+    ("cold step", "cold_step_time_s", seconds),
+    ("throughput, tokens/s", "tokens_per_s", rate_text),
+)
+SHARES: tuple[Row, ...] = (("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format))
+MEMORIES: tuple[Row, ...] = (
+    ("device memory", "device_peak_bytes", gib),
+    ("host memory", "host_peak_bytes", gib),
+)

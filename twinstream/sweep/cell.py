@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-from twinstream import api
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
@@ -12,6 +11,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.simulator.replay import simulate
 from twinstream.sweep.config import Cell
 
 Row = dict[str, Any]
@@ -69,7 +69,7 @@ def _about(cell: Cell) -> Row:
 
 
 def _figures(schedule: Schedule, machine: Machine) -> Row:
-    timeline = api.simulate(schedule, machine)
+    timeline = simulate(schedule, machine)
     summary = summarize(schedule, timeline, machine)
     explanation = explain(schedule, timeline, machine)
     work, uncertainty = schedule.workload, uncertainty_of(machine, schedule)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+ScheduleFile = Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")]
 MachineIfKnown = Annotated[
     str | None,
     typer.Option(

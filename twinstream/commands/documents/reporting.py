@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
@@ -16,7 +14,7 @@ from twinstream.schedule.files import write_text
 
 
 def report(
-    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
+    schedule: options.ScheduleFile,
     predicted: options.Predicted = None,
     measured: options.Measured = None,
     machine: options.MachineIfKnown = None,

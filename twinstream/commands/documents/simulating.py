@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of
@@ -25,7 +23,7 @@ from twinstream.screens.tables import utilization_table
 
 
 def simulate(
-    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
+    schedule: options.ScheduleFile,
     machine: options.MachineIfKnown = None,
     output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
     as_json: options.Json = False,

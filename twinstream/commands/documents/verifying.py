@@ -1,12 +1,9 @@
 """`verify`: prove a schedule safe, and that it computes what it says."""
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from twinstream.commands.arguments.inputs import chain_of, read_schedule
-from twinstream.commands.arguments.options import Json
+from twinstream.commands.arguments.options import Json, ScheduleFile
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify as safety_violations
@@ -15,7 +12,7 @@ _BROKEN = 2
 
 
 def verify(
-    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
+    schedule: ScheduleFile,
     as_json: Json = False,
 ) -> None:
     """Prove that a schedule is safe and computes its training step; exit code 2 if it is not."""

@@ -17,12 +17,11 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.schedule.analysis.comparison import Comparison, Pair
 from twinstream.schedule.analysis.comparison import compare as join
-from twinstream.screens.run_report import HEADLINES
-from twinstream.screens.tables import comparison_tables, nondeterminism_notes
+from twinstream.screens.tables import comparison_tables, headline_errors, nondeterminism_notes
 
 
 def compare(
-    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")],
+    schedule: options.ScheduleFile,
     predicted: Annotated[Path, typer.Argument(metavar="PREDICTED", help="From `simulate -o`.")],
     measured: Annotated[Path, typer.Argument(metavar="MEASURED", help="From `run -o`.")],
     machine: options.MachineIfKnown = None,
@@ -49,14 +48,10 @@ def comparison_json(
     comparison: Comparison, predicted: Summary, measured: Summary
 ) -> dict[str, object]:
     """Both summaries, the relative error of their headlines, and the join op by op."""
-    pairs = {
-        name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name))
-        for name in HEADLINES
-    }
     return {
         "predicted": predicted,
         "measured": measured,
-        "error": {name: pair.error for name, pair in pairs.items()},
+        "error": headline_errors(predicted, measured),
         "kinds": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.kinds],
         "streams": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.streams],
         "worst_ops": [_with_error(op.model_dump(), op.duration_ns) for op in comparison.worst_ops],

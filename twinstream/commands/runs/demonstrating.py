@@ -25,7 +25,7 @@ from twinstream.demo_loop import Loop
 from twinstream.fidelity.fit_report import fit_json
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.screens.tables import (
-    kinds_table,
+    groups_table,
     losses_line,
     seconds,
     side_by_side_table,
@@ -122,7 +122,7 @@ def _report(result: Demo) -> None:
         f"{spec['num_layers']} layers of width {spec['d_model']} on {result.machine.name}: "
         f"{workload_line(capped.schedule.workload)}",
         side_by_side_table(figures),
-        kinds_table(f"Busy time by kind of op, {WITHIN_CAPS}", result.comparison),
+        groups_table(f"Busy time by kind of op, {WITHIN_CAPS}", result.comparison.kinds),
         "The profile, calibrated with the first two runs, and a plan that it has not seen:",
         _loop_table(result.loop),
         *([result.loop.disturbed] if result.loop.disturbed else []),

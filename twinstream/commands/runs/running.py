@@ -22,7 +22,7 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
-from twinstream.commands.output import print_json, print_report, progress, run_progress
+from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe, planned
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
@@ -173,13 +173,13 @@ def _trained(
     losses: list[float] = []
     num_steps = settings.num_steps
     try:
-        with run_progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as bars:
+        with progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as stage:
 
             def on_loss(loss: float) -> None:
                 losses.append(loss)
-                bars.advance()
+                stage()
 
-            settings = replace(settings, on_loss=on_loss, on_pinned=bars.pinned)
+            settings = replace(settings, on_loss=on_loss, on_pinned=stage.pinned)
             return api.execute(schedule, settings, tokens=tokens)
     except KeyboardInterrupt:
         told = f"stopped after {len(losses)} of {num_steps:,} steps; no timeline is written"
