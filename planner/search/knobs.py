@@ -1,15 +1,21 @@
 """What a plan of one cut is made with, and what came of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import Choices
 from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.pack.packer import Packed
 from twinstream.planner.search.congestion import Shares
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import Workload
+
+Rule = Callable[[Chain, Machine, Caps], Emitted]
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Knobs:
         host_bytes: of the host, that the program may use; None: all there is.
         outlasting: whether offloads may outlast the pass, and hold their bytes in the next.
         after: an attempt whose decisions stay, with time for copies as it was judged.
+        rule: plans instead of the program, where everything may fit the device.
     """
 
     choices: Choices
@@ -45,6 +52,7 @@ class Knobs:
     host_bytes: int | None = None
     outlasting: bool = True
     after: "Attempt | None" = None
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True)

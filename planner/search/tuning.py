@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from twinstream.planner.choices import Choices, Home
+from twinstream.planner.rules.full_recompute import full_recompute_plan
+from twinstream.planner.rules.resident import resident_plan
 from twinstream.planner.search.congestion import Shares, less_where_waited, scaled
 from twinstream.planner.search.knobs import Attempt, Knobs
 from twinstream.planner.search.workbench import Workbench
@@ -19,9 +21,10 @@ def tuning_path(
 ) -> Iterator[Knobs]:
     """Knobs for one cut.
 
-    First as much room for copies in flight as fits, then, where compute waited for copies, less of
-    the links for the program beside those tasks, or less room where that costs more. Far from the
-    bound, a short step is searched more widely.
+    Where all state fits the device, first the rules that keep it there. Then as much room for
+    copies in flight as fits; then, where compute waited for copies, less of the links for the
+    program beside those tasks, or less room where that costs more. Far from the bound, a short
+    step is searched more widely.
 
     Args:
         bench: of the cut.
@@ -29,6 +32,11 @@ def tuning_path(
         best: the fastest of other cuts; what room was best there is tried first here.
     """
     limits = bench.cuts.limits
+    if bench.cuts.choices.open and bench.holds_all_state:
+        for rule in (resident_plan, full_recompute_plan):
+            yield replace(bench.first_knobs(bench.cuts.choices, 0), rule=rule)
+        if min(a.step_ns for a in tried) <= limits.near * _bound_ns(bench):
+            return
     yield from _first_that_fits(bench, tried, best)
     if bench.cuts.choices.effort == "quick" or not tried or tried[-1].judged is None:
         return
@@ -51,8 +59,8 @@ def fastest(tried: Iterable[Attempt]) -> Attempt | None:
 
 
 def _best(tried: Iterable[Attempt]) -> Attempt:
-    """The fastest of some."""
-    return min(tried, key=lambda attempt: attempt.step_ns)
+    """The fastest of those that the program decided."""
+    return min((a for a in tried if a.knobs.rule is None), key=lambda attempt: attempt.step_ns)
 
 
 def _first_that_fits(
@@ -96,7 +104,7 @@ def _turns(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     """Turns with what the one before showed; more of them while they gain and are far."""
     limits, bound_ns = bench.cuts.limits, _bound_ns(bench)
     turns = limits.turns
-    while (done := sum(attempt.judged is not None for attempt in tried)) < turns:
+    while (done := sum(_is_turn(attempt) for attempt in tried)) < turns:
         last, best = tried[-1], _best(tried)
         if last.judged is None or best.step_ns <= limits.near * bound_ns:
             return
@@ -111,6 +119,10 @@ def _turns(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
             yield replace(turn.knobs, shares=shares)
         if tried[-1] is _best(tried) and tried[-1].step_ns > limits.far * bound_ns:
             turns = 2 * limits.turns
+
+
+def _is_turn(attempt: Attempt) -> bool:
+    return attempt.judged is not None and attempt.knobs.rule is None
 
 
 def _wider(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:

@@ -15,13 +15,14 @@ from twinstream.planner.decide.filling import Pressure
 from twinstream.planner.decide.margins import QueueModel
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import of_all_rounds
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge, step_ns_of
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.packer import Packed, Packer
 from twinstream.planner.search.clock import judged_clock
 from twinstream.planner.search.cuts import Cut, Cuts
-from twinstream.planner.search.knobs import Attempt, Judged, Knobs
+from twinstream.planner.search.knobs import Attempt, Judged, Knobs, Rule
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 
@@ -44,9 +45,11 @@ class Workbench:
             tried: what came of those before on this cut; solving goes on from there.
             best: the fastest of other cuts: decisions that come to more are not worth a plan.
         """
+        if knobs.rule is not None:
+            return self._by_rule(knobs, knobs.rule)
         if knobs.after is not None:
             return self._reclocked(knobs)
-        last = tried[-1] if tried else None
+        last = next((one for one in reversed(tried) if one.knobs.rule is None), None)
         found = Attempt(self.cut.workload, knobs, None if last is None else last.relaxed)
         for number in range(self.cuts.limits.tries):
             relaxed = self.relax(knobs, found.relaxed)
@@ -64,7 +67,7 @@ class Workbench:
             knobs = replace(knobs, host_bytes=host_bytes)
         if found.packed is None or not found.packed.fits or _same(found.packed, last):
             return replace(found, packed=None)
-        return replace(found, judged=self._judged(found.packed))
+        return replace(found, judged=self._judged(self.emit(found.packed)))
 
     def relax(self, knobs: Knobs, start: Relaxation | None) -> Relaxation | None:
         """The program's optimum within the caps less the room; None where nothing fits them."""
@@ -91,8 +94,12 @@ class Workbench:
 
     def schedule(self, attempt: Attempt, chain: Chain) -> Schedule | None:
         """The attempt with all rounds of the step; None where these do not fit after all."""
-        packed, judged = attempt.packed, attempt.judged
-        assert packed is not None and judged is not None, "a plan was found"
+        packed, judged, rule = attempt.packed, attempt.judged, attempt.knobs.rule
+        assert judged is not None, "a plan was found"
+        if rule is not None:
+            few = judged.emitted
+            return of_all_rounds(few, lambda of: rule(of, self.machine, self.caps), chain)
+        assert packed is not None, "it was packed"
         packer = self._packer(attempt.knobs)
 
         def make(of: Chain) -> Emitted | None:
@@ -170,8 +177,15 @@ class Workbench:
         )
         return Packer(self.small, self.few, self.machine, self.caps, queues, self.cuts.limits)
 
-    def _judged(self, packed: Packed) -> Judged:
-        made = self.emit(packed)
+    def _by_rule(self, knobs: Knobs, rule: Rule) -> Attempt:
+        found = Attempt(self.cut.workload, knobs)
+        try:
+            made = rule(self.few.chain, self.machine, self.caps)
+        except InfeasiblePlan:
+            return found
+        return replace(found, judged=self._judged(made))
+
+    def _judged(self, made: Emitted) -> Judged:
         told = self.judge(made.schedule, self.machine)
         step_ns = step_ns_of(made.schedule, told, self.num_rounds)
         return Judged(made, told.passes[-1], told.step_ns, step_ns)
@@ -188,7 +202,7 @@ class Workbench:
         packed = self._packer(knobs).reclocked(after.packed, clock)
         if not packed.fits or _same(packed, after):
             return replace(after, knobs=knobs, packed=None, judged=None)
-        return replace(after, knobs=knobs, packed=packed, judged=self._judged(packed))
+        return replace(after, knobs=knobs, packed=packed, judged=self._judged(self.emit(packed)))
 
     def _next_host_bytes(self, found: Attempt, tried: int) -> int | None:
         """What the program gets of the host next; None where it is as it should be.

@@ -24,7 +24,7 @@ from twinstream.sweep.certainty import errors_note, ranking_note
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():
     found = uncertainty_of(load_machine("h100"))
     assert (found.kind, found.short) == ("held_out", "+/- 1.0 %")
-    assert "worst 7.8 %" in found.sentence and "fidelity" in found.sentence
+    assert "worst 7.8 %" in found.sentence and "accuracy" in found.sentence
 
 
 def test_a_borrowed_profile_tells_what_borrowing_was_off_by():

@@ -44,7 +44,7 @@ def case(name: str) -> tuple[TaskSequence, Decisions]:
     workload, machine = CASES[name]
     view = ChainView(lower(small("tiny"), workload))
     program = BoundProgram(view, machine, kind=ProgramKind(tied=True))
-    solved = program.fewest_copies(Caps(device_bytes=170_000), LIMITS.copy_cost)
+    solved = program.fewest_copies(Caps(device_bytes=170_000))
     assert solved is not None
     decisions = Decisions.of(solved, view)
     return TaskSequence.of(view, decisions, view.call_ns(machine)), decisions

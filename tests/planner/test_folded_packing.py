@@ -14,7 +14,6 @@ from twinstream.planner.decide.margins import Allowances, QueueModel
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.lifetimes.view import ChainView
-from twinstream.planner.limits import LIMITS
 from twinstream.planner.pack.folded_packing import FoldedPacking, pack_folded, trimmed
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -44,7 +43,7 @@ def decided(shape: str) -> tuple[Decisions, Allowances]:
     """What `optimal` would decide where little more than half fits, with time for its copies."""
     view = ChainView(chain_of(shape, 3))
     program = BoundProgram(view, MACHINE, 9, ProgramKind(tied=True))
-    solved = program.fewest_copies(Caps(device_bytes=170_000), LIMITS.copy_cost)
+    solved = program.fewest_copies(Caps(device_bytes=170_000))
     assert solved is not None
     decisions = Decisions.of(solved, view)
     sequence = sequence_of(shape, 3, decisions)

@@ -16,7 +16,6 @@ from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, stay_intervals
 from twinstream.planner.lifetimes.view import ChainView
-from twinstream.planner.limits import LIMITS
 from twinstream.planner.pack.folded_packing import pack_folded, trimmed
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -32,7 +31,7 @@ LONGEST_NS = 4 * max(CALL_NS.values())
 def sequence_and_stays() -> tuple[TaskSequence, list[Stay]]:
     """Where little more than half fits."""
     program = BoundProgram(VIEW, MACHINE, 3, ProgramKind(tied=True))
-    solved = program.fewest_copies(Caps(device_bytes=170_000), LIMITS.copy_cost)
+    solved = program.fewest_copies(Caps(device_bytes=170_000))
     assert solved is not None
     decisions = Decisions.of(solved, VIEW)
     sequence = TaskSequence.of(VIEW, decisions, CALL_NS)

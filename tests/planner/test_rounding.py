@@ -14,7 +14,6 @@ from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.view import ChainView
-from twinstream.planner.limits import LIMITS
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -34,7 +33,7 @@ def solved() -> tuple[Chain, Relaxation]:
     """Any solution; the tests put fractions of their own into it."""
     chain = chain_of(3)
     program = BoundProgram(ChainView(chain), MACHINE, 6, ProgramKind(tied=True))
-    found = program.fewest_copies(Caps(device_bytes=2**20), LIMITS.copy_cost)
+    found = program.fewest_copies(Caps(device_bytes=2**20))
     assert found is not None
     return chain, found
 
@@ -152,11 +151,9 @@ def test_a_program_asked_twice_answers_as_a_new_one():
         return BoundProgram(ChainView(chain), MACHINE, kind=ProgramKind(tied=True))
 
     asked = new()
-    first, second, again = (
-        asked.fewest_copies(caps, LIMITS.copy_cost) for caps in (wide, tight, wide)
-    )
-    assert first == again == new().fewest_copies(wide, LIMITS.copy_cost)
-    assert second == new().fewest_copies(tight, LIMITS.copy_cost)
+    first, second, again = (asked.fewest_copies(caps) for caps in (wide, tight, wide))
+    assert first == again == new().fewest_copies(wide)
+    assert second == new().fewest_copies(tight)
     assert first is not None
     assert second is not None
     assert second.fractions != first.fractions

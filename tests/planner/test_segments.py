@@ -212,7 +212,7 @@ def test_the_bound_is_still_about_copies_where_these_take_most_of_the_step():
 def test_no_plan_is_faster_than_the_bound(shape, policy, num_caps, bytes_per_s, monkeypatch):
     """Plans are made with tasks together, too."""
     monkeypatch.setattr(segments, "_MOST_SEGMENTS", FEW)
-    limits = SearchLimits(rough_segments=FEW, bound_segments=FEW, guide_segments=FEW)
+    limits = SearchLimits(bound_segments=FEW, guide_segments=FEW)
     machine = link_machine(bytes_per_s)
     for device_bytes in some_caps(shape)[:num_caps]:
         schedule = plan_chain(
