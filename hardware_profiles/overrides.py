@@ -126,7 +126,18 @@ def validated(document: Mapping[str, Any], where: str) -> Machine:
         faults = [fault_of_link]
     except ValidationError as error:
         faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
-    raise ProfileError(f"{where}: " + "; ".join(faults))
+    raise ProfileError(f"{where}: " + "; ".join(_each_list_once(faults)))
+
+
+def _each_list_once(faults: list[str]) -> list[str]:
+    """The list of all known fields is long: it stands where it is first needed."""
+    seen: set[str] = set()
+    found = []
+    for fault in faults:
+        text, _, known = fault.partition(": known: ")
+        found.append(text if known in seen else fault)
+        seen.add(known)
+    return found
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -31,14 +31,16 @@ def tuning_path(
         tried: the attempts so far; the caller adds one for every knobs it takes.
         best: the fastest of other cuts; what room was best there is tried first here.
     """
-    limits = bench.cuts.limits
+    limits, is_quick = bench.cuts.limits, bench.cuts.choices.effort == "quick"
     if bench.cuts.choices.open and bench.holds_all_state:
         for rule in (resident_plan, full_recompute_plan):
             yield replace(bench.first_knobs(bench.cuts.choices, 0), rule=rule)
+            if is_quick and tried[-1].judged is not None:
+                return
         if min(a.step_ns for a in tried) <= limits.near * _bound_ns(bench):
             return
     yield from _first_that_fits(bench, tried, best)
-    if bench.cuts.choices.effort == "quick" or not tried or tried[-1].judged is None:
+    if is_quick or tried[-1].judged is None:
         return
     if best is not None and tried[-1].step_ns > limits.behind * best.step_ns:
         return

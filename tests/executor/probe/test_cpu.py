@@ -90,7 +90,8 @@ def time_ns(line: Line, amount: float, nominal_per_s: float) -> float:
     """Time of one launch by the curve that the line becomes."""
     maximum, half = line.efficiency(nominal_per_s)
     curve = Efficiency(max=maximum, half=half, of="bytes", kind="measured", source="test")
-    return amount / (nominal_per_s * curve.at(amount)) * 1e9
+    at_amount = curve.max * amount / (amount + curve.half)
+    return amount / (nominal_per_s * at_amount) * 1e9
 
 
 def test_a_line_is_found_again_and_its_curve_gives_the_same_times():

@@ -118,13 +118,12 @@ def size_step(
             "--device-mem so that more of them stay on the device",
         )
     used = device.used_bytes + (params + grads) * sizes.layer_bytes
+    num_rounds = rounds if isinstance(rounds, int) else _rounds(spec, sizes, machine, rounds)
     return Sizing(
         seq_len=seq_len,
         chunk_tokens=sizes.chunk_tokens,
         chunks_per_round=sizes.chunks_per_round,
-        rounds_per_step=rounds
-        if isinstance(rounds, int)
-        else _rounds(spec, sizes, machine, rounds),
+        rounds_per_step=num_rounds,
         param_blocks=params,
         grad_blocks=grads,
         device_acts=slots,
