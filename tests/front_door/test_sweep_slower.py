@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.front_door.command_line import call
-from tests.front_door.test_sweep import FIXED, rows_of, write_rows
+from tests.front_door.test_sweep import FIXED, PLANNER, rows_of, write_rows
 from twinstream.sweep import sweep
 from twinstream.sweep.cell import run_cell
 from twinstream.sweep.config import SweepError, config_of
