@@ -272,8 +272,14 @@ def test_a_schedule_that_does_not_fit_a_machine_is_simulated_and_that_is_said(fi
 
 
 def test_a_timeline_of_another_machine_is_not_calibrated_to(files, tmp_path):
-    output = tmp_path / "fitted.toml"
-    given = ("--base", "h100", "--schedule", files.schedule, "--timeline", files.measured)
+    """A hundred times slower than this CPU: no machine is like an H100 then."""
+    output, slow = tmp_path / "fitted.toml", tmp_path / "slow.json"
+    timeline = json.loads(files.measured.read_text())
+    timeline["step_ns"] *= 100
+    for spans in (*timeline["passes"], timeline["cold"]):
+        spans |= {name: [100 * ns for ns in spans[name]] for name in ("start_ns", "end_ns")}
+    slow.write_text(json.dumps(timeline))
+    given = ("--base", "h100", "--schedule", files.schedule, "--timeline", slow)
     assert "no profile of the machine of the timeline" in error_of(
         "calibrate", *given, "-o", output
     )
