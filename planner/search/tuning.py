@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from twinstream.planner.choices import Choices, Home
+from twinstream.planner.limits import SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
 from twinstream.planner.rules.resident import resident_plan
 from twinstream.planner.search.congestion import Shares, less_where_waited, scaled
@@ -39,12 +41,13 @@ def tuning_path(
                 return
         if min(a.step_ns for a in tried) <= limits.near * _bound_ns(bench):
             return
-    yield from _first_that_fits(bench, tried, best)
-    if is_quick or tried[-1].judged is None:
-        return
-    if best is not None and tried[-1].step_ns > limits.behind * best.step_ns:
-        return
-    yield from _turns(bench, tried)
+    for choices in _homes(bench, tried):
+        yield from _first_that_fits(bench, choices, tried, best)
+        if is_quick or tried[-1].judged is None:
+            return
+        if best is not None and _is_hopeless(tried[-1], best, limits):
+            return
+        yield from _turns(bench, choices, tried)
     best = _best(tried)
     if best.step_ns <= limits.far * _bound_ns(bench):
         return
@@ -53,6 +56,12 @@ def tuning_path(
     elif best.knobs.room_bytes and _waits_ns(best) > _room_costs_ns(bench, best):
         more = 2 * best.knobs.room_bytes
         yield from _learned(bench, tried, lambda knobs: replace(knobs, room_bytes=more))
+
+
+def _is_hopeless(turn: Attempt, best: Attempt, limits: SearchLimits) -> bool:
+    """Whether a cut's first plan is clearly slower than the best of others, and is decided so."""
+    decided_so = limits.near_equal * turn.relaxed_ns > best.step_ns
+    return decided_so and turn.step_ns > limits.behind * best.step_ns
 
 
 def fastest(tried: Iterable[Attempt]) -> Attempt | None:
@@ -65,15 +74,39 @@ def _best(tried: Iterable[Attempt]) -> Attempt:
     return min((a for a in tried if a.knobs.rule is None), key=lambda attempt: attempt.step_ns)
 
 
+def _homes(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Choices]:
+    """All state at home on the host, where that is open and costs next to nothing; or as it is.
+
+    The program may split what persists over both memories wherever that saves a copy; at home on
+    the host it all takes turns on the device, which packs better than it bounds. So where plans of
+    the one are far from the bound, the other is tried, too. Not where the device has room for all.
+    """
+    limits, choices, room = bench.cuts.limits, bench.cuts.choices, bench.room_bytes()
+    at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
+    home_s = some_s = inf
+    if choices.open and not bench.holds_all_state:
+        for less in (room, room // limits.less_room, 0):
+            home, some = (bench.relaxed_s(one, less) for one in (at_home, choices))
+            if home < inf:
+                home_s, some_s = home, some
+                break
+    if home_s <= limits.homes_cost * some_s < inf:
+        yield at_home
+        return
+    yield choices
+    best = fastest(tried)
+    if best is not None and limits.far * _bound_ns(bench) < best.step_ns > home_s * 1e9:
+        yield at_home
+
+
 def _first_that_fits(
-    bench: Workbench, tried: Sequence[Attempt], best: Attempt | None
+    bench: Workbench, choices: Choices, tried: Sequence[Attempt], best: Attempt | None
 ) -> Iterator[Knobs]:
     """Ever less room for copies in flight, and at last no offload that outlasts the pass."""
     room = bench.room_bytes()
     rooms = [room, room // bench.cuts.limits.less_room, 0] if room else [0]
     if best is not None and best.knobs.room_bytes < room:
         rooms.insert(0, best.knobs.room_bytes)
-    choices = _homes(bench, bench.cuts.choices, rooms)
     for room in rooms:
         yield bench.first_knobs(choices, room)
         if tried[-1].judged is not None or tried[-1].skipped:
@@ -82,49 +115,29 @@ def _first_that_fits(
         yield replace(bench.first_knobs(choices, 0), outlasting=False)
 
 
-def _homes(bench: Workbench, choices: Choices, rooms: Sequence[int]) -> Choices:
-    """All state at home on the host, where that is open and costs next to nothing.
-
-    The program may split what persists over both memories wherever that saves a copy; at home on
-    the host it all takes turns on the device, which packs better than it bounds. Not where the
-    device has room for all of it.
-    """
-    if not choices.open or bench.holds_all_state:
-        return choices
-    at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
-    for room in rooms:
-        home = bench.relax(bench.first_knobs(at_home, room), None)
-        if home is not None:
-            some = bench.relax(bench.first_knobs(choices, room), None)
-            assert some is not None, "what fits with homes fits without"
-            cheap = home.step_s <= bench.cuts.limits.homes_cost * some.step_s
-            return at_home if cheap else choices
-    return choices
-
-
-def _turns(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:
+def _turns(bench: Workbench, choices: Choices, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     """Turns with what the one before showed; more of them while they gain and are far."""
     limits, bound_ns = bench.cuts.limits, _bound_ns(bench)
     turns = limits.turns
-    while (done := sum(_is_turn(attempt) for attempt in tried)) < turns:
-        last, best = tried[-1], _best(tried)
+    while (done := len(mine := _turns_with(choices, tried))) < turns:
+        last, best = tried[-1], _best(mine)
         if last.judged is None or best.step_ns <= limits.near * bound_ns:
             return
         if last is best and _less_room_pays(bench, last):
             room = last.knobs.room_bytes // limits.less_room
             yield replace(last.knobs, room_bytes=room if room > _LEAST_ROOM_BYTES else 0)
         else:
-            changed = done > 1 and tried[-2].knobs.room_bytes != last.knobs.room_bytes
+            changed = done > 1 and mine[-2].knobs.room_bytes != last.knobs.room_bytes
             turn = best if changed else last
             if (shares := _less_of_the_links(bench, turn)) is None:
                 return
             yield replace(turn.knobs, shares=shares)
-        if tried[-1] is _best(tried) and tried[-1].step_ns > limits.far * bound_ns:
+        if tried[-1].step_ns <= _best(mine).step_ns and tried[-1].step_ns > limits.far * bound_ns:
             turns = 2 * limits.turns
 
 
-def _is_turn(attempt: Attempt) -> bool:
-    return attempt.judged is not None and attempt.knobs.rule is None
+def _turns_with(choices: Choices, tried: Sequence[Attempt]) -> list[Attempt]:
+    return [a for a in tried if a.judged and not a.knobs.rule and a.knobs.choices == choices]
 
 
 def _wider(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Knobs]:

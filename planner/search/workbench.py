@@ -79,6 +79,11 @@ class Workbench:
             caps, knobs.shares, start, self.cuts.limits.copy_cost
         )
 
+    def relaxed_s(self, choices: Choices, room_bytes: int) -> float:
+        """Seconds that the program's decisions come to at first; infinite where none fit."""
+        relaxed = self.relax(self.first_knobs(choices, room_bytes), None)
+        return inf if relaxed is None else relaxed.step_s
+
     def decide(self, relaxed: Relaxation, knobs: Knobs) -> Decisions:
         """Whole decisions by the program's fractions."""
         return Decisions.of(relaxed, self.small, knobs.choices)
