@@ -67,6 +67,8 @@ def filled(
     gaps.give_up(kept, left)
     if int(left.min()) < 0:
         return None
+    if pressure.home > 0.0:
+        gaps.take_up_homes(kept, left)
     gaps.take_up(kept, left)
     return gaps.decided(decisions, kept)
 
@@ -135,6 +137,21 @@ class _Gaps:
                 kept[number] = False
                 for low, high in self.ranges[number]:
                     left[low:high] += self.sizes[number]
+
+    def take_up_homes(self, kept: NDArray[np.bool_], left: Bytes) -> None:
+        """Keep units for good wherever there is room, so that they need no home on the host."""
+        by_unit: dict[str, list[int]] = {}
+        for number in np.flatnonzero(~kept).tolist():
+            by_unit.setdefault(self.keys[number][0], []).append(number)
+        shortest_first = sorted(by_unit.values(), key=lambda mine: self.longest_ns[mine].sum())
+        for numbers in shortest_first:
+            without = left.copy()
+            for number in numbers:
+                for low, high in self.ranges[number]:
+                    without[low:high] -= self.sizes[number]
+            if int(without.min()) >= 0:
+                left[:] = without
+                kept[numbers] = True
 
     def take_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
         """Keep content wherever there is room, what is worth most first."""
