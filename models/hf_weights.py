@@ -70,7 +70,7 @@ def hf_weights(spec: ModelSpec) -> tuple[HfWeight, ...]:
     >>> from twinstream.models.presets import load_preset
     >>> hf_weights(load_preset("tiny"))[2]  # doctest: +NORMALIZE_WHITESPACE
     HfWeight(name='model.layers.0.self_attn.k_proj.weight', shape=(64, 128), group='0',
-             offset_bytes=33024, size_bytes=16384)
+             offset_bytes=66048, size_bytes=32768)
     """
     groups = parameter_groups(spec)
     return tuple(weight for group in groups for weight in hf_weights_of(spec, group))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from twinstream.executor.state.training_state import group_layout
 from twinstream.executor.weights.hf_folder import HfFolder
@@ -41,17 +41,17 @@ MODELS: Mapping[str, tuple[str, Mapping[str, object], torch.dtype]] = {
 }
 
 
-def random_model(name: str) -> PreTrainedModel:
-    """Every parameter random, norms and biases too."""
-    family, options, dtype = MODELS[name]
+def random_model(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Every parameter random, norms and biases too; frequencies of RoPE in float32 as ever."""
+    family, options, own_dtype = MODELS[name]
     config = getattr(transformers, f"{family}Config")(**SIZES, **options)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype or own_dtype)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 else 0.15 * noise)
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def save(model: PreTrainedModel, folder: Path, max_shard_size: str = "1GB") -> ModelSpec:
