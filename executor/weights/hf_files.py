@@ -24,18 +24,19 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     Raises:
         WeightsError: there are no safetensors, or the index is broken.
     """
-    if (folder / SINGLE).exists():
-        return None
-    if not (folder / INDEX).exists():
-        raise WeightsError(folder, _nothing_there(folder))
-    return _read_index(folder / INDEX)
+    try:
+        if (folder / SINGLE).exists():
+            return None
+        if not (folder / INDEX).exists():
+            raise WeightsError(folder, _nothing_there(folder))
+        return _read_index(folder / INDEX)
+    except OSError as error:
+        raise WeightsError(folder, f"cannot be read: {told(error)}") from None
 
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeightsError(path, f"cannot be read: {told(error)}") from None
     except (ValueError, RecursionError) as error:
         raise WeightsError(path, f"is not valid JSON ({error}); fetch it again") from None
     found = index.get("weight_map") if isinstance(index, dict) else None

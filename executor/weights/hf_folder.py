@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import torch
 
@@ -78,7 +79,7 @@ class HfFolder:
             except OSError as error:
                 raise WeightsError(path, f"cannot be read: {told(error)}") from None
 
-    def _read(self, file: IO[bytes], weight: HfWeight, destination: torch.Tensor) -> None:
+    def _read(self, file: BufferedReader, weight: HfWeight, destination: torch.Tensor) -> None:
         stored = self.stored[weight.name]
         source = _STORED_DTYPES[stored.dtype]
         flat = destination[weight.offset_bytes : weight.end_bytes]
@@ -88,15 +89,15 @@ class HfFolder:
             return
         values = flat.view(DTYPES[self.spec.dtype])
         block = torch.empty(min(_BLOCK_ELEMENTS, values.numel()), dtype=source)
-        for part in values.split(_BLOCK_ELEMENTS):
+        for part in torch.split(values, _BLOCK_ELEMENTS):
             read = block[: part.numel()]
             _fill(file, read.view(torch.uint8), weight.name)
             part.copy_(read)
 
 
-def _fill(file: IO[bytes], destination: torch.Tensor, name: str) -> None:
+def _fill(file: BufferedReader, destination: torch.Tensor, name: str) -> None:
     """Read as many bytes as the destination, 1-D uint8, has."""
-    num_bytes = file.readinto(memoryview(destination.numpy()))  # type: ignore[attr-defined]
+    num_bytes = file.readinto(destination.numpy().data)
     if num_bytes != destination.numel():
         raise WeightsError(
             Path(file.name),

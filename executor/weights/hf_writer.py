@@ -55,11 +55,11 @@ def write_hf_folder(
             divided without saying where a tensor is.
         HfConfigError: there is no `like`, and no family of transformers is like this model.
     """
-    if has_weights(destination):
-        raise WeightsError(destination, "has weights already; write to another folder")
     files = _division(spec, like, max_shard_bytes)
     shards = {name: _shard(destination / name, spec, inside) for name, inside in files.items()}
     make_room(destination, sum(shard.size_bytes for shard in shards.values()))
+    if has_weights(destination):
+        raise WeightsError(destination, "has weights already; write to another folder")
     write_model_files(destination, spec, like)
     _write_shards(spec, list(shards.values()), read_group)
     if list(files) != [SINGLE]:
@@ -133,7 +133,7 @@ def _write_group(shard: _Shard, weights: Sequence[HfWeight], flat: torch.Tensor)
     """Write what one shard holds of one group."""
     if not weights:
         return
-    content = memoryview(flat.numpy())
+    content = flat.numpy().data
     with writing(shard.path, shard.size_bytes), shard.path.open("r+b") as file:
         for weight in weights:
             file.seek(shard.starts[weight.name])

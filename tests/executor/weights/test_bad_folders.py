@@ -57,6 +57,11 @@ def test_a_folder_that_is_not_there(single):
     assert_says(refusal(folder / "nope", spec), str(folder / "nope"), "is no folder")
 
 
+def test_a_name_that_no_folder_can_have(single):
+    folder, spec = single
+    assert_says(refusal(folder / ("a" * 300), spec), "cannot be read: File name too long")
+
+
 def test_a_folder_without_weights_says_what_is_there(single):
     folder, spec = single
     (folder / SINGLE).unlink()
@@ -171,6 +176,13 @@ def test_tensors_that_are_not_the_models(single):
     folder, spec = single
     change(folder, **{f"model__layers__{i}__extra": torch.zeros(2) for i in range(5)})
     assert_says(refusal(folder, spec), "not part of it: model.layers.0.extra", SINGLE, "2 more")
+
+
+def test_tensors_in_a_shard_that_the_index_does_not_list(sharded):
+    folder, spec = sharded
+    shard = folder / json.loads((folder / INDEX).read_text())["weight_map"][Q_PROJ]
+    save_file(load_file(shard) | {"lora_a": torch.zeros(2)}, shard)
+    assert_says(refusal(folder, spec), f"not part of it: lora_a ({shard.name})")
 
 
 def test_more_layers_than_the_model_has(single):
