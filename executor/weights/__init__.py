@@ -1,0 +1,1 @@
+"""Weights of a Hugging Face folder, in and out of flat tensors."""

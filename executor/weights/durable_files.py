@@ -1,0 +1,63 @@
+"""Files that are on the disk when a function returns, or an error that says what did not fit."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.schedule.files import DocumentError, told, write_bytes
+
+
+@contextmanager
+def writing(path: Path, needed_bytes: int) -> Iterator[None]:
+    """Say of an OSError which file was being written, and how many bytes it needs."""
+    try:
+        yield
+    except (OSError, DocumentError) as error:
+        reason = told(error).removeprefix(f"cannot write {path}: ")
+        raise _cannot_write(path, reason, needed_bytes) from None
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a small file whole, and to the disk.
+
+    Raises:
+        WeightsError: it cannot be written.
+    """
+    with writing(path, len(content)):
+        write_bytes(content, path)
+
+
+def make_room(folder: Path, needed_bytes: int) -> None:
+    """Make a folder, and refuse it where that much does not fit.
+
+    Raises:
+        WeightsError: it cannot be made, or there is too little room.
+    """
+    with writing(folder, needed_bytes):
+        folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < needed_bytes:
+            raise _cannot_write(folder, "too little room", needed_bytes)
+
+
+def sync(path: Path) -> None:
+    """Have what was written of a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _cannot_write(path: Path, reason: str, needed_bytes: int) -> WeightsError:
+    free = ""
+    with suppress(OSError):
+        parent = next(folder for folder in (path, *path.parents) if folder.exists())
+        free = f", and {shutil.disk_usage(parent).free} are free"
+    return WeightsError(
+        path,
+        f"cannot be written: {reason}; it needs {needed_bytes} bytes{free}. Make room, or choose "
+        "another folder",
+    )

@@ -1,0 +1,175 @@
+"""A Hugging Face folder's weights, checked by their headers and read into flat tensors."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.state.training_state import group_layout
+from twinstream.executor.weights.errors import WeightsError, some_of
+from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
+from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
+from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.files import told
+
+_STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
+_BLOCK_ELEMENTS = 2**22  # converted at a time, 8 or 16 MiB
+
+
+@dataclass(frozen=True)
+class HfFolder:
+    """Weights that are all there, in the shapes of `spec`; nothing but headers has been read."""
+
+    path: Path
+    spec: ModelSpec
+    stored: Mapping[str, StoredTensor]
+
+    @classmethod
+    def open(cls, path: str | Path, spec: ModelSpec) -> Self:
+        """Check a folder's weights against a model, from the headers of its files alone.
+
+        float16, bfloat16 and float32 are taken, whatever the dtype of `spec`. The
+        `lm_head.weight` of tied embeddings is ignored, as are saved RoPE frequencies.
+
+        Raises:
+            WeightsError: no safetensors, a file that is missing, broken or cut off, tensors that
+                are missing, not the model's, of another shape, or of another dtype.
+        """
+        folder = Path(path)
+        mapped = weight_map(folder)
+        stored = read_header(folder / SINGLE) if mapped is None else _sharded(folder, mapped)
+        _check(folder, spec, stored)
+        return cls(folder, spec, stored)
+
+    def read_group(self, group: str, destination: torch.Tensor) -> None:
+        """Fill the flat parameters of `embedding`, a layer by its number, or `head`.
+
+        Values are converted to the model's dtype, rounded to nearest; padding is zeroed. Beyond
+        the destination this takes a block of 16 MiB at most.
+
+        Args:
+            destination: 1-D uint8 on the host, of the size of the group's layout.
+
+        Raises:
+            WeightsError: a file has gone or changed since the folder was opened.
+        """
+        size_bytes = group_layout(self.spec, group).size_bytes
+        assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
+        assert destination.device.type == "cpu" and destination.is_contiguous()
+        by_file: dict[Path, list[HfWeight]] = defaultdict(list)
+        end_bytes = 0
+        weights = sorted(hf_weights_of(self.spec, group), key=lambda weight: weight.offset_bytes)
+        for weight in weights:
+            destination[end_bytes : weight.offset_bytes].zero_()
+            end_bytes = weight.end_bytes
+            by_file[self.stored[weight.name].file].append(weight)
+        destination[end_bytes:].zero_()
+        for path, inside in by_file.items():
+            try:
+                with path.open("rb") as file:
+                    for weight in inside:
+                        self._read(file, weight, destination)
+            except OSError as error:
+                raise WeightsError(path, f"cannot be read: {told(error)}") from None
+
+    def _read(self, file: BufferedReader, weight: HfWeight, destination: torch.Tensor) -> None:
+        stored = self.stored[weight.name]
+        source = _STORED_DTYPES[stored.dtype]
+        flat = destination[weight.offset_bytes : weight.end_bytes]
+        file.seek(stored.start_bytes)
+        if source == DTYPES[self.spec.dtype]:
+            _fill(file, flat, weight.name)
+            return
+        values = flat.view(DTYPES[self.spec.dtype])
+        block = torch.empty(min(_BLOCK_ELEMENTS, values.numel()), dtype=source)
+        for part in torch.split(values, _BLOCK_ELEMENTS):
+            read = block[: part.numel()]
+            _fill(file, read.view(torch.uint8), weight.name)
+            part.copy_(read)
+
+
+def _fill(file: BufferedReader, destination: torch.Tensor, name: str) -> None:
+    """Read as many bytes as the destination, 1-D uint8, has."""
+    num_bytes = file.readinto(destination.numpy().data)
+    if num_bytes != destination.numel():
+        raise WeightsError(
+            Path(file.name),
+            f"ends within {name}, though it was long enough before: it has been changed",
+        )
+
+
+def _sharded(folder: Path, mapped: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """The tensors of all shards, each from the file that the index says."""
+    files = sorted(set(mapped.values()))
+    if missing := [file for file in files if not (folder / file).exists()]:
+        raise WeightsError(
+            folder,
+            f"{INDEX} names {len(files)} files, and {some_of(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; fetch what is missing",
+        )
+    shards = {file: read_header(folder / file) for file in files}
+    for name, file in mapped.items():
+        if name not in shards[file]:
+            raise WeightsError(
+                folder / file, f"lacks {name}, which {INDEX} says is there; fetch both again"
+            )
+    unlisted = {name: stored for shard in shards.values() for name, stored in shard.items()}
+    return unlisted | {name: shards[file][name] for name, file in mapped.items()}
+
+
+def _check(folder: Path, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse weights that are not those of the model; all that is wrong in one message."""
+    weights = {weight.name: weight for weight in hf_weights(spec)}
+    missing = [name for name in weights if name not in stored]
+    extra = [
+        f"{name} ({tensor.file.name})"
+        for name, tensor in stored.items()
+        if name not in weights and name != LM_HEAD and not name.endswith(_HARMLESS)
+    ]
+    here = [(weight, stored[name]) for name, weight in weights.items() if name in stored]
+    misshapen = [
+        f"{weight.name} ({tensor.file.name}) is {list(tensor.shape)}, not {list(weight.shape)}"
+        for weight, tensor in here
+        if weight.shape != tensor.shape
+    ]
+    other_dtype = [
+        f"{weight.name} ({tensor.file.name}) is {tensor.dtype}"
+        for weight, tensor in here
+        if tensor.dtype not in _STORED_DTYPES
+    ]
+    problems = _told_problems(missing, extra, misshapen, other_dtype)
+    if problems:
+        raise WeightsError(
+            folder, f"not the weights of '{spec.name}': {'; '.join(problems)}. {_advice(missing)}"
+        )
+
+
+def _told_problems(
+    missing: Sequence[str],
+    extra: Sequence[str],
+    misshapen: Sequence[str],
+    other_dtype: Sequence[str],
+) -> list[str]:
+    problems = []
+    if missing:
+        problems.append(f"missing: {some_of(missing)}")
+    if extra:
+        problems.append(f"not part of it: {some_of(extra)}")
+    if misshapen:
+        problems.append(some_of(misshapen))
+    if other_dtype:
+        problems.append(f"only {', '.join(_STORED_DTYPES)} are read: {some_of(other_dtype)}")
+    return problems
+
+
+def _advice(missing: Sequence[str]) -> str:
+    if list(missing) == [LM_HEAD]:
+        return "If its embeddings are tied, set tie_word_embeddings to true in config.json"
+    return "Do config.json and the weights belong together?"

@@ -1,0 +1,152 @@
+"""Flat tensors to a Hugging Face folder, a group at a time."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twinstream.executor.state.training_state import group_layout
+from twinstream.executor.weights.durable_files import make_room, sync, write_file, writing
+from twinstream.executor.weights.errors import WeightsError, some_of
+from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
+from twinstream.executor.weights.model_files import write_model_files
+from twinstream.executor.weights.safetensors_header import DTYPES, NewTensor, new_header
+from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of, parameter_groups
+from twinstream.models.spec import ModelSpec
+
+MAX_SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A file to be: its first bytes, where in it each tensor begins, and its size."""
+
+    path: Path
+    header: bytes
+    starts: Mapping[str, int]
+    size_bytes: int
+
+
+def write_hf_folder(
+    destination: Path,
+    spec: ModelSpec,
+    read_group: Callable[[str], torch.Tensor],
+    like: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write weights, config.json and tokenizer as a folder that transformers loads unedited.
+
+    Everything is on the disk when this returns. Where it raises, the folder is incomplete: write
+    to a temporary name and rename. No more than one group is held at a time, and none is copied.
+
+    Args:
+        read_group: gives the flat parameters of `embedding`, a layer by its number, or `head`:
+            1-D uint8 on the host, of the size of the group's layout. Called once each, in order.
+        like: a Hugging Face folder whose config.json, tokenizer and division into files are taken
+            over; without weights of its own only the first two.
+        max_shard_bytes: of tensors in one file, where `like` does not say; a tensor that is larger
+            has a file of its own.
+
+    Raises:
+        WeightsError: the folder has weights already or cannot be written, or those of `like` are
+            divided without saying where a tensor is.
+        HfConfigError: there is no `like`, and no family of transformers is like this model.
+    """
+    files = _division(spec, like, max_shard_bytes)
+    shards = {name: _shard(destination / name, spec, inside) for name, inside in files.items()}
+    make_room(destination, sum(shard.size_bytes for shard in shards.values()))
+    if has_weights(destination):
+        raise WeightsError(destination, "has weights already; write to another folder")
+    write_model_files(destination, spec, like)
+    _write_shards(spec, list(shards.values()), read_group)
+    if list(files) != [SINGLE]:
+        write_file(destination / INDEX, _index(spec, files))
+    with writing(destination, 0):
+        sync(destination)
+        sync(destination.parent)
+
+
+def _division(
+    spec: ModelSpec, like: Path | None, max_shard_bytes: int
+) -> dict[str, list[HfWeight]]:
+    """By file name, what it holds."""
+    weights = hf_weights(spec)
+    if like is None or not has_weights(like):
+        return _by_size(weights, max_shard_bytes)
+    mapped = weight_map(like)
+    if mapped is None:
+        return {SINGLE: list(weights)}
+    if missing := [weight.name for weight in weights if weight.name not in mapped]:
+        raise WeightsError(like / INDEX, f"does not say in which file {some_of(missing)} is")
+    files: dict[str, list[HfWeight]] = defaultdict(list)
+    for weight in weights:
+        files[mapped[weight.name]].append(weight)
+    return files
+
+
+def _by_size(weights: Sequence[HfWeight], max_shard_bytes: int) -> dict[str, list[HfWeight]]:
+    """Filled in order, as transformers does."""
+    shards: list[list[HfWeight]] = [[]]
+    num_bytes = 0
+    for weight in weights:
+        if shards[-1] and num_bytes + weight.size_bytes > max_shard_bytes:
+            shards.append([])
+            num_bytes = 0
+        shards[-1].append(weight)
+        num_bytes += weight.size_bytes
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    return {
+        f"model-{i:05}-of-{len(shards):05}.safetensors": shard for i, shard in enumerate(shards, 1)
+    }
+
+
+def _shard(path: Path, spec: ModelSpec, inside: Sequence[HfWeight]) -> _Shard:
+    dtype = DTYPES[spec.dtype]
+    tensors = [NewTensor(weight.name, dtype, weight.shape) for weight in inside]
+    return _Shard(path, *new_header(tensors))
+
+
+def _write_shards(
+    spec: ModelSpec, shards: Sequence[_Shard], read_group: Callable[[str], torch.Tensor]
+) -> None:
+    for shard in shards:
+        with writing(shard.path, shard.size_bytes), shard.path.open("xb") as file:
+            file.write(shard.header)
+            file.truncate(shard.size_bytes)
+    for group in parameter_groups(spec):
+        flat = read_group(group)
+        assert flat.dtype == torch.uint8
+        assert flat.shape == (group_layout(spec, group).size_bytes,), (group, flat.shape)
+        inside = hf_weights_of(spec, group)
+        for shard in shards:
+            _write_group(shard, [weight for weight in inside if weight.name in shard.starts], flat)
+    for shard in shards:
+        with writing(shard.path, shard.size_bytes):
+            sync(shard.path)
+
+
+def _write_group(shard: _Shard, weights: Sequence[HfWeight], flat: torch.Tensor) -> None:
+    """Write what one shard holds of one group."""
+    if not weights:
+        return
+    content = flat.numpy().data
+    with writing(shard.path, shard.size_bytes), shard.path.open("r+b") as file:
+        for weight in weights:
+            file.seek(shard.starts[weight.name])
+            file.write(content[weight.offset_bytes : weight.end_bytes])
+
+
+def _index(spec: ModelSpec, files: Mapping[str, Sequence[HfWeight]]) -> bytes:
+    mapped = {weight.name: file for file, inside in files.items() for weight in inside}
+    index = {
+        "metadata": {
+            "total_parameters": spec.num_parameters,
+            "total_size": spec.num_parameters * spec.itemsize,
+        },
+        "weight_map": dict(sorted(mapped.items())),
+    }
+    return json.dumps(index, indent=2).encode() + b"\n"

@@ -1,0 +1,64 @@
+"""What a Hugging Face folder has beside its weights: config.json, tokenizer, generation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from twinstream.executor.weights.durable_files import write_file
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.models.spec import ModelSpec
+from twinstream.models.to_hf_config import to_hf_config
+from twinstream.schedule.files import told
+
+CONFIG = "config.json"
+COPIED = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja"),
+    *("chat_template.json", "generation_config.json"),
+)
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
+def write_model_files(destination: Path, spec: ModelSpec, like: Path | None) -> None:
+    """Write config.json and copy what `like` has of tokenizer and generation.
+
+    The config.json is that of `like`, to the byte if its dtype is the model's, and one of its own
+    where there is none.
+
+    Raises:
+        WeightsError: a file cannot be read or written.
+        HfConfigError: there is none to copy, and no family of transformers is like this model.
+    """
+    if like is None or not (like / CONFIG).exists():
+        write_file(destination / CONFIG, _json(to_hf_config(spec)))
+    else:
+        content = _read(like / CONFIG)
+        write_file(destination / CONFIG, _with_dtype(like / CONFIG, content, spec.dtype))
+    for name in COPIED:
+        if like is not None and (like / name).exists():
+            write_file(destination / name, _read(like / name))
+
+
+def _with_dtype(path: Path, content: bytes, dtype: str) -> bytes:
+    """A config.json as it is, but for the dtype that it says or, by saying none, means."""
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(path, f"is not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise WeightsError(path, "is not a JSON object")
+    told_by = [key for key in _DTYPE_KEYS if config.get(key) is not None] or ["torch_dtype"]
+    if all(config.get(key, "float32") == dtype for key in told_by):
+        return content
+    return _json(config | dict.fromkeys(told_by, dtype))
+
+
+def _json(config: dict[str, Any]) -> bytes:
+    return json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise WeightsError(path, f"cannot be read: {told(error)}") from None

@@ -1,0 +1,76 @@
+"""Small random models of every family, as transformers makes and saves them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from twinstream.executor.state.training_state import group_layout
+from twinstream.executor.weights.hf_folder import HfFolder
+from twinstream.models.hf_weights import parameter_groups
+from twinstream.models.spec import ModelSpec
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# By name: family, what differs, in which dtype it is saved.
+MODELS: Mapping[str, tuple[str, Mapping[str, object], torch.dtype]] = {
+    "llama": ("Llama", {}, torch.float32),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}, torch.bfloat16),
+    "llama_stretched": ("Llama", {"rope_parameters": STRETCHED, "head_dim": 16}, torch.bfloat16),
+    "mistral": ("Mistral", {"sliding_window": None}, torch.float32),
+    "qwen2": ("Qwen2", {}, torch.bfloat16),
+    "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}, torch.float32),
+    "qwen3": ("Qwen3", {"head_dim": 16}, torch.bfloat16),
+    "qwen3_tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}, torch.float32),
+}
+
+
+def random_model(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Every parameter random, norms and biases too; frequencies of RoPE in float32 as ever."""
+    family, options, own_dtype = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**SIZES, **options)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype or own_dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 else 0.15 * noise)
+    return model.eval()
+
+
+def save(model: PreTrainedModel, folder: Path, max_shard_size: str = "1GB") -> ModelSpec:
+    """As transformers saves it, and the spec that its config.json is read as."""
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return ModelSpec.from_hf_config(folder)
+
+
+def read_flats(folder: HfFolder) -> dict[str, torch.Tensor]:
+    """All groups, each read over garbage."""
+    flats = {}
+    for group in parameter_groups(folder.spec):
+        size_bytes = group_layout(folder.spec, group).size_bytes
+        flats[group] = torch.full((size_bytes,), 0xFF, dtype=torch.uint8)
+        folder.read_group(group, flats[group])
+    return flats
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    ids = torch.arange(2 * 11).view(2, 11) * 5 % SIZES["vocab_size"]
+    with torch.no_grad():
+        return model(input_ids=ids).logits
