@@ -17,9 +17,10 @@ from twinstream.planner.refuse.refusal import refusal, smallest_workload, unname
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.rules.streaming import plan_streaming
-from twinstream.planner.search.cuts import Cuts
+from twinstream.planner.search.cuts import Cut, Cuts
 from twinstream.planner.search.search import search
 from twinstream.planner.search.tokens import proposed_tokens
+from twinstream.planner.search.workbench import Workbench
 from twinstream.planner.warm_start import fits, require_same_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify import require_safe
@@ -133,31 +134,25 @@ class Planner:
             schedule, chain = found
             bound = cuts.step_bound_of(chain.workload)
             return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
-        refused: InfeasiblePlan | None = None
-        if request.choices.open:
+        if request.choices.open and cuts.is_possible:
             workload = smallest_workload(cuts)
             chain = lower(request.spec, workload, request.recipe)
             try:
                 schedule = plan_streaming(chain, request.machine, request.caps)
-            except InfeasiblePlan as error:
-                refused = error.with_traceback(None)  # which holds this frame
+            except InfeasiblePlan:
+                pass
             else:
                 bound = cuts.step_bound_of(workload)
                 return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
         if not name_caps:
             raise unnamed_refusal(cuts)
-        raise refusal(
-            cuts, partial(self._fits, request, smallest_workload(cuts)), refused
-        ) from None
+        raise refusal(cuts, partial(self._fits, request))
 
     def _fits(self, request: PlanRequest, cut: Workload, caps: Caps) -> bool:
-        """Whether a quick search finds a plan of one cut within other caps."""
-        step = replace(
-            request.step, chunk_tokens=cut.chunk_tokens, chunks_per_round=cut.chunks_per_round
-        )
-        quick = replace(request.choices, effort="quick")
-        cuts = self._cuts(replace(request, step=step, caps=caps, choices=quick))
-        return search(cuts, self.judge) is not None
+        """Whether decisions of one cut are found that fit other caps."""
+        cuts = self._cuts(replace(request, caps=caps))
+        bound = cuts.bound(cut)
+        return bound is not None and Workbench(cuts, Cut(cut, bound), self.judge).fits()
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
         """The known plan as an answer to what was asked."""

@@ -1,6 +1,6 @@
 """Why there is no plan within the caps: what any needs, and caps that were tried and do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 
 from twinstream.planner.arena_caps import with_library_memory
@@ -14,7 +14,9 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
 _MOST_BLOCKS = 5_000  # of a cut that is tried here
-_TRIED = (1.1, 1.25, 1.5, 2.0, 4.0, 8.0)  # x the cap, or x what is needed where that is more
+_SIDES: tuple[Side, ...] = ("device", "host")
+_LITTLE_MORE = 1.25  # x the least memory of any cut: others of fewer blocks are sooner tried
+_TRIED = (1.25, 1.5, 2.0, 3.0, 8.0)  # x the cap, or x what is needed where that is more
 
 
 def smallest_workload(cuts: Cuts) -> Workload:
@@ -23,34 +25,27 @@ def smallest_workload(cuts: Cuts) -> Workload:
     return min(workloads, key=_size)
 
 
-def refusal(
-    cuts: Cuts, fits: Callable[[Caps], bool], streaming: InfeasiblePlan | None
-) -> InfeasiblePlan:
+def refusal(cuts: Cuts, fits: Callable[[Workload, Caps], bool]) -> InfeasiblePlan:
     """The error for a step of which no plan was found.
 
     Args:
         cuts: of the step, within the caps.
-        fits: whether a plan is found within other caps.
-        streaming: what the policy of that name says of the same caps, where it may stand in; the
-            caps that it names would do.
+        fits: whether decisions of a cut are found that fit other caps.
     """
-    caps, least = cuts.caps, smallest_workload(cuts)
-    proven = {side: _proven_bytes(cuts, side) for side in ("device", "host")}
-    named = None if streaming is None else streaming.shortage
-    enough = {
-        "device": None if named is None else named.enough_device_bytes,
-        "host": None if named is None else named.enough_host_bytes,
-    }
-    enough = {side: size or _tried(caps, side, proven[side], fits) for side, size in enough.items()}
-    short = next((s for s in proven if proven[s] > (_cap(caps, s) or inf)), None)
-    short = short or next((s for s in enough if enough[s] is not None), "device")
-    chain = cuts.view(least, PROGRAM_ROUNDS).chain
+    caps, proven, enough = cuts.caps, dict.fromkeys(_SIDES, inf), dict[Side, int | None]()
+    for side in _SIDES:
+        needs = {cut: _needed_bytes(cuts, cut, side) for cut in cuts.smallest}
+        proven[side] = min(needs.values())
+        enough[side] = _tried(caps, side, needs, fits)
+    too_small = [side for side in _SIDES if proven[side] > (_cap(caps, side) or inf)]
+    short = [*too_small, *(side for side in _SIDES if enough[side] is not None), "device"][0]
+    chain = cuts.view(smallest_workload(cuts), PROGRAM_ROUNDS).chain
     library = with_library_memory(caps, chain).library_bytes
     needed = {side: None if size == inf else round(size) for side, size in proven.items()}
     return InfeasiblePlan(
         Shortage(
-            "optimal", "host" if short == "host" else "device", _cap(caps, short) or 0,
-            needed[short] or 0, _largest_task(chain), enough["device"], enough["host"], library,
+            "optimal", short, _cap(caps, short) or 0, needed[short] or 0, _largest_task(chain),
+            enough["device"], enough["host"], library,
             proven=(needed["device"], needed["host"]),
         )
     )  # fmt: skip
@@ -67,29 +62,36 @@ def unnamed_refusal(cuts: Cuts) -> InfeasiblePlan:
     )
 
 
-def _proven_bytes(cuts: Cuts, side: Side) -> float:
-    """What any plan of any cut takes of a memory at least, with the other cap as it is.
+def _needed_bytes(cuts: Cuts, cut: Workload, side: Side) -> float:
+    """What any plan of a cut takes of a memory at least, with the other cap as it is.
 
     Two rounds take no more than many. Infinite where no size of that memory would do.
     """
     kind = ProgramKind(cuts.choices, cuts.limits.bound_segments)
-    least = inf
-    for workload in cuts.smallest:
-        rounds = min(workload.rounds_per_step, 2)
-        two = workload.model_copy(update={"rounds_per_step": rounds})
-        found = cuts.program(two, kind).least_cap_bytes(cuts.caps, side)
-        least = min(least, inf if found is None else found)
-    return least
+    two = cut.model_copy(update={"rounds_per_step": min(cut.rounds_per_step, 2)})
+    found = cuts.program(two, kind).least_cap_bytes(cuts.caps, side)
+    return inf if found is None else found
 
 
-def _tried(caps: Caps, side: str, needed: float, fits: Callable[[Caps], bool]) -> int | None:
-    """A cap within which a plan is found, the other as given; None if none is."""
-    given = _cap(caps, side)
+def _tried(
+    caps: Caps,
+    side: Side,
+    needs: Mapping[Workload, float],
+    fits: Callable[[Workload, Caps], bool],
+) -> int | None:
+    """A cap that a cut was found to fit, the other as given; None if none was.
+
+    Of the cuts that need hardly more than the least, that of the fewest blocks is tried.
+    """
+    given, needed = _cap(caps, side), min(needs.values())
     if given is None or needed == inf:
         return None
+    easiest = sorted(needs, key=lambda cut: (cut.chunks_per_round, -cut.chunk_tokens))
+    most = _LITTLE_MORE * max(given, needed)
+    cut = next(cut for cut in easiest if needs[cut] <= most)
     for times in _TRIED:
         size = round(times * max(given, needed))
-        if fits(caps.model_copy(update={f"{side}_bytes": size})):
+        if fits(cut, caps.model_copy(update={f"{side}_bytes": size})):
             return size
     return None
 

@@ -46,7 +46,7 @@ class Cuts:
         each size has a bound clearly below that of all larger ones.
         """
         preferred = admissible(self.spec, self.request.step, self.limits)
-        if self._bound(preferred[0]) is None and not self._is_possible:
+        if self.bound(preferred[0]) is None and not self.is_possible:
             return []
         usual = self._bounded(preferred, every=False)
         if not usual or self._is_near(usual[0]):
@@ -63,7 +63,7 @@ class Cuts:
     @cached_property
     def all(self) -> list[Cut]:
         """The usual ones, smaller chunks, too, and whatever else is possible at all."""
-        if not self._is_possible:
+        if not self.is_possible:
             return []
         others = self._others_by_size(self.usual, self.workloads)
         workloads = [workload for of_size in others for workload in of_size]
@@ -97,9 +97,9 @@ class Cuts:
         ]
 
     @cached_property
-    def _is_possible(self) -> bool:
+    def is_possible(self) -> bool:
         """Whether the program allows any cut within the caps."""
-        return any(self._bound(workload) is not None for workload in self.smallest)
+        return any(self.bound(workload) is not None for workload in self.smallest)
 
     def step_bound_of(self, workload: Workload) -> StepBound:
         """The bound of a cut of which there is a plan, and the least of all."""
@@ -109,7 +109,7 @@ class Cuts:
 
     def bound_of(self, workload: Workload) -> Relaxation:
         """What a step takes at least by a cut of which there is a plan."""
-        bound = self._bound(workload)
+        bound = self.bound(workload)
         assert bound is not None, "what has a plan has a bound"
         return bound
 
@@ -133,11 +133,11 @@ class Cuts:
         self.choices.check(one_round)
         if is_hopeless(one_round, self.caps):
             return []
-        first = self._bound(workloads[0])
+        first = self.bound(workloads[0])
         least_s = inf if first is None or every else first.step_s
         left = [w for w in workloads[1:] if self._alone_s(w) < least_s]
         with ThreadPoolExecutor(_SOLVERS) as pool:
-            bounds = [first, *pool.map(self._bound, left)]
+            bounds = [first, *pool.map(self.bound, left)]
         found = zip([workloads[0], *left], bounds, strict=True)
         return self._least_first([Cut(w, bound) for w, bound in found if bound is not None])
 
@@ -152,7 +152,7 @@ class Cuts:
 
         return sorted(cuts, key=order)
 
-    def _bound(self, workload: Workload) -> Relaxation | None:
+    def bound(self, workload: Workload) -> Relaxation | None:
         """What a step takes at least by a cut; None where nothing fits."""
         if workload not in self._bounds:
             kind = ProgramKind(self.choices, self.limits.bound_segments)

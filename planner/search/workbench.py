@@ -50,6 +50,27 @@ class Workbench:
         if knobs.after is not None:
             return self._reclocked(knobs)
         last = next((one for one in reversed(tried) if one.knobs.rule is None), None)
+        found = self._packed(knobs, last, best)
+        if found.packed is None or not found.packed.fits or _same(found.packed, last):
+            return replace(found, packed=None)
+        return replace(found, judged=self._judged(self.emit(found.packed)))
+
+    def fits(self) -> bool:
+        """Whether decisions that fit the caps are found at once, with room for copies or none."""
+        for room_bytes in (self.room_bytes(), 0):
+            found = self._packed(self.first_knobs(self.cuts.choices, room_bytes), None, None)
+            if found.packed is not None and found.packed.fits:
+                return True
+        return False
+
+    def _packed(self, knobs: Knobs, last: Attempt | None, best: Attempt | None) -> Attempt:
+        """The decisions with these knobs at offsets, with as much of the host as they fit.
+
+        Args:
+            knobs: to plan with.
+            last: the attempt on this cut before, from which solving goes on.
+            best: the fastest of other cuts.
+        """
         found = Attempt(self.cut.workload, knobs, None if last is None else last.relaxed)
         for number in range(self.cuts.limits.tries):
             relaxed = self.relax(knobs, found.relaxed)
@@ -65,9 +86,7 @@ class Workbench:
             if host_bytes is None:
                 break
             knobs = replace(knobs, host_bytes=host_bytes)
-        if found.packed is None or not found.packed.fits or _same(found.packed, last):
-            return replace(found, packed=None)
-        return replace(found, judged=self._judged(self.emit(found.packed)))
+        return found
 
     def relax(self, knobs: Knobs, start: Relaxation | None) -> Relaxation | None:
         """The program's optimum within the caps less the room; None where nothing fits them."""
