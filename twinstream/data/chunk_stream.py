@@ -48,13 +48,23 @@ class ChunkMaker:
         )
 
     def _of_epoch(self, start: Position) -> Iterator[tuple[Chunk, Position]]:
+        """A chunk is given once it is known whether it is the epoch's last."""
+        after = Position(start.epoch + 1, order=self.name)
+        held = None
+        for chunk, position in self._of_groups(start, after):
+            if held is not None:
+                yield held
+            held = chunk, position
+        if held is not None:
+            yield held[0], after
+
+    def _of_groups(self, start: Position, after_all: Position) -> Iterator[tuple[Chunk, Position]]:
         groups = self.order.groups(start.epoch)
         behind = start.chunk
         for index in range(start.group, len(groups)):
             here = Position(start.epoch, index, 0, self.name)
             is_last = index + 1 == len(groups)
-            after = Position(start.epoch + 1, order=self.name)
-            after = after if is_last else replace(here, group=index + 1)
+            after = after_all if is_last else replace(here, group=index + 1)
             pieces = self._pieces(groups[index])
             following = self.order.groups(after.epoch)[:1] if is_last else [groups[index + 1]]
             self.feed.ask(visit.block for group in following for visit in group)

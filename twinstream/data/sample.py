@@ -47,9 +47,7 @@ def take_sample(
     """
     stops = {*tokeniser.tokenizer.special.stops.values(), *tokeniser.tokenizer.after.tolist()}
     tally = _Tally()
-    for block in _chosen(blocks, weights):
-        head = block.head(_BLOCK_BYTES, _BLOCK_ROWS)
-        tokens = tokeniser.fresh(head)
+    for block, head, tokens in _looked_at(blocks, weights, tokeniser):
         tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
         lengths = cut(tokens, (longest,)).lengths
         if block.is_continuous and head != block and len(lengths):
@@ -59,21 +57,36 @@ def take_sample(
             tally.num_rows += len(found)
             tally.num_stopped += sum(found)
         tally.lengths.append(lengths)
-    lengths = np.concatenate(tally.lengths)
+    lengths = np.concatenate([np.empty(0, np.int64), *tally.lengths])
     if not len(lengths):
         raise DataError(_nothing_learned(tally.num_documents))
     return Sample(lengths, tuple(_stop_warnings(tally, bool(stops))))
 
 
-def _chosen(blocks: Sequence[Sequence[Block]], weights: Sequence[float]) -> Iterator[Block]:
+def _looked_at(
+    blocks: Sequence[Sequence[Block]], weights: Sequence[float], tokeniser: BlockTokeniser
+) -> Iterator[tuple[Block, Block, BlockTokens]]:
+    """Blocks with what was looked at of them, and its tokens.
+
+    A block in which no line begins, as those in the midst of a very long one, is passed over.
+    """
     sizes = [
         sum(block.size_bytes for block in its_blocks) * weight
         for its_blocks, weight in zip(blocks, weights, strict=True)
     ]
     for source, its_blocks in enumerate(blocks):
         count = max(1, round(_BLOCKS * sizes[source] / sum(sizes)))
-        for index in shuffled(len(its_blocks), "sample", source)[:count]:
-            yield its_blocks[index]
+        found = 0
+        for index in shuffled(len(its_blocks), "sample", source):
+            block = its_blocks[index]
+            for part in (block.head(_BLOCK_BYTES, _BLOCK_ROWS), block):
+                tokens = tokeniser.fresh(part)
+                if len(tokens.ids):
+                    yield block, part, tokens
+                    found += 1
+                    break
+            if found == count:
+                break
 
 
 def _as_if_whole(tokens: BlockTokens, block: Block, head: Block, longest: int) -> Ints:
@@ -98,7 +111,7 @@ def _stop_warnings(tally: _Tally, has_stops: bool) -> Iterator[str]:
     if not without:
         return
     reason = (
-        "bytes have no end token, and a tokenizer names its own as eos_token in tokenizer_config.json"
+        "bytes have none, and a tokenizer names its own as eos_token in tokenizer_config.json"
         if not has_stops
         else "the chat template puts none at the end of what the assistant says, or leaves it out "
         "of {% generation %}"
@@ -111,7 +124,7 @@ def _stop_warnings(tally: _Tally, has_stops: bool) -> Iterator[str]:
 
 def _nothing_learned(num_documents: int) -> str:
     if not num_documents:
-        return "there is no text in the sampled files: each document is empty; give files with text"
+        return "there is no text in the files: each document is empty; give files with text"
     return (
         f"none of {num_documents} sampled documents has a token to learn: with "
         'loss_on="completions" that is what an assistant says, or a completion; check the roles '
