@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
-from tests.data.samples import HERE, data_of, tokenizer_folder
+from tests.data.samples import CHAT, HERE, data_of, tokenizer_folder
 from twinstream.data.data_error import DataError
-from twinstream.data.options import Source
+from twinstream.data.options import DataOptions, Source
 from twinstream.data.training_data import TrainingData
+from twinstream.schedule.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,14 @@ def test_missing_files_and_empty_folders_are_named(tmp_path):
         TrainingData.open([], None, longest=64, options=HERE)
 
 
+@pytest.mark.parametrize(
+    "options", [{"loss_on": "prompts"}, {"long_documents": "drop"}, {"workers": -1}]
+)
+def test_an_option_that_is_none_is_refused(options):
+    with pytest.raises(ArgumentError, match=f"{next(iter(options))} needs"):
+        DataOptions(**options)
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(tmp_path, weight):
     with pytest.raises(DataError, match=r"weight of .* is .*number of times that an epoch"):
@@ -57,6 +66,10 @@ def test_columns_of_parquet_are_shown_where_none_is_known(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet has no column `text`.*it has body, id"):
         data_of(tmp_path / "a.parquet")
+    chats = pyarrow.table({"messages": [CHAT] * 3})
+    pyarrow.parquet.write_table(chats, tmp_path / "a.parquet")
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    assert len(data_of(tmp_path / "a.parquet", folder, longest=512).lengths()) == 3
     rows = pyarrow.table({"text": ["fine", None]})
     pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a.parquet, row 2: .*it has text \(null\)"):

@@ -78,7 +78,8 @@ if __name__ == "__main__":
     data = data_of(Path(sys.argv[1]), options=DataOptions(workers=1))
     stream = data.chunks(chunk_tokens=64, most_documents=9, seed=0)
     next(stream)
-    print(*stream._close.peek()[2][1]._pool._processes, flush=True)
+    (worker,) = stream._close.peek()[2][1]._pool._processes
+    Path(sys.argv[2]).write_text(str(worker))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -87,17 +88,16 @@ def test_no_process_is_left_when_the_training_is_killed(tmp_path):
     (tmp_path / "a.txt").write_text("text " * 1000)
     (tmp_path / "run.py").write_text(KILLED)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "run.py", tmp_path / "a.txt"],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    (worker,) = map(int, done.stdout.split())
+    command = [sys.executable, tmp_path / "run.py", tmp_path / "a.txt", tmp_path / "worker"]
+    done = subprocess.run(command, env=environment)
+    assert done.returncode == -signal.SIGKILL
+    worker = int((tmp_path / "worker").read_text())
     end_s = time.monotonic() + 10
     while is_running(worker) and time.monotonic() < end_s:
         time.sleep(0.02)
-    assert not is_running(worker)
+    if is_running(worker):
+        os.kill(worker, signal.SIGKILL)
+        pytest.fail("the process goes on without the training")
 
 
 def is_running(pid: int) -> bool:

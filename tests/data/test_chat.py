@@ -127,6 +127,22 @@ def test_plain_text_is_learned_with_the_end_token_and_begins_as_the_tokenizer_sa
     assert labels == [*ids[1:], -100]
 
 
+def test_what_a_tokenizer_cuts_or_pads_for_others_is_whole(tmp_path):
+    folder = tokenizer_folder(tmp_path / "tokenizer")
+    tokenizer = loaded(folder)
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=600)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (tmp_path / "rows.jsonl").write_text(lines_of([{"messages": CHAT}]))
+    stream = data_of(tmp_path / "rows.jsonl", folder, longest=512).chunks(
+        chunk_tokens=512, most_documents=9, seed=0
+    )
+    chunk = next(stream)
+    (learned,) = learned_text(loaded(folder), chunk)
+    assert learned == "A letter, é.<|im_end|>True.<|im_end|>"
+    assert chunk.lengths[0] < 200
+
+
 def test_a_conversation_that_never_stops_is_warned_of(tmp_path):
     endless = CHATML.replace("<|im_end|>", "")
     _, _, data = epoch_of(tmp_path, [{"messages": CHAT}], endless)

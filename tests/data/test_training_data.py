@@ -2,16 +2,17 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.samples import HERE, an_epoch, data_of, documents, lines_of, paragraphs
+from tests.data.samples import HERE, an_epoch, data_of, documents, lines_of, loaded, paragraphs
 from tests.data.samples import tokenizer_folder as folder_of
 from twinstream.data.data_error import DataError
+from twinstream.data.encoding.block_tokeniser import BlockTokeniser
 from twinstream.data.options import DataOptions, Source
 from twinstream.data.order import Position, shuffled
 from twinstream.data.training_data import TrainingData
@@ -106,6 +107,29 @@ def test_a_tiny_weight_alone_gives_documents_in_some_epochs(tmp_path):
     assert found == sorted(set(found)), "one document at a time"
 
 
+def test_a_text_file_begins_and_ends_once_however_many_blocks_it_has(tmp_path):
+    text = "\n\n".join(paragraphs()[:100])
+    (tmp_path / "a.txt").write_text(text)
+    folder = folder_of(tmp_path / "tokenizer", None, add_bos=True)
+    data = data_of(tmp_path / "a.txt", folder)
+    assert len(data.blocks[0]) > 10
+    tokeniser = BlockTokeniser(data.recipe, None)
+    ids = np.concatenate([tokeniser.tokens(block).ids for block in data.blocks[0]])
+    whole = loaded(folder).decode(ids.tolist(), skip_special_tokens=False)
+    assert whole == f"<s>{text}<|endoftext|>"
+    stream = data.chunks(**SHAPE, seed=0)
+    packed = sum(len(ids) for chunk in an_epoch(stream) for ids, _ in documents(chunk))
+    assert len(ids) - packed < len(data.blocks[0]), "but for single tokens"
+
+
+def test_the_vocabulary_is_checked_of_what_the_cache_gives_too(tmp_path):
+    path, cache = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "cache"
+    an_epoch(data_of(path, cache=cache).chunks(**SHAPE, seed=0))
+    data = replace(data_of(path, cache=cache), recipe=replace(data_of(path).recipe, vocab_size=97))
+    with pytest.raises(DataError, match=r"a.jsonl:\d+: token id 1\d\d is outside the model's"):
+        next(data.chunks(**SHAPE, seed=0))
+
+
 def test_long_rows_are_cut_and_text_is_cut_to_fill(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines_of([{"text": "abcdefghij" * 10}]))
     chunk = next(data_of(tmp_path / "a.jsonl", longest=40).chunks(**SHAPE, seed=0))
@@ -141,6 +165,25 @@ def test_lines_longer_than_blocks_are_looked_at(tmp_path):
     data = data_of(tmp_path / "a.jsonl", longest=50)
     assert len(data.blocks[0]) > 400
     assert data.lengths().tolist() == [50] * 6000
+    assert data.epoch_tokens == 300_000
+
+
+def test_the_tokens_of_an_epoch_are_estimated(tmp_path):
+    sources = [
+        Source(write_rows(tmp_path / "a.jsonl", 400), 0.5),
+        Source(tmp_path / "b.txt", 3),
+    ]
+    (tmp_path / "b.txt").write_text("\n\n".join(paragraphs()[:100]))
+    data = TrainingData.open(sources, None, longest=64, options=HERE)
+    stream = data.chunks(**SHAPE, seed=0)
+    packed = sum(256 - chunk.num_padding for chunk in an_epoch(stream))
+    assert data.epoch_tokens == pytest.approx(packed, rel=0.1)
+
+
+def test_small_files_are_sampled_together(tmp_path):
+    for index in range(30):
+        (tmp_path / f"{index}.txt").write_text("x" * (index + 10))
+    assert sorted(data_of(tmp_path).lengths().tolist()) == list(range(10, 40))
 
 
 def test_the_fingerprint_is_of_content_and_recipe_and_not_of_places(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinstream.data.data_error import DataError
+from twinstream.schedule.errors import ArgumentError, require_whole
 
 _TEMPLATES_OWN_DATE = date(2024, 7, 26)  # what Llama's templates say where they are told none
 
@@ -23,10 +24,10 @@ class Source:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isfinite(self.weight) or not 1e-6 <= self.weight <= 1e6:
+        if not isfinite(self.weight) or not 1e-3 <= self.weight <= 1e3:
             raise DataError(
                 f"the weight of {self.path} is {self.weight}: give the number of times that an "
-                "epoch goes through it, from 0.000001 to 1000000"
+                "epoch goes through it, from 0.001 to 1000"
             )
 
 
@@ -50,3 +51,13 @@ class DataOptions:
     chat_template: Path | None = None
     today: date = _TEMPLATES_OWN_DATE
     workers: int = 4
+
+    def __post_init__(self) -> None:
+        require_whole("workers", self.workers, 0, 1024)
+        _require_one_of("loss_on", self.loss_on, ("completions", "all"))
+        _require_one_of("long_documents", self.long_documents, ("cut", "refuse"))
+
+
+def _require_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ArgumentError(f"{name} needs to be one of {', '.join(known)}, got {value!r:.60}")

@@ -20,18 +20,32 @@ _STOP_WITHIN = 8  # tokens: templates put a line end or two after the stop token
 
 @dataclass(frozen=True)
 class Sample:
-    """Lengths [D] of the pieces of sampled documents, and what a user should know."""
+    """What was seen.
+
+    Attributes:
+        lengths: [D], tokens of the pieces of the sampled documents.
+        epoch_tokens: of an epoch, about.
+        warnings: what a user should know.
+    """
 
     lengths: Ints
+    epoch_tokens: int
     warnings: tuple[str, ...] = ()
 
 
 @dataclass
 class _Tally:
+    """What is counted on the way; tokens and bytes by source."""
+
+    num_sources: int
     num_documents: int = 0
     num_stopped: int = 0
     num_rows: int = 0
     lengths: list[Ints] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = np.zeros(self.num_sources)
+        self.bytes = np.zeros(self.num_sources)
 
 
 def take_sample(
@@ -46,54 +60,58 @@ def take_sample(
         DataError: a row cannot be used, or there is nothing to learn in any.
     """
     stops = {*tokeniser.tokenizer.special.stops.values(), *tokeniser.tokenizer.after.tolist()}
-    tally = _Tally()
-    for block, head, tokens in _looked_at(blocks, weights, tokeniser):
-        tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
-        lengths = cut(tokens, (longest,)).lengths
-        if block.is_continuous and head != block and len(lengths):
-            lengths = _as_if_whole(tokens, block, head, longest)
-        elif not block.is_continuous:
-            found = list(_stopped(tokens, stops))
-            tally.num_rows += len(found)
-            tally.num_stopped += sum(found)
-        tally.lengths.append(lengths)
-    lengths = np.concatenate([np.empty(0, np.int64), *tally.lengths])
+    sizes = np.array([sum(block.size_bytes for block in its_blocks) for its_blocks in blocks])
+    epoch_bytes = sizes * np.array(weights)
+    counts = np.maximum(1, np.rint(_BLOCKS * epoch_bytes / epoch_bytes.sum())).astype(int)
+    tally = _Tally(len(blocks))
+    for source, (its_blocks, count) in enumerate(zip(blocks, counts.tolist(), strict=True)):
+        for block, head, tokens in _looked_at(its_blocks, source, count, tokeniser):
+            tally.tokens[source] += len(tokens.ids)
+            tally.bytes[source] += head.size_bytes
+            tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
+            tally.lengths.append(_lengths(tokens, block, head, longest))
+            if not block.is_continuous:
+                found = list(_stopped(tokens, stops))
+                tally.num_rows += len(found)
+                tally.num_stopped += sum(found)
+    lengths = np.concatenate(tally.lengths)
     if not len(lengths):
         raise DataError(_nothing_learned(tally.num_documents))
-    return Sample(lengths, tuple(_stop_warnings(tally, bool(stops))))
+    epoch_tokens = round(float((epoch_bytes * tally.tokens / tally.bytes).sum()))
+    return Sample(lengths, epoch_tokens, tuple(_stop_warnings(tally, bool(stops))))
 
 
 def _looked_at(
-    blocks: Sequence[Sequence[Block]], weights: Sequence[float], tokeniser: BlockTokeniser
+    blocks: Sequence[Block], source: int, count: int, tokeniser: BlockTokeniser
 ) -> Iterator[tuple[Block, Block, BlockTokens]]:
-    """Blocks with what was looked at of them, and its tokens.
+    """Blocks of a source, what was looked at of each, and its tokens.
 
-    A block in which no line begins, as those in the midst of a very long one, is passed over.
+    A block in which no line begins, as those in the midst of a very long one, is not counted.
     """
-    sizes = [
-        sum(block.size_bytes for block in its_blocks) * weight
-        for its_blocks, weight in zip(blocks, weights, strict=True)
-    ]
-    for source, its_blocks in enumerate(blocks):
-        count = max(1, round(_BLOCKS * sizes[source] / sum(sizes)))
-        found = 0
-        for index in shuffled(len(its_blocks), "sample", source):
-            block = its_blocks[index]
-            for part in (block.head(_BLOCK_BYTES, _BLOCK_ROWS), block):
-                tokens = tokeniser.fresh(part)
-                if len(tokens.ids):
-                    yield block, part, tokens
-                    found += 1
-                    break
-            if found == count:
-                break
+    found = 0
+    for index in shuffled(len(blocks), "sample", source):
+        block = blocks[index]
+        tokens = tokeniser.fresh(head := block.head(_BLOCK_BYTES, _BLOCK_ROWS))
+        if not len(tokens.ids):
+            tokens = tokeniser.fresh(head := block)
+        yield block, head, tokens
+        found += len(tokens.ids) > 0
+        if found == count:
+            return
 
 
-def _as_if_whole(tokens: BlockTokens, block: Block, head: Block, longest: int) -> Ints:
-    """Lengths of pieces of a continuous text of which only the beginning was looked at."""
-    whole = len(tokens.ids) * block.size_bytes // head.size_bytes
-    size = min(longest, whole)
-    return np.full(max(1, round(len(tokens.ids) / size)), size, np.int64)
+def _lengths(tokens: BlockTokens, block: Block, head: Block, longest: int) -> Ints:
+    """Of pieces; of a continuous text of which only the beginning was looked at, as if of all."""
+    last = len(head.parts) - 1
+    if not block.is_continuous or head.parts[last] == block.parts[last]:
+        return cut(tokens, (longest,)).lengths
+    start = int(tokens.ends[last - 1]) if last else 0
+    seen = len(tokens.ids) - start
+    whole = seen * block.parts[last].size_bytes // head.parts[last].size_bytes
+    size = max(1, min(longest, whole))
+    before = BlockTokens(tokens.ids[:start], tokens.learned[:start], tokens.ends[:last])
+    as_if = np.full(max(1, round(seen / size)) if seen else 0, size, np.int64)
+    return np.concatenate([cut(before, (longest,)).lengths, as_if])
 
 
 def _stopped(tokens: BlockTokens, stops: set[int]) -> Iterator[bool]:

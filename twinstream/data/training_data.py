@@ -117,6 +117,11 @@ class TrainingData:
         """Tokens of each document of a seeded sample, as they are packed (long ones cut)."""
         return self.sample.lengths
 
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of an epoch, with the weights: an estimate by the sample, without padding."""
+        return self.sample.epoch_tokens
+
     def require_same(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
 
