@@ -1,0 +1,1 @@
+"""From rows to tokens: tokenizer, chat template, which tokens are learned, and the cache."""

@@ -1,0 +1,167 @@
+"""Blocks of files into tokens, through the cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from hashlib import blake2b
+from itertools import chain, islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.data.data_error import DataError
+from twinstream.data.encoding.block_tokens import BlockTokens
+from twinstream.data.encoding.cache import TokenCache
+from twinstream.data.encoding.passages import Passage, PassageMaker
+from twinstream.data.encoding.template import ChatTemplate
+from twinstream.data.encoding.tokenizer import Ids, load_tokenizer
+from twinstream.data.reading.bins import read_bin
+from twinstream.data.reading.blocks import Block, Part
+from twinstream.data.reading.files import combined_hash
+from twinstream.data.reading.ranges import lines_in, text_in
+from twinstream.data.reading.rows import rows_of
+
+_FORMAT = 1  # of what the cache keeps; another one when tokens of the same content change
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the tokens of a content; it goes to other processes as it is."""
+
+    tokenizer: Path | None
+    template: str | None
+    loss_on: Literal["completions", "all"]
+    today: date
+    vocab_size: int | None
+
+
+class BlockTokeniser:
+    """Makes tokens of blocks, or takes those of an earlier run from the cache."""
+
+    def __init__(self, recipe: Recipe, cache: Path | None) -> None:
+        self.tokenizer = load_tokenizer(recipe.tokenizer)
+        special = self.tokenizer.special
+        template = None
+        if recipe.template is not None:
+            template = ChatTemplate(recipe.template, special.named, recipe.today)
+        self._maker = PassageMaker(template, recipe.loss_on, tuple(special.stops))
+        self._vocab_size = recipe.vocab_size
+        self._cache = None if cache is None else TokenCache(cache)
+        self.identity = combined_hash(
+            (_FORMAT, self.tokenizer.identity, recipe.template, recipe.loss_on, recipe.today)
+        )
+
+    def tokens(self, block: Block) -> BlockTokens:
+        """Of all documents of a block.
+
+        Raises:
+            DataError: a row or a file cannot be used, or has ids that the model does not know.
+        """
+        if self._cache is None or block.kind == "bin":
+            return self.fresh(block)
+        key = self._key(block)
+        tokens = self._cache.get(key)
+        if tokens is None:
+            tokens = self._made(block)
+            self._cache.put(key, tokens)
+        self._check_ids(block, tokens)
+        return tokens
+
+    def fresh(self, block: Block) -> BlockTokens:
+        """As `tokens`, without the cache."""
+        tokens = self._made(block)
+        self._check_ids(block, tokens)
+        return tokens
+
+    def _made(self, block: Block) -> BlockTokens:
+        if block.kind == "bin":
+            runs = [read_bin(part.path, part.first, part.end) for part in block.parts]
+            return _joined(runs, [np.ones(len(run), np.bool_) for run in runs])
+        if block.kind == "text":
+            runs = [self._of_text(part) for part in block.parts]
+            return _joined(runs, [np.ones(len(run), np.bool_) for run in runs])
+        rows = chain.from_iterable(rows_of(part) for part in block.parts)
+        return self._of_passages([self._maker.passage(row) for row in rows])
+
+    def _of_text(self, part: Part) -> Ids:
+        """A piece of a text file: what goes around a document goes around the whole file."""
+        text, start = text_in(part.path, part.first, part.end)
+        (ids,) = self.tokenizer.encode([text]) if text else (np.empty(0, np.int32),)
+        reaches_end = start + len(text.encode()) >= part.file_bytes
+        before = self.tokenizer.before if part.first == 0 else ids[:0]
+        after = self.tokenizer.after if text and reaches_end else ids[:0]
+        return np.concatenate([before, ids, after])
+
+    def _of_passages(self, passages: Sequence[Passage]) -> BlockTokens:
+        located = iter(self.tokenizer.locate([p.text for p in passages if p.learned is not None]))
+        plain = iter(self.tokenizer.encode([p.text for p in passages if p.learned is None]))
+        runs, masks = [], []
+        for passage in passages:
+            if passage.learned is None:
+                ids = next(plain)
+                learned = np.ones(len(ids), np.bool_)
+            else:
+                tokens = next(located)
+                ids = tokens.ids
+                learned = np.zeros(len(ids), np.bool_)
+                for start, end in passage.learned:
+                    learned |= (tokens.ends > start) & (tokens.starts < end)
+            if not passage.is_chat:
+                before, after = self.tokenizer.before, self.tokenizer.after
+                around = [np.full(len(before), passage.learned is None), learned]
+                learned = np.concatenate([*around, np.ones(len(after), np.bool_)])
+                ids = np.concatenate([before, ids, after])
+            runs.append(ids)
+            masks.append(learned)
+        return _joined(runs, masks)
+
+    def _key(self, block: Block) -> str:
+        """Of the content of its parts, and of the recipe."""
+        return combined_hash((self.identity, block.kind, *map(_content, block.parts)))
+
+    def _check_ids(self, block: Block, tokens: BlockTokens) -> None:
+        if self._vocab_size is None or not len(tokens.ids):
+            return
+        largest = int(tokens.ids.max())
+        if largest < self._vocab_size:
+            return
+        document = int(np.searchsorted(tokens.ends, tokens.ids.argmax(), side="right"))
+        raise DataError(
+            f"{document_place(block, document)}: token id {largest} is outside the model's "
+            f"vocabulary of {self._vocab_size} ids (0 to {self._vocab_size - 1}); take the model's "
+            "own tokenizer, or a model with a larger vocabulary"
+        )
+
+
+def document_place(block: Block, document: int) -> str:
+    """File and line, or row, of a document of a block; of a text or .bin its file."""
+    if block.is_continuous:
+        return str(block.parts[document].path)
+    rows = chain.from_iterable(rows_of(part) for part in block.parts)
+    return next(islice(rows, document, None)).where()
+
+
+def _content(part: Part) -> object:
+    if part.kind == "parquet":
+        return part.content_hash, part.row_group, part.first, part.end
+    if part.kind == "lines":
+        return _digest(lines_in(part.path, part.first, part.end)[0])
+    text, start = text_in(part.path, part.first, part.end)
+    content = text.encode()
+    return part.first == 0, start + len(content) >= part.file_bytes, _digest(content)
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=16).digest()
+
+
+def _joined(runs: Sequence[Ids], masks: Sequence[NDArray[np.bool_]]) -> BlockTokens:
+    """One document each."""
+    none = np.empty(0, np.int32)
+    return BlockTokens(
+        np.concatenate([none, *runs]),
+        np.concatenate([none.astype(np.bool_), *masks]),
+        np.cumsum([len(run) for run in runs], dtype=np.int64),
+    )

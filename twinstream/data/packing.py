@@ -1,0 +1,135 @@
+"""Documents packed into chunks of one size, side by side and apart."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.data.data_error import DataError
+from twinstream.data.pieces import NO_LABEL, Ints, Pieces
+
+_PADDING_ID = 0  # any that each model has: nothing attends to it, and it has no label
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one pass of the model takes, T tokens.
+
+    Attributes:
+        ids: [T].
+        labels: [T], the token that comes after each; -100 is none, as at a document's end.
+        lengths: of the documents one after another, then of the padding; they add up to T.
+        num_padding: tokens of padding, the last ones.
+    """
+
+    ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    lengths: tuple[int, ...]
+    num_padding: int = 0
+
+
+@dataclass(frozen=True)
+class ChunkShape:
+    """What a plan allows: tokens of a chunk, of its longest document, and entries of `lengths`.
+
+    Padding is in `lengths` too, in pieces no longer than a document, so that a chunk with
+    nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries.
+    """
+
+    chunk_tokens: int
+    longest: int
+    most_documents: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.longest <= self.chunk_tokens:
+            raise DataError(
+                f"a chunk of {self.chunk_tokens} tokens cannot hold documents of up to "
+                f"{self.longest} tokens: the longest needs from 2 tokens to as many as a chunk"
+            )
+        needed = 1 + -(-(self.chunk_tokens - 1) // self.longest)
+        if self.most_documents < needed:
+            raise DataError(
+                f"{self.most_documents} document(s) a chunk are too few: {self.chunk_tokens} "
+                f"tokens in documents of up to {self.longest} need at least {needed}, with padding"
+            )
+
+
+def pack(lengths: Ints, shape: ChunkShape) -> list[Ints]:
+    """First-fit decreasing: for each chunk, the indices of its documents.
+
+    Each document goes to the first chunk that has room for it, the longest ones first and equal
+    ones in the order they come. Equal ones are placed together, so that it takes about one step
+    for each chunk and each different length.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    different, counts = np.unique(lengths, return_counts=True)
+    bins = _Bins(shape)
+    taken = 0
+    for length, count in zip(different[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        left = count
+        while left:
+            index = bins.first_with_room(length)
+            placed = bins.place(index, length, left)
+            bins.members[index].append(order[taken : taken + placed])
+            taken += placed
+            left -= placed
+    return [np.concatenate(members) for members in bins.members]
+
+
+class _Bins:
+    """Chunks being filled."""
+
+    def __init__(self, shape: ChunkShape) -> None:
+        self.shape = shape
+        self.members: list[list[Ints]] = []
+        self._free = np.full(64, shape.chunk_tokens, np.int64)
+        self._entries = np.zeros(64, np.int64)
+
+    def first_with_room(self, length: int) -> int:
+        """The first chunk that takes one more of this length; a new one is always there."""
+        if len(self.members) == len(self._free):
+            self._free = np.append(self._free, np.full_like(self._free, self.shape.chunk_tokens))
+            self._entries = np.append(self._entries, np.zeros_like(self._entries))
+        num = len(self.members) + 1
+        free = self._free[:num] - length
+        padding = -(-free // self.shape.longest)
+        fits = (free >= 0) & (self._entries[:num] + 1 + padding <= self.shape.most_documents)
+        index = int(fits.argmax())
+        if index == len(self.members):
+            self.members.append([])
+        return index
+
+    def place(self, index: int, length: int, at_most: int) -> int:
+        """Put in as many as there is room for, at least one; how many."""
+        free, entries = int(self._free[index]), int(self._entries[index])
+
+        def needed(placed: int) -> int:
+            return entries + placed + -(-(free - placed * length) // self.shape.longest)
+
+        # A document more never lowers the entries: it is no longer than a piece of padding.
+        room = range(1, min(at_most, free // length) + 1)
+        placed = bisect_right(room, self.shape.most_documents, key=needed)
+        self._free[index] -= placed * length
+        self._entries[index] += placed
+        return placed
+
+
+def chunk_of(pieces: Pieces, indices: Ints, shape: ChunkShape) -> Chunk:
+    """The chunk of these pieces, in this order."""
+    starts, lengths = pieces.starts[indices].tolist(), pieces.lengths[indices].tolist()
+    ids = np.full(shape.chunk_tokens, _PADDING_ID, np.int32)
+    labels = np.full(shape.chunk_tokens, NO_LABEL, np.int32)
+    at = 0
+    for start, length in zip(starts, lengths, strict=True):
+        ids[at : at + length] = pieces.ids[start : start + length]
+        labels[at : at + length - 1] = pieces.labels[start : start + length - 1]
+        at += length
+    num_padding = shape.chunk_tokens - at
+    return Chunk(ids, labels, (*lengths, *_padding(num_padding, shape.longest)), num_padding)
+
+
+def _padding(num_tokens: int, longest: int) -> Sequence[int]:
+    whole, rest = divmod(num_tokens, longest)
+    return [longest] * whole + [rest] * (rest > 0)

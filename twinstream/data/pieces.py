@@ -1,0 +1,96 @@
+"""Documents of blocks, cut into pieces no longer than a plan's longest document."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.data.encoding.block_tokens import BlockTokens
+
+NO_LABEL = -100
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What is packed: [P] ranges of one run of tokens [N].
+
+    Attributes:
+        ids, labels: [N]; a label is the token after, or NO_LABEL where that is not learned.
+        starts, lengths: [P]; no piece is longer than the longest document, and in each there is
+            something to learn.
+    """
+
+    ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    starts: Ints
+    lengths: Ints
+
+    def chosen(self, indices: Ints) -> "Pieces":
+        return Pieces(self.ids, self.labels, self.starts[indices], self.lengths[indices])
+
+
+def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Pieces:
+    """The documents of a block, longer ones in pieces of these sizes, around and around.
+
+    A piece in which nothing is learned is left out: it would cost time and change nothing.
+    """
+    ends = tokens.ends
+    starts = np.concatenate([ends[:1] * 0, ends[:-1]])
+    lengths = ends - starts
+    is_long = lengths > sizes[0]
+    parts = [
+        (int(start) + first, size)
+        for start, length in zip(starts[is_long], lengths[is_long], strict=True)
+        for first, size in _around(int(length), sizes)
+    ]
+    long_starts, long_lengths = np.array(parts, np.int64).reshape(-1, 2).T
+    starts = np.concatenate([starts[~is_long], long_starts])
+    lengths = np.concatenate([lengths[~is_long], long_lengths])
+    counts = np.concatenate([[0], np.cumsum(tokens.learned)])
+    ends = starts + lengths
+    teaches = counts[ends] > counts[np.minimum(starts + 1, ends)]
+    labels = np.full(len(tokens.ids), NO_LABEL, np.int32)
+    labels[:-1] = np.where(tokens.learned[1:], tokens.ids[1:], NO_LABEL)
+    return Pieces(tokens.ids, labels, starts[teaches], lengths[teaches])
+
+
+def _around(length: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, size) of the pieces of a document."""
+    found: list[tuple[int, int]] = []
+    first = 0
+    while first < length:
+        size = min(sizes[len(found) % len(sizes)], length - first)
+        found.append((first, size))
+        first += size
+    return found
+
+
+def joined(parts: Sequence[Pieces]) -> Pieces:
+    """As pieces of one run of tokens."""
+    offsets = np.cumsum([0, *(len(part.ids) for part in parts)])
+    return Pieces(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.starts + at for part, at in zip(parts, offsets, strict=False)]),
+        np.concatenate([part.lengths for part in parts]),
+    )
+
+
+def sizes_for(longest: int, chunk_tokens: int | None, *, is_continuous: bool) -> tuple[int, ...]:
+    """Sizes of the pieces of long documents.
+
+    A continuous text is cut so that its pieces fill chunks to the last token: as many of the
+    longest as a chunk has room for, then one of what is left.
+    """
+    if chunk_tokens is None or not is_continuous or chunk_tokens % longest == 0:
+        return (longest,)
+    return (*([longest] * (chunk_tokens // longest)), chunk_tokens % longest)
+
+
+def first_too_long(tokens: BlockTokens, longest: int) -> tuple[int, int] | None:
+    """Index and length of the first document longer than that."""
+    lengths = np.diff(tokens.ends, prepend=0)
+    over = np.flatnonzero(lengths > longest)
+    return (int(over[0]), int(lengths[over[0]])) if len(over) else None

@@ -1,0 +1,115 @@
+"""Files cut into blocks: what one process tokenises at a time, and the cache keeps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from twinstream.data.reading.bins import bin_layout
+from twinstream.data.reading.files import DataFile, Kind
+from twinstream.data.reading.parquet import row_groups
+
+_SLICES_OF_A_ROW_GROUP = 16  # each reads all of it
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of one file.
+
+    Of text and lines in bytes: it has the lines that begin in it. Of .bin in tokens, of parquet
+    in rows of a row group, whose `size_bytes` are about those of its share without compression.
+    """
+
+    path: Path
+    kind: Kind
+    first: int
+    end: int
+    size_bytes: int
+    file_bytes: int
+    content_hash: str
+    row_group: int = 0
+
+    def head(self, most_bytes: int, most_rows: int) -> "Part":
+        """Its beginning, of at least one row."""
+        units = self.end - self.first
+        taken = units
+        if self.size_bytes > most_bytes:
+            taken = max(1, units * most_bytes // self.size_bytes)
+        if self.kind == "parquet":
+            taken = min(taken, most_rows)
+        return replace(
+            self, end=self.first + taken, size_bytes=max(1, self.size_bytes * taken // units)
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parts of one kind, of about the same size in all blocks of a data set."""
+
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def kind(self) -> Kind:
+        return self.parts[0].kind
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether its documents are long texts that may be cut anywhere."""
+        return self.kind in ("text", "bin")
+
+    def head(self, most_bytes: int, most_rows: int) -> "Block":
+        """The beginnings of its parts, as many as have room; only of the last one not all."""
+        taken: list[Part] = []
+        for part in self.parts:
+            taken.append(part.head(most_bytes, most_rows))
+            most_bytes -= taken[-1].size_bytes
+            if most_bytes <= 0 or taken[-1] != part:
+                break
+        return Block(tuple(taken))
+
+
+def lay_out(files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int) -> list[Block]:
+    """The blocks of a source: large files in ranges, small ones together."""
+    blocks: list[Block] = []
+    together: list[Part] = []
+    held_bytes = 0
+    for file, content_hash in zip(files, hashes, strict=True):
+        for part in _parts(file, content_hash, block_bytes):
+            is_full = held_bytes + part.size_bytes > block_bytes
+            if together and (is_full or together[-1].kind != part.kind):
+                blocks.append(Block(tuple(together)))
+                together, held_bytes = [], 0
+            together.append(part)
+            held_bytes += part.size_bytes
+    if together:
+        blocks.append(Block(tuple(together)))
+    return blocks
+
+
+def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[Part]:
+    whole = Part(file.path, file.kind, 0, 0, 0, file.size_bytes, content_hash)
+    if file.kind == "parquet":
+        for index, (num_rows, size_bytes) in enumerate(row_groups(file.path)):
+            slices = max(1, min(_SLICES_OF_A_ROW_GROUP, -(-size_bytes // block_bytes), num_rows))
+            share_bytes = max(1, size_bytes // slices)
+            for first, end in _even_ranges(num_rows, slices):
+                yield replace(whole, first=first, end=end, size_bytes=share_bytes, row_group=index)
+        return
+    unit_bytes, units = 1, file.size_bytes
+    if file.kind == "bin":
+        layout = bin_layout(file.path)
+        unit_bytes, units = np.dtype(layout.dtype).itemsize, layout.num_tokens
+    for first, end in _even_ranges(units, max(1, -(-units * unit_bytes // block_bytes))):
+        yield replace(whole, first=first, end=end, size_bytes=(end - first) * unit_bytes)
+
+
+def _even_ranges(total: int, count: int) -> Iterator[tuple[int, int]]:
+    edges = [total * index // count for index in range(count + 1)]
+    yield from ((first, end) for first, end in pairwise(edges) if end > first)

@@ -1,0 +1,127 @@
+"""Which files a source has, and what tells one content from another."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from twinstream.data.data_error import DataError, unreadable
+from twinstream.data.options import Source
+
+Kind = Literal["text", "lines", "parquet", "bin"]
+KINDS: dict[str, Kind] = {
+    ".txt": "text",
+    ".jsonl": "lines",
+    ".json": "lines",
+    ".parquet": "parquet",
+    ".bin": "bin",
+}
+_READS = "twinstream reads .txt, .jsonl, .json (one object a line), .parquet and .bin"
+_PIECE_BYTES = 1 << 20
+_HASHED_BYTES = 4 << 30  # of all files together, so that opening takes seconds
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file with something in it."""
+
+    path: Path
+    kind: Kind
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of a source in the order of their paths, and a line on what was left out, if any."""
+
+    files: tuple[DataFile, ...]
+    left_out: str | None = None
+
+
+def find_files(source: Source) -> Found:
+    """The file itself, or all files below the folder that are of a known kind.
+
+    Hidden and empty files are left out, and in a folder those of other kinds.
+
+    Raises:
+        DataError: there is no such file, or nothing in it that can be read.
+    """
+    try:
+        if source.path.is_dir():
+            return _in_folder(source.path)
+        size_bytes = source.path.stat().st_size
+    except OSError as error:
+        raise unreadable(source.path, error) from None
+    kind = KINDS.get(source.path.suffix.lower())
+    if kind is None:
+        raise DataError(
+            f"{source.path} is of an unknown kind, '{source.path.suffix}': {_READS}; convert it, "
+            "or give plain text the ending .txt"
+        )
+    if not size_bytes:
+        raise DataError(f"{source.path} is empty (0 bytes): there is nothing to train on")
+    return Found((DataFile(source.path, kind, size_bytes),))
+
+
+def _in_folder(folder: Path) -> Found:
+    files, others = [], Counter[str]()
+    for path in _visible_files(folder):
+        kind, size_bytes = KINDS.get(path.suffix.lower()), path.stat().st_size
+        if kind is None:
+            others[path.suffix.lower() or path.name] += 1
+        elif size_bytes:
+            files.append(DataFile(path, kind, size_bytes))
+    shown = ", ".join(f"{name} ({count})" for name, count in others.most_common(5))
+    if not files:
+        raise DataError(
+            f"{folder} has no file to train on{f', but others: {shown}' if shown else ''}. {_READS}"
+        )
+    left_out = f"{folder}: {others.total()} file(s) of other kinds are left out: {shown}"
+    return Found(tuple(files), left_out if others else None)
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise unreadable(error.filename, error) from None
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def content_hashes(files: Sequence[DataFile]) -> list[str]:
+    """One hash a file, of its size and its bytes; names and places do not count.
+
+    Up to 4 GiB of all files together are read. Of more, so many pieces of 1 MiB of each file,
+    evenly spaced, its first and last among them.
+    """
+    total_bytes = sum(file.size_bytes for file in files)
+    every = max(1, -(-total_bytes // _HASHED_BYTES))
+    return [_content_hash(file, every) for file in files]
+
+
+def _content_hash(file: DataFile, every: int) -> str:
+    digest = blake2b(str(file.size_bytes).encode(), digest_size=16)
+    last = (file.size_bytes - 1) // _PIECE_BYTES
+    try:
+        with file.path.open("rb") as opened:
+            for piece in sorted({*range(0, last + 1, every), last}):
+                opened.seek(piece * _PIECE_BYTES)
+                digest.update(opened.read(_PIECE_BYTES))
+    except OSError as error:
+        raise unreadable(file.path, error) from None
+    return digest.hexdigest()
+
+
+def combined_hash(parts: Iterable[object]) -> str:
+    """Of the representations of some values."""
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        shown = part if isinstance(part, bytes) else repr(part).encode()
+        digest.update(len(shown).to_bytes(8, "little") + shown)
+    return digest.hexdigest()

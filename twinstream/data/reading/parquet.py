@@ -1,0 +1,61 @@
+"""Parquet files, by row groups; pyarrow is imported only here."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from twinstream.data.data_error import DataError, unreadable
+
+FIELDS = ("messages", "prompt", "completion", "text", "tools")
+
+
+def row_groups(path: Path) -> list[tuple[int, int]]:
+    """Number of rows, and bytes without compression, of each row group.
+
+    Raises:
+        DataError: pyarrow is missing, the file is damaged, or has none of the known columns.
+    """
+    file = _open(path)
+    if not _known_columns(file):
+        raise DataError(
+            f"{path} has no column `text`, `messages`, or `prompt` with `completion`; it has "
+            f"{', '.join(file.schema_arrow.names) or 'none'}: rename the one with the text"
+        )
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def read_rows(path: Path, row_group: int, first: int, end: int) -> list[dict[str, Any]]:
+    """Rows [first, end) of a row group, in the known columns."""
+    import pyarrow
+
+    file = _open(path)
+    try:
+        table = file.read_row_group(row_group, columns=_known_columns(file))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"cannot read row group {row_group} of {path}: {error}") from None
+    return cast("list[dict[str, Any]]", table.slice(first, end - first).to_pylist())
+
+
+def rows_before(path: Path, row_group: int) -> int:
+    """Rows of the file before a row group."""
+    return sum(num_rows for num_rows, _ in row_groups(path)[:row_group])
+
+
+def _known_columns(file: Any) -> list[str]:
+    return [name for name in file.schema_arrow.names if name in FIELDS]
+
+
+def _open(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path} needs the package `pyarrow`, which is not installed: pip install pyarrow"
+        ) from None
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is no parquet file, or damaged: {error}") from None
+    except OSError as error:
+        raise unreadable(path, error) from None

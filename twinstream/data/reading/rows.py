@@ -1,0 +1,71 @@
+"""The rows of a part of a file of rows."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from twinstream.data.data_error import DataError
+from twinstream.data.reading.blocks import Part
+from twinstream.data.reading.parquet import read_rows, rows_before
+from twinstream.data.reading.ranges import decoded, line_number, lines_in
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row; `index` is its line from the part's first one, or its row in the row group."""
+
+    fields: dict[str, Any]
+    part: Part
+    index: int
+
+    def where(self) -> str:
+        """File and line, or row: both from 1."""
+        return place(self.part, self.index)
+
+
+def rows_of(part: Part) -> Iterator[Row]:
+    """In order.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no JSON object.
+    """
+    if part.kind == "parquet":
+        rows = read_rows(part.path, part.row_group, part.first, part.end)
+        for index, fields in enumerate(rows, start=part.first):
+            yield Row(fields, part, index)
+        return
+    content, start = lines_in(part.path, part.first, part.end)
+    for index, line in enumerate(content.split(b"\n")):
+        if stripped := line.strip():
+            yield Row(_object(stripped, line, start, part, index), part, index)
+        start += len(line) + 1
+
+
+def place(part: Part, index: int) -> str:
+    if part.kind == "parquet":
+        return f"{part.path}, row {rows_before(part.path, part.row_group) + index + 1}"
+    _, start = lines_in(part.path, part.first, part.end)
+    return f"{part.path}:{line_number(part.path, start) + index}"
+
+
+def _object(stripped: bytes, line: bytes, start: int, part: Part, index: int) -> dict[str, Any]:
+    lead = len(line) - len(line.lstrip())
+    text = decoded(stripped, part.path, start + lead)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(_not_json(text, str(error), part, index)) from None
+    if not isinstance(found, dict):
+        hint = _not_json(text, f"it is a {type(found).__name__}", part, index)
+        raise DataError(hint)
+    return found
+
+
+def _not_json(text: str, problem: str, part: Part, index: int) -> str:
+    if text.startswith("["):
+        remedy = "if the file is one array, write a line for each: jq -c '.[]' FILE > FILE.jsonl"
+    else:
+        remedy = 'each line needs to be one object, as {"text": "..."}'
+    shown = text if len(text) <= 60 else f"{text[:60]}..."
+    return f"{place(part, index)} is no JSON object ({problem}): {shown!r}; {remedy}"

@@ -1,0 +1,150 @@
+"""A look at some of the data before a run: lengths to plan with, and what would go wrong."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinstream.data.data_error import DataError
+from twinstream.data.encoding.block_tokeniser import BlockTokeniser
+from twinstream.data.encoding.block_tokens import BlockTokens
+from twinstream.data.order import shuffled
+from twinstream.data.pieces import Ints, cut
+from twinstream.data.reading.blocks import Block
+
+_BLOCKS = 8
+_BLOCK_BYTES = 1 << 16  # of each its beginning
+_BLOCK_ROWS = 256
+_STOP_WITHIN = 8  # tokens: templates put a line end or two after the stop token
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was seen.
+
+    Attributes:
+        lengths: [D], tokens of the pieces of the sampled documents.
+        epoch_tokens: of an epoch, about.
+        warnings: what a user should know.
+    """
+
+    lengths: Ints
+    epoch_tokens: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class _Tally:
+    """What is counted on the way; tokens and bytes by source."""
+
+    num_sources: int
+    num_documents: int = 0
+    num_stopped: int = 0
+    num_rows: int = 0
+    lengths: list[Ints] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = np.zeros(self.num_sources)
+        self.bytes = np.zeros(self.num_sources)
+
+
+def take_sample(
+    blocks: Sequence[Sequence[Block]],
+    weights: Sequence[float],
+    tokeniser: BlockTokeniser,
+    longest: int,
+) -> Sample:
+    """Tokenise the beginnings of some blocks of each source, more of larger ones.
+
+    Raises:
+        DataError: a row cannot be used, or there is nothing to learn in any.
+    """
+    stops = {*tokeniser.tokenizer.special.stops.values(), *tokeniser.tokenizer.after.tolist()}
+    sizes = np.array([sum(block.size_bytes for block in its_blocks) for its_blocks in blocks])
+    epoch_bytes = sizes * np.array(weights)
+    counts = np.maximum(1, np.rint(_BLOCKS * epoch_bytes / epoch_bytes.sum())).astype(int)
+    tally = _Tally(len(blocks))
+    for source, (its_blocks, count) in enumerate(zip(blocks, counts.tolist(), strict=True)):
+        for block, head, tokens in _looked_at(its_blocks, source, count, tokeniser):
+            tally.tokens[source] += len(tokens.ids)
+            tally.bytes[source] += head.size_bytes
+            tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
+            tally.lengths.append(_lengths(tokens, block, head, longest))
+            if not block.is_continuous:
+                found = list(_stopped(tokens, stops))
+                tally.num_rows += len(found)
+                tally.num_stopped += sum(found)
+    lengths = np.concatenate(tally.lengths)
+    if not len(lengths):
+        raise DataError(_nothing_learned(tally.num_documents))
+    epoch_tokens = round(float((epoch_bytes * tally.tokens / tally.bytes).sum()))
+    return Sample(lengths, epoch_tokens, tuple(_stop_warnings(tally, bool(stops))))
+
+
+def _looked_at(
+    blocks: Sequence[Block], source: int, count: int, tokeniser: BlockTokeniser
+) -> Iterator[tuple[Block, Block, BlockTokens]]:
+    """Blocks of a source, what was looked at of each, and its tokens.
+
+    A block in which no line begins, as those in the midst of a very long one, is not counted.
+    """
+    found = 0
+    for index in shuffled(len(blocks), "sample", source):
+        block = blocks[index]
+        tokens = tokeniser.fresh(head := block.head(_BLOCK_BYTES, _BLOCK_ROWS))
+        if not len(tokens.ids):
+            tokens = tokeniser.fresh(head := block)
+        yield block, head, tokens
+        found += len(tokens.ids) > 0
+        if found == count:
+            return
+
+
+def _lengths(tokens: BlockTokens, block: Block, head: Block, longest: int) -> Ints:
+    """Of pieces; of a continuous text of which only the beginning was looked at, as if of all."""
+    last = len(head.parts) - 1
+    if not block.is_continuous or head.parts[last] == block.parts[last]:
+        return cut(tokens, (longest,)).lengths
+    start = int(tokens.ends[last - 1]) if last else 0
+    seen = len(tokens.ids) - start
+    whole = seen * block.parts[last].size_bytes // head.parts[last].size_bytes
+    size = max(1, min(longest, whole))
+    before = BlockTokens(tokens.ids[:start], tokens.learned[:start], tokens.ends[:last])
+    as_if = np.full(max(1, round(seen / size)) if seen else 0, size, np.int64)
+    return np.concatenate([cut(before, (longest,)).lengths, as_if])
+
+
+def _stopped(tokens: BlockTokens, stops: set[int]) -> Iterator[bool]:
+    """For each document in which something is learned, whether the stop token is, too."""
+    start = 0
+    for end in tokens.ends.tolist():
+        targets = tokens.ids[start + 1 : end][tokens.learned[start + 1 : end]]
+        if len(targets):
+            yield not stops.isdisjoint(targets[-_STOP_WITHIN:].tolist())
+        start = end
+
+
+def _stop_warnings(tally: _Tally, has_stops: bool) -> Iterator[str]:
+    without = tally.num_rows - tally.num_stopped
+    if not without:
+        return
+    reason = (
+        "bytes have none, and a tokenizer names its own as eos_token in tokenizer_config.json"
+        if not has_stops
+        else "the chat template puts none at the end of what the assistant says, or leaves it out "
+        "of {% generation %}"
+    )
+    yield (
+        f"in {without} of {tally.num_rows} sampled documents no end token is learned, so the "
+        f"model would not learn to stop: {reason}"
+    )
+
+
+def _nothing_learned(num_documents: int) -> str:
+    if not num_documents:
+        return "there is no text in the files: each document is empty; give files with text"
+    return (
+        f"none of {num_documents} sampled documents has a token to learn: with "
+        'loss_on="completions" that is what an assistant says, or a completion; check the roles '
+        '(`assistant`) and that completions are not empty, or train on everything (loss_on="all")'
+    )
