@@ -3,31 +3,38 @@
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from twinstream.executor.program.host_work import HostWork
+from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.lowering.declarations import STEP_STATE_BYTES
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.workload import Workload
 
 # (step, index of the chunk in the step) -> ids and labels, int32 [2, chunk_tokens]
 TokenSource = Callable[[int, int], torch.Tensor]
+# the same -> lengths of the chunk's sequences, in their order; they add up to chunk_tokens
+LengthSource = Callable[[int, int], tuple[int, ...]]
 
 
 @dataclass
 class Training:
     """A run's data and hyperparameters that are not part of the recipe; collects its losses.
 
-    `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped.
+    `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped. Where
+    sequences of any lengths are packed, those of a chunk are `lengths`, by default as expected.
     """
 
     tokens: TokenSource
     learning_rate: float
     seed: int
     first_step: int = 1
+    lengths: LengthSource | None = None
     losses: list[float] = field(default_factory=list)
 
     def host_work(self, schedule: Schedule) -> HostWork:
@@ -39,6 +46,8 @@ class Training:
             if op.source == "step_state":
                 packed = step_state(recipe, step, self.learning_rate, self.seed)
                 return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            if op.source == "sequences":
+                return self._sequences(schedule.workload, step, op.index)
             if op.source != "tokens":
                 raise TwinstreamError(f"op '{op.op_id}' asks for unknown input '{op.source}'")
             tokens = self.tokens(step, op.index)
@@ -53,6 +62,30 @@ class Training:
             self.losses.append(float(taken.view(torch.float32).item()))
 
         return HostWork(feed, fetch)
+
+    def _sequences(self, workload: Workload, step: int, index: int) -> torch.Tensor:
+        """Where the sequences of a chunk start, and each token's position in its own."""
+        packing = workload.packing
+        assert packing is not None, "only packed sequences are asked for"
+        lengths = self.lengths(step, index) if self.lengths else packing.expected_lengths
+        most = packing.most_sequences
+        fits = 1 <= len(lengths) <= most and sum(lengths) == workload.chunk_tokens
+        if not fits or not 1 <= min(lengths) <= max(lengths) <= workload.seq_len:
+            raise TwinstreamError(
+                f"chunk {index} of step {step} has sequences of {lengths_text(lengths)} tokens; "
+                f"the schedule has room for {most}, none longer than "
+                f"{workload.seq_len}, that fill {workload.chunk_tokens} tokens"
+            )
+        return sequences_tensor(lengths, most).view(torch.uint8)
+
+
+def sequences_tensor(lengths: tuple[int, ...], most_sequences: int) -> torch.Tensor:
+    """Of packed sequences: cu_seqlens [most_sequences + 1], padded with its last value, and
+    positions [sum of lengths], int32."""
+    ends = list(accumulate(lengths, initial=0))
+    ends += [ends[-1]] * (most_sequences + 1 - len(ends))
+    positions = [torch.arange(length, dtype=torch.int32) for length in lengths]
+    return torch.cat([torch.tensor(ends, dtype=torch.int32), *positions])
 
 
 def step_state(recipe: Recipe, step: int, learning_rate: float, seed: int) -> bytes:

@@ -93,6 +93,9 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
     for chunk in range(workload.chunks_per_round):
         tokens_shape = (2, workload.chunk_tokens)
         builder.declare(_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
+        if (packing := workload.packing) is not None:
+            size = packing.most_sequences + 1 + workload.chunk_tokens
+            builder.declare(_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
         for layer in range(spec.num_layers):
             _declare_saved(builder, shapes, layer, chunk)
         shape = (workload.chunk_tokens, spec.d_model)

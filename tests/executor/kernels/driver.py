@@ -12,6 +12,7 @@ import torch
 from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.run.training import sequences_tensor
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -19,7 +20,7 @@ from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Task
 from twinstream.schedule.ops import TaskOperand
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 POISON = 0xFF
 
@@ -69,7 +70,7 @@ def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start
 class Step:
     """Forward and backward of `tokens` [2, all tokens] in chunks, by the tasks of their chain.
 
-    A chunk packs sequences of `lengths` where they are unequal, and `seq_len` is the longest.
+    A chunk packs sequences of `lengths` where they are given.
     `recompute` is the level that backward starts from: "FULL", "ATTENTION" or "INPUT".
     """
 
@@ -91,7 +92,7 @@ class Step:
         num_chunks = self.tokens.shape[1] // self.chunk_tokens
         work = Workload(
             seq_len=self.seq_len, chunk_tokens=self.chunk_tokens, chunks_per_round=num_chunks,
-            rounds_per_step=1, sequence_lengths=self.lengths,
+            rounds_per_step=1, packing=self.packing,
         )  # fmt: skip
         recipe = Recipe(kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in)
         self.chain = lower(self.spec, work, recipe)
@@ -100,6 +101,13 @@ class Step:
         self.parts: dict[str, list[str]] = {}
         for tensor in self.chain.tensors:
             self.parts.setdefault(tensor.parent or "", []).append(tensor.tensor_id)
+
+    @property
+    def packing(self) -> Packing | None:
+        if not self.lengths:
+            return None
+        expected = (1,) * self.chunk_tokens  # which is another than the data's
+        return Packing(most_sequences=self.chunk_tokens, expected_lengths=expected)
 
     def run(self) -> torch.Tensor:
         """Return the loss; what the kernels leave behind stays in `buffers`."""
@@ -114,6 +122,9 @@ class Step:
             chunks = self.tokens.to(torch.int32).split(self.chunk_tokens, dim=1)
             for number, chunk in enumerate(chunks):
                 self.buffers[f"tokens.{number}"].copy_(chunk.reshape(-1).view(torch.uint8))
+                if self.packing is not None:
+                    packed = sequences_tensor(self.lengths, self.packing.most_sequences)
+                    self.buffers[f"sequences.{number}"].copy_(packed.view(torch.uint8))
             for task in self._tasks():
                 self._run(task)
         return self.loss
