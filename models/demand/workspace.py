@@ -90,6 +90,14 @@ def gradient_dtype_name(attributes: Attributes) -> str:
     return str(attributes.get("gradient_dtype", typed_attribute(attributes, "dtype", str)))
 
 
+def undecayed_ranges(attributes: Attributes) -> tuple[tuple[int, int], ...]:
+    """First and last + 1 of elements that have no weight decay, in order; norms and biases."""
+    flat = attributes.get("undecayed", ())
+    if not isinstance(flat, tuple) or len(flat) % 2:
+        raise TwinstreamError(f"kernel attribute 'undecayed' is {flat!r}, expected pairs")
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
 def has_master(attributes: Attributes) -> bool:
     """Whether an optimizer's state holds float32 parameters, and m and v in float32."""
     return bool(attributes.get("master", False))

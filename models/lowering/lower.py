@@ -155,7 +155,6 @@ class _Lowering:
             self._work(0).head_loss(row_slice),
             norm_eps=self.spec.norm_eps,
             tied=tied,
-            loss_scale=1.0 / self.workload.tokens_per_step,
             row_slice=row_slice,
             **gradient_attribute(self.recipe, self.spec.dtype),
         )
@@ -167,6 +166,7 @@ class _Lowering:
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 self.optimizer.gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
+                self.optimizer.step_state,
             ]
             if tied:
                 operands.append(builder.read("embedding", "param.embedding"))

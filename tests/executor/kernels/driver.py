@@ -12,6 +12,7 @@ import torch
 from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.run.training import sequences_tensor
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
@@ -50,6 +51,16 @@ def run(
         operands["scratch"] = KernelOperand(buffer(size_bytes, fill), "scratch")
     with torch.no_grad():
         registered_kernel(key)(operands, attributes)
+
+
+def step_state_with(loss_scale: float) -> torch.Tensor:
+    """What the head reads of a step; what only the optimizer reads is NaN."""
+    nan = float("nan")
+    packed = packed_step_state(
+        learning_rate=nan, corrections=(nan, nan), weight_decay=nan, step=-1, seed=-1,
+        loss_scale=loss_scale,
+    )  # fmt: skip
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start: int) -> dict:
@@ -117,6 +128,7 @@ class Step:
                 for name in self.parts[""]
                 if self.tensors[name].role not in ("scratch", "optimizer_state")
             }
+            self.buffers["step_state"].copy_(step_state_with(self.loss_scale))
             for name, flat in self.parameters.items():
                 self.buffers[f"param.{name.removeprefix('layer.')}"].copy_(flat)
             chunks = self.tokens.to(torch.int32).split(self.chunk_tokens, dim=1)
@@ -151,7 +163,7 @@ class Step:
         kernel, vector = call.kernel.split("/")
         attributes = dict(call.attributes)
         if kernel == "head_loss":
-            attributes |= {"loss_scale": self.loss_scale, "row_slice": self.row_slice}
+            attributes |= {"row_slice": self.row_slice}
         operands = {o.name: (self._view(o), o.mode) for o in task.operands if o.mode != "scratch"}
         run(kernel, attributes, operands, self.fill, vector)
 
