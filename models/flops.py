@@ -47,19 +47,20 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int) -> int:
 
 
 def model_flops_per_step(spec: ModelSpec, workload: Workload) -> int:
-    """Model FLOPs of all sequences of one training step, each by its own length.
+    """Model FLOPs of all sequences of one training step, each by its own (expected) length.
 
     >>> from twinstream.models.presets import load_preset
+    >>> from twinstream.schedule.workload import Packing
     >>> unequal = Workload(seq_len=3, chunk_tokens=4, chunks_per_round=1, rounds_per_step=2,
-    ...                    sequence_lengths=(3, 1))
+    ...                    packing=Packing.of((3, 1)))
     >>> tiny = load_preset("tiny")
     >>> once = model_flops_per_sequence(tiny, 3) + model_flops_per_sequence(tiny, 1)
     >>> model_flops_per_step(tiny, unequal) == 2 * once
     True
     """
-    if not workload.sequence_lengths:
+    if workload.packing is None:
         return workload.sequences_per_step * model_flops_per_sequence(spec, workload.seq_len)
-    per_chunk = sum(model_flops_per_sequence(spec, n) for n in workload.sequence_lengths)
+    per_chunk = sum(model_flops_per_sequence(spec, n) for n in workload.packing.expected_lengths)
     return workload.chunks_per_round * workload.rounds_per_step * per_chunk
 
 

@@ -15,6 +15,7 @@ from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError, require, require_whole
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
+from twinstream.schedule.workload import Packing
 
 DEFAULT_POLICY = "optimal"
 _MOST_TOKENS = 2**31
@@ -30,8 +31,8 @@ class TrainingStep:
     """What the user fixed of a step; None is left to the planner. The recipe is never changed.
 
     `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
-    are left open. Sequences of unequal lengths are packed in this order, as often as they fit a
-    chunk; `seq_len` is then the longest.
+    are left open. With `packing`, sequences of any lengths up to `seq_len` are packed; a chunk has
+    room for a whole number of what is expected of it.
     """
 
     seq_len: int
@@ -40,7 +41,7 @@ class TrainingStep:
     chunks_per_round: int | None = None
     recipe: Recipe = field(default_factory=Recipe)
     optimizer_overhead: float = 0.01
-    sequence_lengths: tuple[int, ...] = ()
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
@@ -53,15 +54,20 @@ class TrainingStep:
                 require_whole(name, value, 1, most)
         require("recipe", self.recipe, Recipe)
         require("optimizer_overhead", self.optimizer_overhead, float, int)
-        require("sequence_lengths", self.sequence_lengths, tuple)
-        for length in self.sequence_lengths:
-            require_whole("a length of sequence_lengths", length, 0, _MOST_TOKENS)
-        require_whole("the sum of sequence_lengths", sum(self.sequence_lengths), 0, _MOST_TOKENS)
+        if self.packing is not None:
+            require("packing", self.packing, Packing)
+            require_whole("the sum of expected_lengths", self.packing.tokens, 1, _MOST_TOKENS)
 
     @property
     def pack_tokens(self) -> int:
-        """Tokens that only whole numbers of are packed: a sequence, or one of each length."""
-        return sum(self.sequence_lengths) or self.seq_len
+        """Tokens that only whole numbers of are packed: a sequence, or all that are expected."""
+        return self.seq_len if self.packing is None else self.packing.tokens
+
+    def packing_of(self, chunk_tokens: int) -> Packing | None:
+        """Of a chunk, if lengths may be any."""
+        if self.packing is None:
+            return None
+        return self.packing.times(chunk_tokens // self.packing.tokens)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ A search that begins anew may still end at a slower plan, by as much as plans li
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.lowering.lower import model_ref
 from twinstream.planner.policies import policy_named
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.workload import ModelRef, Workload
+from twinstream.schedule.workload import ModelRef, Packing
 
 
 class WarmStartError(TwinstreamError):
@@ -59,7 +59,7 @@ def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -
         ("policy", asked.policy, known.policy),
         ("model", model_ref(asked.spec), known.model),
         ("sequence length", step.seq_len, cut.seq_len),
-        ("sequence lengths", _repeated(step, cut), cut.sequence_lengths),
+        ("packing", step.packing_of(cut.chunk_tokens), cut.packing),
         ("tokens per step", step.tokens_per_step, cut.tokens_per_step),
         ("chunk tokens", step.chunk_tokens or cut.chunk_tokens, cut.chunk_tokens),
         ("chunks per round", step.chunks_per_round or cut.chunks_per_round, cut.chunks_per_round),
@@ -86,16 +86,14 @@ def _recipes(known: Schedule, asked: PlanRequest) -> list[tuple[str, object, obj
     ]
 
 
-def _repeated(step: TrainingStep, cut: Workload) -> tuple[int, ...]:
-    """The step's unequal lengths, as often as a chunk has room for them."""
-    lengths = step.sequence_lengths
-    return lengths * (cut.chunk_tokens // sum(lengths)) if sum(lengths) > 0 else ()
-
-
 def _told(value: object) -> str:
     if isinstance(value, ModelRef):
         return f"{value.name} ({value.content_hash})"
+    if isinstance(value, Packing):
+        told = lengths_text(value.expected_lengths)
+        return f"{told} in room for {value.most_sequences} sequences"
     if isinstance(value, tuple):
-        whole = all(isinstance(part, int) for part in value)
-        return (lengths_text(value) if whole else "; ".join(value)) or "none"
+        return "; ".join(value) or "none"
+    if value is None:
+        return "none"
     return f"{value:,}" if type(value) is int else str(value)

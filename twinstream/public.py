@@ -24,6 +24,7 @@ from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "KernelChoice",
     "Machine",
     "ModelSpec",
+    "Packing",
     "PlanRequest",
     "Planner",
     "PoliciesCompared",

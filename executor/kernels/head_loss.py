@@ -10,6 +10,7 @@ import torch
 
 from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import (
     add_matmul,
     add_vector,
@@ -31,7 +32,8 @@ from twinstream.schedule.ops import Mode
 def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Write d_hidden; write or add the loss and the gradients of the norm and of the head.
 
-    The loss is the sum over tokens with a label >= 0 of cross entropy times loss_scale.
+    The loss is the sum over tokens with a label >= 0 of cross entropy, times what `step_state`
+    says: one over the number of such tokens in the step.
     """
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_tokens = typed_attribute(attributes, "num_tokens", int)
@@ -79,7 +81,7 @@ class _Head:
     d_weight: torch.Tensor  # [V, D]
     weight_mode: Mode
     eps: float
-    loss_scale: float
+    loss_scale: torch.Tensor  # [1], float32, on the device
 
     @classmethod
     def of(cls, operands: Operands, attributes: Attributes) -> "_Head":
@@ -101,5 +103,5 @@ class _Head:
             d_weight=gradients["head"],
             weight_mode=weight_mode,
             eps=typed_attribute(attributes, "norm_eps", float),
-            loss_scale=typed_attribute(attributes, "loss_scale", float),
+            loss_scale=StepState(operands["step_state"].bytes).loss_scale,
         )

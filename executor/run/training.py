@@ -1,33 +1,42 @@
 """What the host does in a training run: feed tokens and step state, take losses out."""
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
+from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
-from twinstream.models.lowering.declarations import STEP_STATE_BYTES
+from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.workload import Workload
 
 # (step, index of the chunk in the step) -> ids and labels, int32 [2, chunk_tokens]
 TokenSource = Callable[[int, int], torch.Tensor]
+# the same -> lengths of the chunk's sequences, in their order; they add up to chunk_tokens
+LengthSource = Callable[[int, int], tuple[int, ...]]
 
 
 @dataclass
 class Training:
     """A run's data and hyperparameters that are not part of the recipe; collects its losses.
 
-    `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped.
+    `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped. Where
+    sequences of any lengths are packed, those of a chunk are `lengths`, by default as expected.
+    `num_targets` are the labels of a step that count (>= 0), by default all. The learning rate may
+    be a function of the step.
     """
 
     tokens: TokenSource
-    learning_rate: float
+    learning_rate: float | Callable[[int], float]
     seed: int
     first_step: int = 1
+    lengths: LengthSource | None = None
+    num_targets: Callable[[int], int] | None = None
     losses: list[float] = field(default_factory=list)
 
     def host_work(self, schedule: Schedule) -> HostWork:
@@ -37,8 +46,15 @@ class Training:
         def feed(op: Feed, pass_index: int) -> torch.Tensor:
             step = self.first_step + pass_index
             if op.source == "step_state":
-                packed = step_state(recipe, step, self.learning_rate, self.seed)
+                rate, targets = self.learning_rate, schedule.workload.tokens_per_step
+                packed = step_state(
+                    recipe, step,
+                    rate(step) if callable(rate) else rate, self.seed,
+                    num_targets=self.num_targets(step) if self.num_targets else targets,
+                )  # fmt: skip
                 return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            if op.source == "sequences":
+                return self._sequences(schedule.workload, step, op.index)
             if op.source != "tokens":
                 raise TwinstreamError(f"op '{op.op_id}' asks for unknown input '{op.source}'")
             tokens = self.tokens(step, op.index)
@@ -54,12 +70,43 @@ class Training:
 
         return HostWork(feed, fetch)
 
+    def _sequences(self, workload: Workload, step: int, index: int) -> torch.Tensor:
+        """Where the sequences of a chunk start, and each token's position in its own."""
+        packing = workload.packing
+        assert packing is not None, "only packed sequences are asked for"
+        lengths = self.lengths(step, index) if self.lengths else packing.expected_lengths
+        most = packing.most_sequences
+        fits = 1 <= len(lengths) <= most and sum(lengths) == workload.chunk_tokens
+        if not fits or not 1 <= min(lengths) <= max(lengths) <= workload.seq_len:
+            raise TwinstreamError(
+                f"chunk {index} of step {step} has sequences of {lengths_text(lengths)} tokens; "
+                f"the schedule has room for {most}, none longer than "
+                f"{workload.seq_len}, that fill {workload.chunk_tokens} tokens"
+            )
+        return sequences_tensor(lengths, most).view(torch.uint8)
 
-def step_state(recipe: Recipe, step: int, learning_rate: float, seed: int) -> bytes:
-    """The small device tensor that a step's optimizer tasks read.
 
-    float32 learning rate, 1 - beta1**step, 1 - beta2**step; at byte 16 int64 step and seed.
+def sequences_tensor(lengths: tuple[int, ...], most_sequences: int) -> torch.Tensor:
+    """Of packed sequences: cu_seqlens [most_sequences + 1], padded with its last value, and
+    positions [sum of lengths], int32."""
+    ends = list(accumulate(lengths, initial=0))
+    ends += [ends[-1]] * (most_sequences + 1 - len(ends))
+    positions = [torch.arange(length, dtype=torch.int32) for length in lengths]
+    return torch.cat([torch.tensor(ends, dtype=torch.int32), *positions])
+
+
+def step_state(
+    recipe: Recipe, step: int, learning_rate: float, seed: int, *, num_targets: int
+) -> bytes:
+    """The small device tensor that a step's head and optimizer tasks read.
+
+    `num_targets` are the labels of the step that count: the loss is the mean over them.
     """
-    corrections = (1.0 - recipe.beta1**step, 1.0 - recipe.beta2**step)
-    packed = struct.pack("<fff4xqq", learning_rate, *corrections, step, seed)
-    return packed.ljust(STEP_STATE_BYTES, b"\0")
+    return packed_step_state(
+        learning_rate=learning_rate,
+        corrections=(1.0 - recipe.beta1**step, 1.0 - recipe.beta2**step),
+        weight_decay=recipe.weight_decay,
+        step=step,
+        seed=seed,
+        loss_scale=1.0 / max(1, num_targets),
+    )

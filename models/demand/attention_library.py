@@ -4,7 +4,7 @@ It is part of the device cap, and taken only while a kernel runs: what counts of
 largest call. A formula is the sum of the buffers that the library's source allocates in one pass,
 each rounded up to the allocator's unit; where the source is closed (cuDNN) it is an estimate. A
 probe on the device compares each with what was taken. Results that a library allocates and we copy
-count too. Packed sequences of unequal lengths are one call where the library takes them, which pads
+count too. Packed sequences of any lengths are one call where the library takes them, which pads
 each to whole blocks, and otherwise a call each, of which the longest takes most.
 
 Sources: flash_attn/cute/interface.py of flash-attn-4 4.0.0b36; hopper/flash_api.cpp and
@@ -136,7 +136,7 @@ def _flash4_backward(shape: AttentionShape) -> int:
 
 def _lookup(shape: AttentionShape) -> int:
     """Blocks before each of many sequences of unequal lengths, and the sequence of each block."""
-    count = len(shape.lengths)
+    count = shape.most_packed
     if count <= _LOOKUP_SEQUENCES:
         return 0
     blocks = shape.rows // _LOOKUP_ROWS + count + 1
@@ -151,9 +151,9 @@ def _hopper_backward(shape: AttentionShape, extra_keys: int = 0) -> int:
     the longest.
     """
     head_dim = _padded_head_dim(shape)
-    if shape.lengths:
-        count, keys_each = len(shape.lengths), _ROW_BLOCK + extra_keys
-        longest = _rounded(max(shape.lengths), _ROW_BLOCK)
+    if shape.most_packed:
+        count, keys_each = shape.most_packed, _ROW_BLOCK + extra_keys
+        longest = _rounded(shape.longest_tokens, _ROW_BLOCK)
         rows = _padded_rows(shape) + shape.num_heads * _ROW_BLOCK
         keys = shape.num_keys + (count + 1) * keys_each
         rows_of_longest = count * shape.num_heads * longest
@@ -177,7 +177,7 @@ def _cpu_rows(shape: AttentionShape) -> int:
 def _split_results(shape: AttentionShape) -> int:
     """FlashAttention-2 splits the keys where blocks of queries do not occupy the device, but not
     those of sequences of unequal lengths."""
-    if shape.lengths:
+    if shape.most_packed:
         return 0
     blocks = shape.num_sequences * shape.num_heads * -(-shape.num_queries // 64)
     if blocks >= 0.8 * 2 * MOST_MULTIPROCESSORS:
@@ -222,13 +222,13 @@ def _lse(shape: AttentionShape) -> int:
 
 
 def _num_sequences(shape: AttentionShape) -> int:
-    return len(shape.lengths) or shape.num_sequences
+    return shape.most_packed or shape.num_sequences
 
 
 def _padded_rows(shape: AttentionShape) -> int:
     """Queries times heads where each sequence fills whole blocks."""
-    if shape.lengths:
-        return shape.num_heads * (shape.num_queries + len(shape.lengths) * _ROW_BLOCK)
+    if shape.most_packed:
+        return shape.num_heads * (shape.num_queries + shape.most_packed * _ROW_BLOCK)
     queries = _rounded(shape.num_queries, _ROW_BLOCK)
     return shape.num_sequences * shape.num_heads * queries
 

@@ -18,7 +18,6 @@ KEY_TILE = 256
 MERGE_BLOCK_ELEMENTS = 2**21
 
 _FLOAT32_BYTES = 4
-_INT32_BYTES = 4
 _SEED_BYTES = 16
 
 
@@ -38,27 +37,21 @@ def merge_block_rows(shape: AttentionShape) -> int:
     return max(1, min(shape.num_queries, MERGE_BLOCK_ELEMENTS // width))
 
 
-def starts_bytes(lengths: tuple[int, ...]) -> int:
-    """Cumulative lengths of packed sequences, from 0 on, in int32."""
-    return aligned((len(lengths) + 1) * _INT32_BYTES)
-
-
-def _starts(shape: AttentionShape) -> int:
-    """What a library needs to be told of unequal lengths."""
-    return starts_bytes(shape.lengths) if shape.lengths else 0
+def _nothing(shape: AttentionShape) -> int:
+    return 0
 
 
 def _dense_lse(shape: AttentionShape) -> int:
     """Packed sequences have their log-sum-exps head by head; libraries want them dense.
 
-    Of unequal lengths they are wanted as they are, those of all sequences together.
+    Of any lengths they are wanted as they are, those of all sequences together.
     """
     return _float32(shape.rows) if shape.num_sequences > 1 else 0
 
 
 def _dense_lse_of_each(shape: AttentionShape) -> int:
-    """The same where sequences of unequal lengths are called one by one: those of one."""
-    if shape.lengths:
+    """The same where sequences of any lengths are called one by one: those of one."""
+    if shape.most_packed:
         return _float32(shape.longest.rows) if shape.num_heads > 1 else 0
     return _dense_lse(shape)
 
@@ -72,24 +65,24 @@ def _merged_forward(shape: AttentionShape) -> int:
 
 
 def _sdpa_flash_backward(shape: AttentionShape) -> int:
-    return _starts(shape) + aligned(_SEED_BYTES) + _dense_lse(shape)
+    return aligned(_SEED_BYTES) + _dense_lse(shape)
 
 
 def _sdpa_cudnn_forward(shape: AttentionShape) -> int:
-    """Sequences of one token among those of unequal lengths take what eager attention takes."""
+    """A packed sequence of one token takes what eager attention takes."""
     own = _merged_forward(shape)
-    return max(own, _eager_forward(shape.of_one_token)) if 1 in shape.lengths else own
+    return max(own, _eager_forward(shape.of_one_token)) if shape.most_packed else own
 
 
 def _sdpa_cudnn_backward(shape: AttentionShape) -> int:
     own = aligned(_SEED_BYTES) + _dense_lse_of_each(shape)
-    return max(own, _eager_backward(shape.of_one_token)) if 1 in shape.lengths else own
+    return max(own, _eager_backward(shape.of_one_token)) if shape.most_packed else own
 
 
 def _written_backward(shape: AttentionShape) -> int:
     """Where gradients are added up, those of this call are written by themselves first."""
     d_kv = aligned(shape.num_kv_elements * shape.itemsize_bytes) if shape.sliced else 0
-    return _starts(shape) + _dense_lse(shape) + d_kv
+    return _dense_lse(shape) + d_kv
 
 
 def _eager_forward(shape: AttentionShape) -> int:
@@ -134,12 +127,9 @@ def _float32(elements: int) -> int:
 _FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]] = {
     "eager": {"forward": _eager_forward, "backward": _eager_backward},
     "sdpa_cpu": {"forward": _merged_forward, "backward": _dense_lse_of_each},
-    "sdpa_flash": {"forward": _starts, "backward": _sdpa_flash_backward},
+    "sdpa_flash": {"forward": _nothing, "backward": _sdpa_flash_backward},
     "sdpa_cudnn": {"forward": _sdpa_cudnn_forward, "backward": _sdpa_cudnn_backward},
-    "flash2": {"forward": _starts, "backward": _written_backward},
-    "flash3": {"forward": _starts, "backward": _written_backward},
-    "flash4": {
-        "forward": lambda shape: _starts(shape) + _dense_lse(shape),
-        "backward": _written_backward,
-    },
+    "flash2": {"forward": _nothing, "backward": _written_backward},
+    "flash3": {"forward": _nothing, "backward": _written_backward},
+    "flash4": {"forward": _dense_lse, "backward": _written_backward},
 }

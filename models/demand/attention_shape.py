@@ -16,8 +16,8 @@ class AttentionShape:
     """Equally long sequences; the queries are the last positions of `num_keys`.
 
     `sliced`: the call is of a slice of one sequence, whose gradients of K and V are added, in
-    float32, to those of its context. `lengths`: packed sequences of unequal lengths lie one
-    behind the other in what is otherwise one sequence, and see only themselves.
+    float32, to those of its context. `most_packed`: so many sequences at most, of any lengths up
+    to `longest_tokens`, lie one behind the other in what is otherwise one, and see only themselves.
     """
 
     num_sequences: int
@@ -28,7 +28,8 @@ class AttentionShape:
     head_dim: int
     dtype: str
     sliced: bool
-    lengths: tuple[int, ...] = ()
+    most_packed: int = 0
+    longest_tokens: int = 0
 
     @property
     def itemsize_bytes(self) -> int:
@@ -51,8 +52,8 @@ class AttentionShape:
 
     @property
     def longest(self) -> "AttentionShape":
-        """Of sequences of unequal lengths the longest by itself; otherwise the shape as it is."""
-        return self._alone(max(self.lengths)) if self.lengths else self
+        """Of sequences of any lengths the longest by itself; otherwise the shape as it is."""
+        return self._alone(self.longest_tokens) if self.most_packed else self
 
     @property
     def of_one_token(self) -> "AttentionShape":
@@ -60,12 +61,15 @@ class AttentionShape:
         return self._alone(1)
 
     def _alone(self, tokens: int) -> "AttentionShape":
-        return replace(self, num_queries=tokens, num_keys=tokens, lengths=())
+        return replace(self, num_queries=tokens, num_keys=tokens, most_packed=0, longest_tokens=0)
 
     def __str__(self) -> str:
         heads = f"{self.num_heads}/{self.num_kv_heads} heads of {self.head_dim}, {self.dtype}"
-        if self.lengths:
-            return f"sequences of {lengths_text(self.lengths)}, {heads}"
+        if self.most_packed:
+            return (
+                f"{self.num_queries} tokens of at most {self.most_packed} sequences, the longest "
+                f"of {self.longest_tokens}, {heads}"
+            )
         return f"{self.num_sequences} x {self.num_queries} queries of {self.num_keys} keys, {heads}"
 
 

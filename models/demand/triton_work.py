@@ -21,7 +21,6 @@ class TritonChunkWork(ChunkWork):
     def block_forward(self) -> tuple[Work, ...]:
         t, s = self.tokens, self.spec
         return (
-            *self.positions(),
             self._norms_and_residual(),
             self.matmul(t, s.d_q, s.d_model),
             self.matmul(t, 2 * s.d_kv, s.d_model),
@@ -48,7 +47,6 @@ class TritonChunkWork(ChunkWork):
         t, s = self.tokens, self.spec
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
         works = [
-            *self.positions(),
             self.vector("swiglu", 6 * t * f),  # gate, up and a gradient in; two and the product out
             self.gradient_matmul(d, f, t),
             self.matmul(t, f, d),

@@ -14,14 +14,12 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 from dataclasses import dataclass, field
 
 from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import equal_runs
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
-_INT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class ChunkWork:
     def block_forward(self) -> tuple[Work, ...]:
         t, s = self.tokens, self.spec
         return (
-            *self.positions(),
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
             self.matmul(t, s.d_q + 2 * s.d_kv, s.d_model),
             self.vector("rope", 2 * t * (s.d_q + s.d_kv)),
@@ -85,14 +82,12 @@ class ChunkWork:
     def recompute_input(self) -> tuple[Work, ...]:
         """From level INPUT: the same and attention."""
         rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
-        positions = self.positions()
-        return (*positions, *self.recompute_attention(), rope, self.attention_forward())
+        return (*self.recompute_attention(), rope, self.attention_forward())
 
     def block_backward(self) -> tuple[Work, ...]:
         t, s = self.tokens, self.spec
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
         works = (
-            *self.positions(),
             self.matmul(t, f, d),  # gradient of the SwiGLU product
             self.gradient_matmul(d, f, t),
             self.vector("swiglu_backward", 6 * t * f, launches=2),
@@ -128,33 +123,18 @@ class ChunkWork:
     def embed_backward(self) -> tuple[Work, ...]:
         return (self.vector("embedding_backward", 4 * self.tokens * self.spec.d_model),)
 
-    def positions(self) -> tuple[Work, ...]:
-        """Of unequal lengths, where each token is in its sequence, and where sequences start.
-
-        A run of equal lengths is a launch for the starts, and one or two for the positions.
-        """
-        lengths = self.workload.sequence_lengths
-        if not lengths:
-            return ()
-        runs = equal_runs(lengths)
-        launches = sum(1 if count == 1 else 2 for _, count in runs)
-        if self._one_call:
-            launches += len(runs)
-        elements = self.tokens + len(lengths) + 1
-        return (self._work("copy", (elements,), elements, elements * _INT32_BYTES, launches),)
-
     @property
     def tokens(self) -> int:
         return self.workload.chunk_tokens
 
     @property
     def _one_call(self) -> bool:
-        """Whether attention takes sequences of unequal lengths in one call."""
+        """Whether attention takes sequences of any lengths in one call."""
         return attention_limits(self.recipe.implementations.attention).variable_length
 
     def _attention(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
-        if self.workload.sequence_lengths:
-            return self._attention_of_unequal(unit, flops_per_pair, tensors_moved)
+        if self.workload.packing is not None:
+            return self._attention_of_packed(unit, flops_per_pair, tensors_moved)
         s, seq_len = self.spec, self.workload.seq_len
         sequences = max(1, self.tokens // seq_len)
         queries = min(self.tokens, seq_len)
@@ -167,10 +147,11 @@ class ChunkWork:
             tensors_moved * rows * s.itemsize,
         )
 
-    def _attention_of_unequal(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
-        """The sum over the sequences. As queries and keys its shape has the length at which a
-        token sees as many keys as here on average."""
-        s, lengths = self.spec, self.workload.sequence_lengths
+    def _attention_of_packed(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
+        """The sum over the expected sequences. As queries and keys its shape has the length at
+        which a token sees as many keys as here on average."""
+        assert self.workload.packing is not None
+        s, lengths = self.spec, self.workload.packing.expected_lengths
         squares = sum(length * length for length in lengths)
         mean = max(1, round(squares / self.tokens))
         return self._attention_work(

@@ -29,7 +29,6 @@ SUM_PROGRAMS = 264
 EMBED_BLOCK_ELEMENTS = 2**22
 
 _FLOAT32_BYTES = 4
-_INT32_BYTES = 4
 _INT64_BYTES = 8
 
 
@@ -70,12 +69,11 @@ def typed_attribute(attributes: Attributes, name: str, kind: type[_T]) -> _T:
     return value
 
 
-def sequence_lengths(attributes: Attributes) -> tuple[int, ...]:
-    """Those of a chunk's packed sequences if they are unequal; otherwise nothing."""
-    value = attributes.get("sequence_lengths", ())
-    if not isinstance(value, tuple):
-        raise TwinstreamError(f"kernel attribute 'sequence_lengths' is {value!r}, expected a tuple")
-    return value
+def most_packed(attributes: Attributes) -> int:
+    """How many sequences of any lengths a chunk packs at most; 0 where lengths are fixed."""
+    if "most_sequences" not in attributes:
+        return 0
+    return typed_attribute(attributes, "most_sequences", int)
 
 
 def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:
@@ -90,6 +88,14 @@ def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attrib
 def gradient_dtype_name(attributes: Attributes) -> str:
     """Of weight gradients: the model's, unless the call says otherwise."""
     return str(attributes.get("gradient_dtype", typed_attribute(attributes, "dtype", str)))
+
+
+def undecayed_ranges(attributes: Attributes) -> tuple[tuple[int, int], ...]:
+    """First and last + 1 of elements that have no weight decay, in order; norms and biases."""
+    flat = attributes.get("undecayed", ())
+    if not isinstance(flat, tuple) or len(flat) % 2:
+        raise TwinstreamError(f"kernel attribute 'undecayed' is {flat!r}, expected pairs")
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def has_master(attributes: Attributes) -> bool:
@@ -136,11 +142,6 @@ class _Block:
     def itemsize(self) -> int:
         return self.attention_shape.itemsize_bytes
 
-    @property
-    def positions_bytes(self) -> int:
-        """Those of all tokens, where sequences of unequal lengths are packed."""
-        return aligned(self.tokens * _INT32_BYTES) if self.attention_shape.lengths else 0
-
     def attention_scratch(self, of_pass: AttentionPass) -> int:
         return attention_scratch_bytes(self.attention, of_pass, self.attention_shape)
 
@@ -164,8 +165,8 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
         TwinstreamError: an attribute is missing or of another type.
     """
     tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
-    lengths = sequence_lengths(attributes)
-    queries = tokens if lengths else min(tokens, seq_len)
+    most = most_packed(attributes)
+    queries = tokens if most else min(tokens, seq_len)
     return AttentionShape(
         num_sequences=tokens // queries,
         num_queries=queries,
@@ -175,15 +176,15 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
         head_dim=typed_attribute(attributes, "head_dim", int),
         dtype=typed_attribute(attributes, "dtype", str),
         sliced=tokens < seq_len,
-        lengths=lengths,
+        most_packed=most,
+        longest_tokens=seq_len if most else 0,
     )
 
 
 def _block_forward(attributes: Attributes) -> int:
     block = _block(attributes)
     swiglu = aligned(block.tokens * block.f * block.itemsize)
-    most = max(_normed(block), _rotated_and_attention(block), swiglu)
-    return block.positions_bytes + most
+    return max(_normed(block), _rotated_and_attention(block), swiglu)
 
 
 def _block_recompute_attention(attributes: Attributes) -> int:
@@ -192,7 +193,7 @@ def _block_recompute_attention(attributes: Attributes) -> int:
 
 def _block_recompute_input(attributes: Attributes) -> int:
     block = _block(attributes)
-    return block.positions_bytes + max(_normed(block), _rotated_and_attention(block))
+    return max(_normed(block), _rotated_and_attention(block))
 
 
 def _block_backward(attributes: Attributes) -> int:
@@ -222,8 +223,7 @@ def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
     attention = d_attention_and_rotated_q + block.attention_scratch("backward")
-    most = max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
-    return block.positions_bytes + most
+    return max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
 
 
 def _partial_sums(num_rows: int, width: int) -> int:

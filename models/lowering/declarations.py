@@ -42,6 +42,33 @@ def optimizer_parts(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
     )
 
 
+def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[int, ...]:
+    """First and last + 1 of a part's elements that have no weight decay: norms and biases.
+
+    Vectors with nothing but padding between them are one range.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> tiny = load_preset("tiny")
+    >>> undecayed_ranges(tiny, "0", optimizer_parts(tiny, "0")[0])
+    (0, 128, 49152, 49280)
+    """
+    ranges: list[int] = []
+    tensors = _layout(spec, group).tensors
+    for before, tensor in zip((None, *tensors), tensors, strict=False):
+        if len(tensor.shape) > 1:
+            continue
+        start = tensor.offset_bytes // spec.itemsize - part.element_offset
+        end = start + tensor.size_bytes // spec.itemsize
+        start, end = max(0, start), min(part.num_elements, end)
+        if start >= end:
+            continue
+        if ranges and before is not None and len(before.shape) == 1:
+            ranges[-1] = end
+        else:
+            ranges += [start, end]
+    return tuple(ranges)
+
+
 def state_layout(spec: ModelSpec, recipe: Recipe) -> tuple[str, int]:
     """Dtype of optimizer state, and its values of each parameter: m, v, and a master if any."""
     return ("float32", 3) if recipe.has_master(spec.dtype) else (spec.dtype, 2)
@@ -93,6 +120,9 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
     for chunk in range(workload.chunks_per_round):
         tokens_shape = (2, workload.chunk_tokens)
         builder.declare(_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
+        if (packing := workload.packing) is not None:
+            size = packing.most_sequences + 1 + workload.chunk_tokens
+            builder.declare(_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
         for layer in range(spec.num_layers):
             _declare_saved(builder, shapes, layer, chunk)
         shape = (workload.chunk_tokens, spec.d_model)

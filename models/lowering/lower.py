@@ -108,11 +108,12 @@ class _Lowering:
     def _forward(self, round_: int) -> None:
         builder, chunks = self.builder, range(self.workload.chunks_per_round)
         for chunk in chunks:
-            tokens = builder.write("tokens", f"tokens.{chunk}")
             index = round_ * self.workload.chunks_per_round + chunk
-            builder.inputs.append(
-                Input(tensor=tokens.tensor, version=tokens.version, source="tokens", index=index)
-            )
+            for source in ("tokens", "sequences") if self.workload.packing else ("tokens",):
+                fed = builder.write(source, f"{source}.{chunk}")
+                builder.inputs.append(
+                    Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
+                )
         for chunk in chunks:
             operands = [
                 builder.read("parameters", "param.embedding"),
@@ -139,6 +140,8 @@ class _Lowering:
             self.builder.read("parameters", f"param.{layer}"),
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
+        if self.workload.packing is not None:
+            operands.append(self.builder.read("sequences", f"sequences.{chunk}"))
         if before := chunk % self.workload.chunks_per_sequence:
             context = self.shapes.context(layer, chunk)
             operands.append(self.builder.read("context", context, num_parts=before))
@@ -152,7 +155,6 @@ class _Lowering:
             self._work(0).head_loss(row_slice),
             norm_eps=self.spec.norm_eps,
             tied=tied,
-            loss_scale=1.0 / self.workload.tokens_per_step,
             row_slice=row_slice,
             **gradient_attribute(self.recipe, self.spec.dtype),
         )
@@ -164,6 +166,7 @@ class _Lowering:
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 self.optimizer.gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
+                self.optimizer.step_state,
             ]
             if tied:
                 operands.append(builder.read("embedding", "param.embedding"))
@@ -273,8 +276,8 @@ class _Lowering:
         }
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
-        if self.workload.sequence_lengths:
-            attributes["sequence_lengths"] = self.workload.sequence_lengths
+        if self.workload.packing is not None:
+            attributes["most_sequences"] = self.workload.packing.most_sequences
         if kernel == "block_backward":
             attributes |= gradient_attribute(self.recipe, spec.dtype)
         return self.builder.call(call_id, self._key(kernel), attributes, cost)

@@ -4,7 +4,12 @@ import zlib
 
 from twinstream.models.demand.work import adamw_work, host_accumulate_work, host_work
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.lowering.declarations import OptimizerPart, Shapes, optimizer_parts
+from twinstream.models.lowering.declarations import (
+    OptimizerPart,
+    Shapes,
+    optimizer_parts,
+    undecayed_ranges,
+)
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -13,7 +18,7 @@ from twinstream.schedule.ops import Attribute, Label, TaskOperand
 class OptimizerTasks:
     """Adds AdamW tasks to a chain as the recipe's `optimizer` says.
 
-    `step_state` is the operand with learning rate, bias correction, step and seed. With
+    `step_state` is the operand with what changes from step to step. With
     `host_after_backward` every round's gradients are made afresh and the host adds them up: the
     first round's is where later ones are added.
     """
@@ -22,7 +27,7 @@ class OptimizerTasks:
         self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand
     ) -> None:
         self.builder, self.shapes, self.recipe = builder, shapes, recipe
-        self._step_state = step_state
+        self.step_state = step_state
         self._host_adds = recipe.optimizer == "host_after_backward"
         self._begun: set[str] = set()
         if self._host_adds and shapes.workload.rounds_per_step > 1:
@@ -84,7 +89,7 @@ class OptimizerTasks:
                 builder.update("parameters", f"param.{part.suffix}"),
                 builder.read("gradients", f"grad.{part.suffix}"),
                 builder.update("state", f"opt.{part.suffix}"),
-                self._step_state,
+                self.step_state,
             ]
             layer = int(group) if group.isdigit() else None
             label = Label(kind="optimizer_step", layer=layer)
@@ -100,12 +105,13 @@ class OptimizerTasks:
             "beta1": recipe.beta1,
             "beta2": recipe.beta2,
             "eps": recipe.eps,
-            "weight_decay": recipe.weight_decay,
             "stochastic_rounding": recipe.stochastic_rounding
             and spec.dtype == "bfloat16"
             and not recipe.float32_master,
             **gradient_attribute(recipe, spec.dtype),
         }
+        if ranges := undecayed_ranges(spec, group, part):
+            attributes["undecayed"] = ranges
         if master := recipe.has_master(spec.dtype):
             attributes["master"] = True
         name, cost = (

@@ -134,21 +134,21 @@ def _check(step: TrainingStep) -> None:
             f"the optimizer cannot take {step.optimizer_overhead:g} of a step; give a share "
             "between 0 and 1, such as 1% or 0.01"
         )
-    pack, lengths = step.pack_tokens, step.sequence_lengths
-    if lengths and (min(lengths) < 1 or max(lengths) != step.seq_len or len(set(lengths)) == 1):
+    pack, packing = step.pack_tokens, step.packing
+    if packing is not None and not packing.longest <= step.seq_len <= pack:
         raise ChunkingError(
-            f"sequences of {lengths_text(lengths)} tokens are not unequal ones of which seq_len, "
-            f"{step.seq_len}, is the longest; leave out sequence_lengths where all are equal"
+            f"sequences of {_lengths(step)} tokens, together {pack}, do not go with a seq_len of "
+            f"{step.seq_len}: it is the longest that there may be, and all of it lies in a chunk"
         )
     if tokens is not None and tokens % pack:
-        of_unequal = f", together {pack}" if lengths else ""
+        of_unequal = f", together {pack}" if packing else ""
         raise ChunkingError(
             f"{tokens} tokens per step are not whole sequences of {_lengths(step)} tokens"
             f"{of_unequal}; the nearest are {_nearest(tokens, pack)}"
         )
     if chunk is None:
         return
-    if lengths and chunk % pack:
+    if packing and chunk % pack:
         raise ChunkingError(
             f"chunks of {chunk} tokens do not pack sequences of {_lengths(step)} tokens, together "
             f"{pack}; the nearest are {_nearest(chunk, pack)}"
@@ -167,11 +167,11 @@ def _check(step: TrainingStep) -> None:
 
 
 def _may_slice(step: TrainingStep) -> bool:
-    return not step.sequence_lengths
+    return step.packing is None
 
 
 def _lengths(step: TrainingStep) -> str:
-    return lengths_text(step.sequence_lengths or (step.seq_len,))
+    return lengths_text(step.packing.expected_lengths if step.packing else (step.seq_len,))
 
 
 def _nearest(tokens: int, unit: int) -> str:
@@ -220,7 +220,7 @@ def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workloa
         chunk_tokens=chunk_tokens,
         chunks_per_round=chunks,
         rounds_per_step=rounds,
-        sequence_lengths=step.sequence_lengths * (chunk_tokens // step.pack_tokens),
+        packing=step.packing_of(chunk_tokens),
     )
 
 

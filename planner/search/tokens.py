@@ -55,7 +55,7 @@ def _shortened(workload: Workload) -> Workload:
         chunk_tokens=workload.chunk_tokens,
         chunks_per_round=per_sequence * sequences,
         rounds_per_step=PROGRAM_ROUNDS,
-        sequence_lengths=workload.sequence_lengths,
+        packing=workload.packing,
     )
 
 

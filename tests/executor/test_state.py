@@ -133,9 +133,10 @@ def test_a_state_that_lacks_a_tensor_or_has_another_size_is_refused(schedule, na
 
 
 def test_the_step_state_holds_learning_rate_corrections_step_and_seed():
-    packed = step_state(Recipe(beta1=0.5, beta2=0.75), step=3, learning_rate=0.25, seed=-9)
+    recipe = Recipe(beta1=0.5, beta2=0.75, weight_decay=0.125)
+    packed = step_state(recipe, step=3, learning_rate=0.25, seed=-9, num_targets=8)
     assert len(packed) == 64
-    assert struct.unpack_from("<fff", packed) == (0.25, 1 - 0.5**3, 1 - 0.75**3)
+    assert struct.unpack_from("<ffff", packed) == (0.25, 1 - 0.5**3, 1 - 0.75**3, 0.125)
     assert struct.unpack_from("<qq", packed, 16) == (3, -9)
-    assert packed[12:16] == bytes(4)
-    assert packed[32:] == bytes(32)
+    assert struct.unpack_from("<f", packed, 32) == (0.125,)
+    assert packed[36:] == bytes(28)

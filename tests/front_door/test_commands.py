@@ -173,7 +173,8 @@ def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):
     printed = table_of("plan", *step, "--machine", "cpu", "--device-mem", "7MiB", "-o", path)
     assert "sequences of 30, 5, 1, 28, 30, 5, 1, 28" in printed
     workload = read_document(Schedule, path).workload
-    assert workload.sequence_lengths == 2 * (30, 5, 1, 28)
+    assert workload.packing is not None
+    assert workload.packing.expected_lengths == 2 * (30, 5, 1, 28)
     assert call("verify", path, "--json").json()["ok"] is True
     losses = call("run", path, "--steps", 2, "--json").json()["losses"]
     assert 0 < losses[1] < losses[0]

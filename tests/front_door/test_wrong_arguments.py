@@ -6,6 +6,7 @@ import pytest
 import twinstream as ts
 
 STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
+HUGE = ts.Packing.of((2**30, 2**30, 1))
 WRONG = (5, None, 1.5, [], "no/such/file.xyz", object())
 
 
@@ -50,10 +51,10 @@ def test_wrong_kinds_are_refused_everywhere(wrong, schedule):
         ({"seq_len": 64, "chunk_tokens": -1}, "chunk_tokens"),
         ({"seq_len": 64, "chunks_per_round": 1.0}, "chunks_per_round"),
         ({"seq_len": 64, "recipe": {}}, "recipe needs Recipe"),
-        ({"seq_len": 64, "sequence_lengths": (64.0,)}, "sequence_lengths"),
+        ({"seq_len": 64, "packing": (64,)}, "packing needs Packing"),
         ({"seq_len": 64, "chunk_tokens": 10**12}, "chunk_tokens"),
         ({"seq_len": 64, "chunks_per_round": 10**12}, "chunks_per_round"),
-        ({"seq_len": 2**30, "sequence_lengths": (2**30, 2**30, 1)}, "sum of sequence_lengths"),
+        ({"seq_len": 2**30, "packing": HUGE}, "sum of expected_lengths"),
     ],
 )
 def test_a_step_of_wrong_numbers_is_refused_when_it_is_made(given, told):

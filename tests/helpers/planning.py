@@ -71,7 +71,7 @@ def step_of(chain: Chain) -> TrainingStep:
         chunk_tokens=cut.chunk_tokens,
         chunks_per_round=cut.chunks_per_round,
         recipe=Recipe.model_validate(chain.recipe),
-        sequence_lengths=cut.sequence_lengths,
+        packing=cut.packing,
     )
 
 

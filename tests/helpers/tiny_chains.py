@@ -5,7 +5,7 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 WORKLOADS = {
     # two chunks of two sequences each, two rounds
@@ -20,7 +20,7 @@ WORKLOADS = {
         chunk_tokens=29,
         chunks_per_round=2,
         rounds_per_step=2,
-        sequence_lengths=(5, 1, 16, 7),
+        packing=Packing(most_sequences=6, expected_lengths=(5, 1, 16, 7)),
     ),
     # the smallest step there is
     "one chunk": Workload(seq_len=16, chunk_tokens=16, chunks_per_round=1, rounds_per_step=1),

@@ -8,7 +8,7 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.rope import RopeScaling
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 PACKED = Workload(seq_len=2048, chunk_tokens=8192, chunks_per_round=2, rounds_per_step=2)
 SLICED = Workload(seq_len=32768, chunk_tokens=8192, chunks_per_round=8, rounds_per_step=2)
@@ -41,7 +41,7 @@ def test_tasks_execute_the_model_flops_and_the_scores_that_attention_computes_ag
 
 UNEQUAL = Workload(
     seq_len=3000, chunk_tokens=4096, chunks_per_round=2, rounds_per_step=3,
-    sequence_lengths=(1000, 1, 3000, 95),
+    packing=Packing(most_sequences=9, expected_lengths=(1000, 1, 3000, 95)),
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_unequal_lengths_take_the_flops_of_each_sequence(vector):
     model = 2 * 3 * (per_chunk + 6 * 4096 * d * spec.vocab_size)
     assert chain.model_flops == model
     assert executed_flops(chain) == model + 2 * 3 * spec.num_layers * squares * d
-    assert chain.calls["block_forward@0"].attributes["sequence_lengths"] == (1000, 1, 3000, 95)
+    assert chain.calls["block_forward@0"].attributes["most_sequences"] == 9
 
 
 @pytest.mark.parametrize(("attention", "launches"), [("sdpa_flash", 1), ("sdpa_cudnn", 4)])

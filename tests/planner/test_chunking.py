@@ -14,7 +14,7 @@ from twinstream.planner.search.chunking import (
     chunkings,
     possible,
 )
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 SPEC = load_preset("8b")
 
@@ -158,21 +158,23 @@ def test_contradictions_are_explained(step, message):
         chunkings(SPEC, step)
 
 
-# --- sequences of unequal lengths
+# --- sequences of any lengths
+
+PACKING = Packing(most_sequences=5, expected_lengths=(300, 1000, 200))
 
 
 def test_unequal_lengths_are_packed_whole_and_in_order_over_and_over():
-    step = TrainingStep(seq_len=1000, tokens_per_step=1500 * 12, sequence_lengths=(300, 1000, 200))
+    step = TrainingStep(seq_len=1000, tokens_per_step=1500 * 12, packing=PACKING)
     found = chunkings(SPEC, step)
     assert [workload.chunk_tokens for workload in found] == [6000, 4500, 3000, 1500]
-    assert found[0].sequence_lengths == 4 * (300, 1000, 200)
+    assert found[0].packing == PACKING.times(4)
     assert {workload.tokens_per_step for workload in found} == {1500 * 12}
     assert {workload.sequences_per_step for workload in found} == {36}
     assert {w.chunk_tokens % 1500 for w in admissible(SPEC, step)} == {0}
 
 
 def test_a_pack_larger_than_a_chunk_should_be_is_not_sliced():
-    step = TrainingStep(seq_len=16384, sequence_lengths=(16384, 4096))
+    step = TrainingStep(seq_len=16384, packing=Packing.of((16384, 4096)))
     assert [workload.chunk_tokens for workload in chunkings(SPEC, step)] == [20480]
 
 
@@ -182,12 +184,12 @@ def test_a_pack_larger_than_a_chunk_should_be_is_not_sliced():
         ({"tokens_per_step": 1501}, "1501 tokens per step are not whole sequences of 300, 1000, "
                                     "200 tokens, together 1500; the nearest are 1500 and 3000"),
         ({"chunk_tokens": 1000}, "chunks of 1000 tokens do not pack sequences of 300, 1000, 200"),
-        ({"seq_len": 1200}, "are not unequal ones of which seq_len, 1200, is the longest"),
-        ({"sequence_lengths": (1000, 1000)}, "leave out sequence_lengths where all are equal"),
+        ({"seq_len": 900}, "do not go with a seq_len of 900: it is the longest that there may be"),
+        ({"seq_len": 1501}, "and all of it lies in a chunk"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_unequal_lengths_is_refused(changes, message):
-    known = {"seq_len": 1000, "sequence_lengths": (300, 1000, 200)}
+def test_what_does_not_fit_packing_is_refused(changes, message):
+    known = {"seq_len": 1000, "packing": PACKING}
     with pytest.raises(ChunkingError, match=message):
         chunkings(SPEC, TrainingStep(**(known | changes)))
 

@@ -27,6 +27,7 @@ from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify import UnsafeSchedule, verify
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
+from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import simulate, steady_state
 
 KIB = 1024
@@ -176,21 +177,18 @@ def test_what_is_wrong_without_a_known_plan_is_told_as_without(roomy):
         with pytest.raises(TwinstreamError) as with_known:
             planned(900, **wrong, known=[roomy])
         assert str(with_known.value) == str(without.value)
-    nothing = TrainingStep(1, 256, sequence_lengths=(0, 0))
-    with pytest.raises(TwinstreamError):
-        planned(900, step=nothing, known=[roomy])
 
 
 def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
     def asked(*lengths: int, known: Sequence[Schedule] = ()) -> Schedule:
-        step = TrainingStep(max(lengths), 256, chunk_tokens=128, sequence_lengths=lengths)
+        step = TrainingStep(30, 256, chunk_tokens=128, packing=Packing.of(lengths))
         return plan_step(SPEC, step, SLOW, Caps(), "streaming", known=known)
 
     plan = asked(30, 5, 1, 28)
-    assert plan.workload.sequence_lengths == 2 * (30, 5, 1, 28)
+    assert plan.workload.packing == Packing.of(2 * (30, 5, 1, 28))
     assert asked(30, 5, 1, 28, known=[plan]) == plan
     for lengths in ((30, 5, 28, 1), (30, 4, 30), (30, 5, 1, 28, 30, 4, 30)):
-        with pytest.raises(WarmStartError, match="differs in sequence lengths"):
+        with pytest.raises(WarmStartError, match="differs in packing"):
             asked(*lengths, known=[plan])
 
 

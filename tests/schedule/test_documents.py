@@ -19,7 +19,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Attribute, KernelCall
 from twinstream.schedule.tensors import DEVICE, Tier
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 OPERAND = ("ops", 2, "operands", 0)
 ATTRIBUTES = (
@@ -258,22 +258,22 @@ def test_tiers_have_names_and_alignments() -> None:
     assert Tier(kind="disk", index=1).alignment_bytes == 4096
 
 
-def test_sequences_of_unequal_lengths_fill_a_chunk() -> None:
+def test_sequences_of_any_lengths_fill_a_chunk() -> None:
     workload = Workload(
         seq_len=7, chunk_tokens=13, chunks_per_round=2, rounds_per_step=3,
-        sequence_lengths=(5, 1, 7),
+        packing=Packing(most_sequences=4, expected_lengths=(5, 1, 7)),
     )  # fmt: skip
     assert (workload.sequences_per_step, workload.tokens_per_step) == (18, 78)
     assert not workload.sliced and workload.chunks_per_sequence == 1
     assert Workload.model_validate_json(workload.model_dump_json()) == workload
 
 
-@pytest.mark.parametrize("lengths", [(5, 1, 6), (6, 1, 6), (13,), (7, 0, 6)])
+@pytest.mark.parametrize("lengths", [(5, 1, 6), (5, 8), (13,), (7, 0, 6), (), (5, 5, 1, 1, 1)])
 def test_lengths_that_do_not_fill_a_chunk_are_refused(lengths: tuple[int, ...]) -> None:
-    with pytest.raises(ValidationError, match=r"add up to|greater than 0|unequal ones"):
+    with pytest.raises(ValidationError, match=r"add up|greater than 0|at least 1|more than"):
         Workload(
             seq_len=7, chunk_tokens=13, chunks_per_round=1, rounds_per_step=1,
-            sequence_lengths=lengths,
+            packing=Packing(most_sequences=4, expected_lengths=lengths),
         )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """What one training step processes, and which model and machine a document is about."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
+    Field,
     JsonValue,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -14,48 +15,84 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 
+class Packing(Node):
+    """Sequences of any lengths in a chunk, where each begins being data of the run.
+
+    A chunk has `most_sequences` at most. `expected_lengths` are what predictions price; neither
+    safety nor results depend on them.
+    """
+
+    most_sequences: PositiveCount
+    expected_lengths: Annotated[tuple[PositiveCount, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if len(self.expected_lengths) > self.most_sequences:
+            raise PydanticCustomError(
+                "too_many_lengths",
+                "{given} expected_lengths are more than most_sequences {most}",
+                {"given": len(self.expected_lengths), "most": self.most_sequences},
+            )
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Of all expected sequences together."""
+        return sum(self.expected_lengths)
+
+    @property
+    def longest(self) -> int:
+        return max(self.expected_lengths)
+
+    def times(self, count: int) -> "Packing":
+        """So many of it, one behind the other."""
+        return Packing(
+            most_sequences=count * self.most_sequences,
+            expected_lengths=count * self.expected_lengths,
+        )
+
+    @classmethod
+    def of(cls, lengths: tuple[int, ...]) -> "Packing":
+        """These lengths, and room for no more sequences."""
+        return cls(most_sequences=max(1, len(lengths)), expected_lengths=lengths)
+
+
 class Workload(Node):
     """A step is `rounds_per_step` rounds of `chunks_per_round` chunks of `chunk_tokens` tokens.
 
     A chunk packs whole sequences (chunk_tokens a multiple of seq_len) or is a contiguous slice
-    of one (seq_len a multiple of chunk_tokens); then a round holds whole sequences. Packed
-    sequences of unequal lengths have these, in their order, as `sequence_lengths`, the same in
-    every chunk; `seq_len` is then the longest of them.
+    of one (seq_len a multiple of chunk_tokens); then a round holds whole sequences. With
+    `packing` a chunk packs whole sequences of any lengths, `seq_len` at most.
     """
 
     seq_len: PositiveCount
     chunk_tokens: PositiveCount
     chunks_per_round: PositiveCount
     rounds_per_step: PositiveCount
-    sequence_lengths: tuple[PositiveCount, ...] = ()
+    packing: Packing | None = None
 
     @model_validator(mode="after")
-    def _lengths_fill_chunks(self) -> Self:
-        lengths = self.sequence_lengths
-        if not lengths:
+    def _packing_fills_chunks(self) -> Self:
+        packing = self.packing
+        if packing is None:
             return self
-        if len(set(lengths)) == 1:
-            raise PydanticCustomError(
-                "lengths_are_equal",
-                "sequence_lengths are for unequal ones; these are all {length}: leave them out",
-                {"length": lengths[0]},
-            )
-        found = (sum(lengths), max(lengths))
-        if found != (self.chunk_tokens, self.seq_len):
+        fits = packing.longest <= self.seq_len <= self.chunk_tokens
+        if packing.tokens != self.chunk_tokens or not fits:
             raise PydanticCustomError(
                 "lengths_do_not_fit",
-                "sequence_lengths must add up to chunk_tokens {chunk_tokens}, the longest being "
-                "seq_len {seq_len}: these add up to {total}, and the longest is {longest}",
+                "expected_lengths must add up to chunk_tokens {chunk_tokens}, none longer than "
+                "seq_len {seq_len}, nor that than a chunk: these add up to {total}, and the "
+                "longest is {longest}",
                 {
                     "chunk_tokens": self.chunk_tokens, "seq_len": self.seq_len,
-                    "total": found[0], "longest": found[1],
+                    "total": packing.tokens, "longest": packing.longest,
                 },
             )  # fmt: skip
         return self
 
     @model_validator(mode="after")
     def _chunks_fit_sequences(self) -> Self:
-        if self.sequence_lengths:
+        if self.packing is not None:
             return self
         longer, shorter = sorted((self.seq_len, self.chunk_tokens), reverse=True)
         if longer % shorter:
@@ -75,15 +112,14 @@ class Workload(Node):
 
     @model_serializer(mode="wrap")
     def _without_what_is_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Documents of equal lengths are those of before there were others."""
         written: dict[str, Any] = serialize(self)
-        if not self.sequence_lengths:
-            del written["sequence_lengths"]
+        if self.packing is None:
+            written.pop("packing", None)  # which is not there without what is None
         return written
 
     @property
     def chunks_per_sequence(self) -> int:
-        return max(1, self.seq_len // self.chunk_tokens)
+        return 1 if self.packing else max(1, self.seq_len // self.chunk_tokens)
 
     @property
     def tokens_per_step(self) -> int:
@@ -91,9 +127,10 @@ class Workload(Node):
 
     @property
     def sequences_per_step(self) -> int:
+        """With `packing` as many as are expected."""
         chunks = self.chunks_per_round * self.rounds_per_step
-        if self.sequence_lengths:
-            return chunks * len(self.sequence_lengths)
+        if self.packing is not None:
+            return chunks * len(self.packing.expected_lengths)
         return self.tokens_per_step // self.seq_len
 
     @property

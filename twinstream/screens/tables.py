@@ -120,12 +120,13 @@ def planned_rows(summary: Summary, schedule: Schedule) -> dict[str, str]:
 
 def workload_line(workload: Workload) -> str:
     """
+    >>> from twinstream.schedule.workload import Packing
     >>> workload_line(Workload(
     ...     seq_len=512, chunk_tokens=256, chunks_per_round=4, rounds_per_step=1))
     '1 round of 4 chunks of 256 tokens, sequences of 512'
     >>> workload_line(Workload(
     ...     seq_len=300, chunk_tokens=512, chunks_per_round=1, rounds_per_step=2,
-    ...     sequence_lengths=(300, 106, 106)))
+    ...     packing=Packing.of((300, 106, 106))))
     '2 rounds of 1 chunk of 512 tokens, sequences of 300, 2 x 106'
     """
     return (
@@ -136,8 +137,10 @@ def workload_line(workload: Workload) -> str:
 
 
 def sequences_text(workload: Workload) -> str:
-    """Tokens of a sequence, or of those that a chunk packs."""
-    return lengths_text(workload.sequence_lengths) or f"{workload.seq_len:,}"
+    """Tokens of a sequence, or of those that a chunk is expected to pack."""
+    if workload.packing is None:
+        return f"{workload.seq_len:,}"
+    return lengths_text(workload.packing.expected_lengths)
 
 
 def utilization_table(timeline: Timeline) -> Group:

@@ -1,6 +1,6 @@
 """FlashAttention 2, 3 and 4: they write into slots, and their causal mask is bottom-right.
 
-They take fewer key heads as they are, and packed sequences of unequal lengths in one call, without
+They take fewer key heads as they are, and packed sequences of any lengths in one call, without
 the dimension of the batch: Q [T, H, D], K and V [T, K, D], log-sum-exps [H, T], T the tokens of
 all. Each backward is asked for the deterministic order of sums.
 
@@ -21,8 +21,9 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
+    Starts,
 )
-from twinstream.executor.kernels.attention.operands import Starts, dense_lse
+from twinstream.executor.kernels.attention.operands import dense_lse
 from twinstream.executor.kernels.workspace import Workspace
 
 _NO_WINDOW = (-1, -1)
@@ -34,7 +35,7 @@ _DETERMINISTIC = True
 
 @dataclass(frozen=True)
 class FlashCall:
-    """With `starts`, lengths are unequal, and the tensors without the dimension of the batch."""
+    """With `starts`, sequences are packed, and the tensors without the dimension of the batch."""
 
     inputs: AttentionInputs
     result: AttentionResult
@@ -45,9 +46,9 @@ class FlashCall:
     def of(
         cls, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
     ) -> "FlashCall":
-        if not inputs.lengths:
+        starts = inputs.starts
+        if starts is None:
             return cls(inputs, result, None, workspace)
-        starts = Starts.of(inputs.lengths, inputs.q.device, workspace)
         flat = AttentionInputs(inputs.q[0], inputs.k[0], inputs.v[0], inputs.scale)
         return cls(flat, AttentionResult(result.out[0], result.lse[0]), starts, workspace)
 
@@ -55,7 +56,7 @@ class FlashCall:
 class Flash(AttentionImplementation):
     """What the three share."""
 
-    takes_unequal_lengths = True
+    takes_packed = True
     distribution: ClassVar[str]
     install: ClassVar[str]
     least_version: ClassVar[tuple[int, ...]] = ()
@@ -90,7 +91,7 @@ class Flash(AttentionImplementation):
             if gradients.accumulate:
                 d_kv = workspace.take(tuple(d_kv.shape), inputs.k.dtype)
             d_out, d_q, into = gradients.d_out, gradients.d_q, d_kv
-            if inputs.lengths:
+            if inputs.starts is not None:
                 d_out, d_q, into = d_out[0], d_q[0], d_kv[0]
             call = FlashCall.of(inputs, dense, workspace)
             self._write_gradients(call, AttentionGradients(d_out, d_q, into, accumulate=False))
@@ -107,7 +108,7 @@ class Flash(AttentionImplementation):
 
 
 class Flash2(Flash):
-    """fwd and bwd of flash_attn_2_cuda, or of unequal lengths varlen_fwd and varlen_bwd.
+    """fwd and bwd of flash_attn_2_cuda, or of packed sequences varlen_fwd and varlen_bwd.
 
     Their arguments have no names. The causal mask is bottom-right since 2.1.
 
@@ -126,8 +127,8 @@ class Flash2(Flash):
             out, lse, *_ = library.fwd(*operands, None, _NO_DROPOUT, inputs.scale, _CAUSAL, *rest)
         else:
             out, lse, *_ = library.varlen_fwd(
-                *operands, starts.tensor, starts.tensor, None, None, None, None, starts.longest,
-                starts.longest, _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
+                *operands, starts.cu_seqlens, starts.cu_seqlens, None, None, None, None,
+                starts.longest, starts.longest, _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
             )  # fmt: skip
         if out.data_ptr() != result.out.data_ptr():  # a single query is computed elsewhere
             result.out.copy_(out)
@@ -145,8 +146,8 @@ class Flash2(Flash):
             library.bwd(*operands, None, _NO_DROPOUT, inputs.scale, _CAUSAL, *rest)
         else:
             library.varlen_bwd(
-                *operands, starts.tensor, starts.tensor, None, starts.longest, starts.longest,
-                _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
+                *operands, starts.cu_seqlens, starts.cu_seqlens, None, starts.longest,
+                starts.longest, _NO_DROPOUT, inputs.scale, False, _CAUSAL, *rest,
             )  # fmt: skip
 
 
@@ -222,10 +223,10 @@ class Flash4(Flash):
 
 
 def _cumulative_lengths(starts: Starts | None) -> dict[str, torch.Tensor | int]:
-    """The arguments that FlashAttention-3 and 4 take for unequal lengths, by their names."""
+    """The arguments that FlashAttention-3 and 4 take for packed sequences, by their names."""
     if starts is None:
         return {}
     return {
-        "cu_seqlens_q": starts.tensor, "cu_seqlens_k": starts.tensor,
+        "cu_seqlens_q": starts.cu_seqlens, "cu_seqlens_k": starts.cu_seqlens,
         "max_seqlen_q": starts.longest, "max_seqlen_k": starts.longest,
     }  # fmt: skip

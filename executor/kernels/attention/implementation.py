@@ -1,15 +1,15 @@
 """What every attention implementation is called with, and what it says of itself.
 
 Causal attention of equally long sequences, aligned bottom-right: with fewer queries than keys,
-the queries are the last positions. Packed sequences of unequal lengths lie one behind the other in
-a batch of one. Legend: B sequences, S queries and C keys of each, H query
+the queries are the last positions. Packed sequences of any lengths lie one behind the other in a
+batch of one. Legend: B sequences, S queries and C keys of each, H query
 heads, K key heads (query heads h with h // (H / K) = k share key head k), D head_dim.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -21,18 +21,36 @@ ALL_TOKENS = slice(None)
 
 
 @dataclass(frozen=True)
+class Starts:
+    """Where packed sequences start, as libraries are told it: 0, and the sums of their lengths.
+
+    The last sum, that of all tokens, is repeated to the end of `cu_seqlens`. None is longer than
+    `longest`.
+    """
+
+    cu_seqlens: torch.Tensor  # [most sequences + 1], int32
+    longest: int
+
+    def tokens_of_each(self) -> Iterator[slice]:
+        """Those of each sequence; waits for the device, if it has the starts."""
+        for start, end in pairwise(self.cu_seqlens.tolist()):
+            if start < end:
+                yield slice(start, end)
+
+
+@dataclass(frozen=True)
 class AttentionInputs:
     """Queries, keys and values, and the factor on the scores; views may be strided.
 
-    `lengths`, where it is not empty, is of packed sequences whose tokens do not see one another:
-    B is 1, and S = C their sum.
+    `starts` are of packed sequences whose tokens do not see one another: B is 1, and S = C the
+    tokens of all.
     """
 
     q: torch.Tensor  # [B, S, H, D]
     k: torch.Tensor  # [B, C, K, D]
     v: torch.Tensor  # [B, C, K, D]
     scale: float
-    lengths: tuple[int, ...] = ()
+    starts: Starts | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +79,12 @@ class AttentionImplementation(ABC):
     """One way to compute attention.
 
     What it computes, and whether it gives the same bits from run to run, is in
-    `twinstream.models.demand.attention_limits`. Where it does not take unequal lengths it is
-    called for one sequence after the other.
+    `twinstream.models.demand.attention_limits`. Where it does not take packed sequences it is
+    called for one after the other, whose lengths the host then reads from the device.
     """
 
     name: ClassVar[str]
-    takes_unequal_lengths: ClassVar[bool] = False
+    takes_packed: ClassVar[bool] = False
 
     def missing(self) -> str | None:
         """What of the library is not installed and how to install it; imports nothing."""
@@ -112,11 +130,10 @@ class AttentionImplementation(ABC):
 
     def _sequences(self, inputs: AttentionInputs) -> Iterator[slice]:
         """The tokens of each call."""
-        if self.takes_unequal_lengths or not inputs.lengths:
+        if self.takes_packed or inputs.starts is None:
             yield ALL_TOKENS
-            return
-        for start, end in pairwise(accumulate(inputs.lengths, initial=0)):
-            yield slice(start, end)
+        else:
+            yield from inputs.starts.tokens_of_each()
 
 
 def _inputs_of(inputs: AttentionInputs, tokens: slice) -> AttentionInputs:

@@ -1,7 +1,7 @@
 """PyTorch's own attention kernels, by the operators below scaled_dot_product_attention.
 
 Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D head_dim, T tokens
-of sequences of unequal lengths. The operators have heads before tokens, [B, H, S, D].
+of packed sequences. The operators have heads before tokens, [B, H, S, D].
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionInputs,
     AttentionResult,
 )
-from twinstream.executor.kernels.attention.operands import Starts
 from twinstream.executor.kernels.attention.returning import Returning
 from twinstream.executor.kernels.workspace import Workspace
 
@@ -55,8 +54,8 @@ class SdpaCudnn(Returning):
     """cuDNN's fused attention, which is torch's default on Hopper.
 
     Torch offers its causal mask top-left only. It is not deterministic: torch has no way to ask
-    cuDNN for its deterministic backward. It takes fewer key heads as they are, but not where
-    lengths are unequal: those are called one by one, and of one token by eager attention, since
+    cuDNN for its deterministic backward. It takes fewer key heads as they are, but no packed
+    sequences: those are called one by one, and of one token by eager attention, since
     torch knows cuDNN not to take a sequence of one. Log-sum-exps are [B, H, S, 1].
     """
 
@@ -94,7 +93,7 @@ class SdpaCudnn(Returning):
 
 
 class SdpaFlash(Returning):
-    """FlashAttention-2 on CUDA, or of unequal lengths the operator of torch.nn.attention.varlen.
+    """FlashAttention-2 on CUDA, or of packed sequences the operator of torch.nn.attention.varlen.
 
     Called by its operator, its causal mask is bottom-right (torch.nn.attention.bias relies on it
     for `causal_lower_right`); it takes fewer key heads as they are. Its backward adds up dQ by
@@ -103,20 +102,20 @@ class SdpaFlash(Returning):
     """
 
     name = "sdpa_flash"
-    takes_unequal_lengths = True
+    takes_packed = True
 
     def _out_and_lse(
         self, inputs: AttentionInputs, workspace: Workspace, *, causal: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not inputs.lengths:
+        if inputs.starts is None:
             out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
                 *_swapped(inputs.q, inputs.k, inputs.v), 0.0, causal, False, scale=inputs.scale
             )
             return out.transpose(1, 2), lse
-        starts = Starts.of(inputs.lengths, inputs.q.device, workspace)
+        starts, longest = inputs.starts.cu_seqlens, inputs.starts.longest
         out_THD, lse_HT, *_ = torch.ops.aten._flash_attention_forward(
-            inputs.q[0], inputs.k[0], inputs.v[0], starts.tensor, starts.tensor, starts.longest,
-            starts.longest, 0.0, causal, False, scale=inputs.scale,
+            inputs.q[0], inputs.k[0], inputs.v[0], starts, starts, longest, longest, 0.0, causal,
+            False, scale=inputs.scale,
         )  # fmt: skip
         return out_THD[None], lse_HT[None]
 
@@ -124,26 +123,20 @@ class SdpaFlash(Returning):
         self, inputs: AttentionInputs, result: AttentionResult, d_out_BSHD: torch.Tensor,
         workspace: Workspace, *, causal: bool,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        if not inputs.lengths:
-            saved, seed = (
-                _swapped(inputs.q, inputs.k, inputs.v, result.out),
-                _unused_seed(workspace),
-            )
+        seed = _unused_seed(workspace)
+        if inputs.starts is None:
+            saved = _swapped(inputs.q, inputs.k, inputs.v, result.out)
             with deterministic_algorithms():
                 found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
                     d_out_BSHD.transpose(1, 2), *saved, result.lse, None, None, inputs.q.shape[1],
                     inputs.k.shape[1], 0.0, causal, seed, seed, scale=inputs.scale,
                 )  # fmt: skip
             return _swapped(*found)
-        starts, seed = (
-            Starts.of(inputs.lengths, inputs.q.device, workspace),
-            _unused_seed(workspace),
-        )
+        starts, longest = inputs.starts.cu_seqlens, inputs.starts.longest
         with deterministic_algorithms():
             d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
                 d_out_BSHD[0], inputs.q[0], inputs.k[0], inputs.v[0], result.out[0], result.lse[0],
-                starts.tensor, starts.tensor, starts.longest, starts.longest, 0.0, causal, seed,
-                seed, scale=inputs.scale,
+                starts, starts, longest, longest, 0.0, causal, seed, seed, scale=inputs.scale,
             )  # fmt: skip
         return d_q[None], d_k[None], d_v[None]
 

@@ -6,6 +6,7 @@ K key heads, D head_dim, T tokens.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate, cycle
 
 import torch
 
@@ -14,6 +15,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
+    Starts,
 )
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.workspace import Workspace
@@ -59,7 +61,7 @@ class Trial:
         self.kv = self._random(batch, shape.num_keys, 2, key_heads, shape.head_dim)
         self.d_out = self._random(*self.q.shape)
         k, v = self.kv[:, :, 0], self.kv[:, :, 1]
-        self._inputs = AttentionInputs(self.q, k, v, shape.head_dim**-0.5, shape.lengths)
+        self._inputs = AttentionInputs(self.q, k, v, shape.head_dim**-0.5, starts_of(shape, device))
         lse_HT = torch.empty(heads, batch * shape.num_queries, device=device)
         lse = torch.unflatten(lse_HT, 1, (batch, -1)).transpose(0, 1)
         self._result = AttentionResult(torch.empty_like(self.q), lse)
@@ -108,3 +110,23 @@ class Trial:
     def _workspace(self, of_pass: AttentionPass) -> Workspace:
         size_bytes = attention_scratch_bytes(self._implementation.name, of_pass, self._shape)
         return Workspace(torch.empty(size_bytes, dtype=torch.uint8, device=self._device))
+
+
+def mixed_lengths(shape: AttentionShape) -> tuple[int, ...]:
+    """Of packed sequences that fill the shape: the longest there may be, one token, and between."""
+    lengths: list[int] = []
+    left, wanted = shape.num_queries, cycle((shape.longest_tokens, 1, shape.longest_tokens // 2))
+    while left:
+        others = (shape.most_packed - len(lengths) - 1) * shape.longest_tokens
+        lengths.append(min(left, max(next(wanted), left - others, 1)))
+        left -= lengths[-1]
+    return tuple(lengths)
+
+
+def starts_of(shape: AttentionShape, device: torch.device) -> Starts | None:
+    """Where packed sequences of mixed lengths start; None where lengths are fixed."""
+    if not shape.most_packed:
+        return None
+    ends = list(accumulate(mixed_lengths(shape), initial=0))
+    ends += [ends[-1]] * (shape.most_packed + 1 - len(ends))
+    return Starts(torch.tensor(ends, dtype=torch.int32, device=device), shape.longest_tokens)

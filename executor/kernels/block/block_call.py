@@ -8,8 +8,8 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.demand.workspace import (
     Attributes,
+    most_packed,
     required_attributes,
-    sequence_lengths,
     typed_attribute,
 )
 from twinstream.models.layout import Layout, block_layout
@@ -35,7 +35,7 @@ _SPEC_FIELDS = (
 class BlockCall:
     """Which block it is and where the chunk of `num_tokens` lies in sequences of `seq_len`.
 
-    It packs sequences of `lengths`, of which `seq_len` is the largest, where they are unequal.
+    It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
     """
 
     spec: ModelSpec
@@ -43,7 +43,7 @@ class BlockCall:
     seq_len: int
     chunk_start: int
     attention: str
-    lengths: tuple[int, ...]
+    most_packed: int
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -61,7 +61,7 @@ class BlockCall:
             seq_len=typed_attribute(attributes, "seq_len", int),
             chunk_start=typed_attribute(attributes, "chunk_start", int),
             attention=typed_attribute(attributes, "attention", str),
-            lengths=sequence_lengths(attributes),
+            most_packed=most_packed(attributes),
         )
 
     @property
@@ -71,8 +71,8 @@ class BlockCall:
 
     @property
     def num_sequences(self) -> int:
-        """Of the batch: unequal lengths lie one behind the other in a batch of one."""
-        return 1 if self.sliced or self.lengths else self.num_tokens // self.seq_len
+        """Of the batch: sequences of any lengths lie one behind the other in a batch of one."""
+        return 1 if self.sliced or self.most_packed else self.num_tokens // self.seq_len
 
     @property
     def dtype(self) -> torch.dtype:

@@ -34,7 +34,7 @@ def block_recompute_attention(
     operands: Operands, attributes: Attributes, vector: VectorOps
 ) -> None:
     """From level ATTENTION: write the projections."""
-    block = BlockOperands.of(operands, attributes, vector, rotates=False)
+    block = BlockOperands.of(operands, attributes, vector)
     _rewrite_q(block)
     _write_x_o_and_gate_up(block, eps=None)
 

@@ -2,7 +2,8 @@
 
 `projections` holds Q as projected (with its bias, before q_norm and RoPE), x_o (hidden plus the
 output of attention) and gate_up (gate columns, then up). `kv` holds K after k_norm and RoPE, and
-V. Legend: T tokens of the chunk, C tokens seen (context and chunk), D d_model, H query heads, K
+V. `sequences` holds where packed sequences start, and each token's position in its own. Legend:
+T tokens of the chunk, C tokens seen (context and chunk), D d_model, H query heads, K
 key heads, Q = H * head_dim, E head_dim, F FFN width.
 """
 
@@ -11,11 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.kernels.attention.implementation import AttentionInputs, AttentionResult
+from twinstream.executor.kernels.attention.implementation import (
+    AttentionInputs,
+    AttentionResult,
+    Starts,
+)
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import weight_views
-from twinstream.executor.kernels.vector.rope import Rope, write_positions
+from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.workspace import Attributes
@@ -31,24 +36,23 @@ class BlockOperands:
     vector: VectorOps
     workspace: Workspace
     rope: Rope
+    starts: Starts | None
 
     @classmethod
-    def of(
-        cls, operands: Operands, attributes: Attributes, vector: VectorOps, *, rotates: bool = True
-    ) -> "BlockOperands":
-        """With positions of unequal lengths written to scratch, unless nothing `rotates`."""
+    def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "BlockOperands":
         call = BlockCall.from_attributes(attributes)
         weights = weight_views(operands["parameters"], call.layout, call.dtype)
-        workspace, positions = Workspace(operands["scratch"].bytes), None
-        if call.lengths and rotates:
-            positions = workspace.take((call.num_tokens,), torch.int32)
-            write_positions(call.lengths, positions)
+        workspace, positions, starts = Workspace(operands["scratch"].bytes), None, None
+        if call.most_packed:
+            sequences = operands["sequences"].bytes.view(torch.int32)
+            cu_seqlens, positions = sequences.split([call.most_packed + 1, call.num_tokens])
+            starts = Starts(cu_seqlens, call.seq_len)
         spec = call.spec
         rope = Rope(
             spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
             spec.rope_scaling,
         )  # fmt: skip
-        return cls(call, weights, operands, vector, workspace, rope)
+        return cls(call, weights, operands, vector, workspace, rope, starts)
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:
         """A [T, D] operand: hidden, output, d_hidden."""
@@ -108,7 +112,7 @@ class BlockOperands:
             k=seen_BC2KE[:, :, 0],
             v=seen_BC2KE[:, :, 1],
             scale=float(self.call.spec.head_dim) ** -0.5,
-            lengths=self.call.lengths,
+            starts=self.starts,
         )
 
     @property

@@ -4,7 +4,6 @@ Programs take blocks in turn, so that the keys of the random bits are made once 
 fused multiply-adds every result is rounded as the eager update rounds it.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -17,17 +16,20 @@ _BLOCK, _WARPS = 1024, 4
 # Five programs for each of 132 multiprocessors: as many as there are registers for, at 86 a thread.
 # Which program takes a block changes no bit.
 _PROGRAMS = 660
+_MOST_UNDECAYED = 3  # ranges: attention's norm, what lies behind qkv_proj, the FFN's norm
 
 
 def adamw(state: AdamwState, constants: AdamwConstants) -> None:
     num_elements = state.parameter.numel()
     master = state.parameter if state.master is None else state.master
+    assert len(constants.undecayed) <= _MOST_UNDECAYED, "a block has no more such ranges"
+    ranges = [*constants.undecayed, *((0, 0) for _ in range(_MOST_UNDECAYED))][:_MOST_UNDECAYED]
     launch(
         _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
-        state.gradient, state.m, state.v, master, state.step_state[:12].view(torch.float32),
-        state.step_state[16:32].view(torch.int64), num_elements, constants.element_offset,
+        state.gradient, state.m, state.v, master, state.step.floats,
+        state.step.integers, num_elements, constants.element_offset,
         constants.first_stream or 0, constants.beta1, 1.0 - constants.beta1, constants.beta2,
-        1.0 - constants.beta2, constants.eps, constants.weight_decay,
+        1.0 - constants.beta2, constants.eps, *(end for pair in ranges for end in pair),
         HAS_MASTER=state.master is not None, STOCHASTIC=constants.first_stream is not None,
         BLOCK=_BLOCK, num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
@@ -75,12 +77,13 @@ def _down_or_up(x, random_16):
 @triton.jit
 def _adamw_kernel(
     parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, num_elements,
-    element_offset, first_stream, beta1, rest1, beta2, rest2, eps, weight_decay,
+    element_offset, first_stream, beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1,
+    start_2, end_2,
     HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
     v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
-    decay = 1.0 - lr * weight_decay
+    decay = 1.0 - lr * tl.load(step_ptr + 3)
     if STOCHASTIC:
         step, seed = tl.load(seed_ptr), tl.load(seed_ptr + 1)
         stream = tl.cast(first_stream, tl.int64)
@@ -98,7 +101,10 @@ def _adamw_kernel(
         v = v * beta2 + gradient * gradient * rest2
         denominator = tl.div_rn(tl.sqrt_rn(v), v_correction_sqrt) + eps
         change = tl.div_rn(tl.div_rn(m, m_correction) * lr, denominator)
-        parameter = parameter * decay - change
+        undecayed = (index >= start_0) & (index < end_0)
+        undecayed |= (index >= start_1) & (index < end_1)
+        undecayed |= (index >= start_2) & (index < end_2)
+        parameter = tl.where(undecayed, parameter, parameter * decay) - change
         if HAS_MASTER:
             tl.store(master_ptr + index, parameter, mask=inside)
         if STOCHASTIC:

@@ -28,12 +28,12 @@ def cross_entropy(rows: LogitRows, workspace: Workspace) -> None:
 
 @triton.jit
 def _cross_entropy_kernel(
-    logits_ptr, labels_ptr, losses_ptr, stride, vocab_size, loss_scale, BLOCK: tl.constexpr
+    logits_ptr, labels_ptr, losses_ptr, stride, vocab_size, loss_scale_ptr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * stride
     label = tl.load(labels_ptr + row)
-    scale = tl.where(label >= 0, loss_scale, 0.0)
+    scale = tl.where(label >= 0, tl.load(loss_scale_ptr), 0.0)
     label = tl.maximum(label, 0)
     at_label = tl.load(logits + label).to(tl.float32)
     maximum = tl.full([], float("-inf"), tl.float32)

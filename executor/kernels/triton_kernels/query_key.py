@@ -86,7 +86,7 @@ def _scaling(rope: Rope) -> dict[str, float]:
 
 
 def _positions(rope: Rope, unread: torch.Tensor) -> torch.Tensor:
-    """Those of unequal lengths; without any the kernel is given a tensor it does not read."""
+    """Those of packed sequences; without any the kernel is given a tensor it does not read."""
     return unread if rope.positions is None else rope.positions
 
 

@@ -5,14 +5,22 @@ parts and blocks gives the same bits (a fused multiply-add, as in lerp or addcmu
 some elements only).
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_dtype
 from twinstream.executor.kernels.vector.random_bits import random_words, stream_keys
 from twinstream.executor.kernels.vector.row_blocks import float32_copy
 from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, VectorOps
-from twinstream.models.demand.workspace import Attributes, has_master, typed_attribute
+from twinstream.models.demand.workspace import (
+    Attributes,
+    has_master,
+    typed_attribute,
+    undecayed_ranges,
+)
 
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive.
 _BLOCK_ELEMENTS = 2**18
@@ -21,9 +29,10 @@ _BLOCK_ELEMENTS = 2**18
 def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Update parameters, m and v; with stochastic rounding each is rounded by its own bits.
 
-    Math is float32, as torch.optim.AdamW does it. Learning rate, bias corrections, step and seed
-    come from `step_state`, on the device. With a float32 master, m and v are float32 too, the
-    update is the master's, and the parameters are the master rounded to nearest.
+    Math is float32, as torch.optim.AdamW does it. Learning rate, decay, bias corrections, step and
+    seed come from `step_state`, on the device; norms and biases have no decay. With a float32
+    master, m and v are float32 too, the update is the master's, and the parameters are the master
+    rounded to nearest.
     """
     dtype, master = DTYPES[typed_attribute(attributes, "dtype", str)], has_master(attributes)
     num_elements = typed_attribute(attributes, "num_elements", int)
@@ -38,14 +47,14 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
             m=state[0],
             v=state[1],
             master=state[2] if master else None,
-            step_state=operands["step_state"].bytes,
+            step=StepState(operands["step_state"].bytes),
         ),
         AdamwConstants(
             beta1=typed_attribute(attributes, "beta1", float),
             beta2=typed_attribute(attributes, "beta2", float),
             eps=typed_attribute(attributes, "eps", float),
-            weight_decay=typed_attribute(attributes, "weight_decay", float),
             element_offset=typed_attribute(attributes, "element_offset", int),
+            undecayed=undecayed_ranges(attributes),
             first_stream=first_stream if rounding else None,
         ),
     )
@@ -53,8 +62,8 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
 
 def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
     """The eager update, a block of elements at a time; scalars of the step stay on the device."""
-    lr, m_correction, v_correction = state.step_state[:12].view(torch.float32).unbind()
-    v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * constants.weight_decay
+    lr, m_correction, v_correction, weight_decay = state.step.floats.unbind()
+    v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * weight_decay
     beta1, beta2, num_elements = constants.beta1, constants.beta2, state.parameter.numel()
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
@@ -65,22 +74,34 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
         denominator = v.sqrt().div_(v_correction_sqrt).add_(constants.eps)
         change = (m / m_correction).mul_(lr).div_(denominator)
         old = state.parameter if state.master is None else state.master
-        parameter = float32_copy(old[block]).mul_(decay).sub_(change)
+        parameter = float32_copy(old[block])
+        for decayed in _outside(constants.undecayed, block):
+            parameter[decayed].mul_(decay)
+        parameter.sub_(change)
         del gradient, denominator, change
         if state.master is not None:
             state.master[block].copy_(parameter)
         if constants.first_stream is not None:
-            parameter, m, v = _rounded(parameter, m, v, state.step_state, constants, start)
+            parameter, m, v = _rounded(parameter, m, v, state.step, constants, start)
         for flat, value in ((state.parameter, parameter), (state.m, m), (state.v, v)):
             flat[block].copy_(value)
 
 
+def _outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]:
+    """What of a block lies in none of the ranges, which are in order; from the block's start on."""
+    at = block.start
+    for start, end in (*ranges, (block.stop, block.stop)):
+        if at < (until := min(max(start, at), block.stop)):
+            yield slice(at - block.start, until - block.start)
+        at = max(at, end)
+
+
 def _rounded(
-    parameter: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step_state: torch.Tensor,
+    parameter: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step_state: StepState,
     constants: AdamwConstants, start: int,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Each by its own random bits, which follow from the place of the element."""
-    step, seed = step_state[16:32].view(torch.int64).unbind()
+    step, seed = step_state.integers.unbind()
     first = constants.first_stream
     assert first is not None
     keys = [stream_keys(seed, step, stream) for stream in (first, first + 1)]

@@ -23,7 +23,7 @@ def _block(
     logits_RV: torch.Tensor,
     labels_R: torch.Tensor,
     losses_R: torch.Tensor,
-    loss_scale: float,
+    loss_scale: torch.Tensor,
     buffer: torch.Tensor,
 ) -> None:
     x_RV = buffer[: logits_RV.shape[0]].copy_(logits_RV)

@@ -12,7 +12,6 @@ from math import pi
 
 import torch
 
-from twinstream.models.demand.attention_shape import equal_runs
 from twinstream.models.rope import RopeScaling
 
 
@@ -20,7 +19,7 @@ from twinstream.models.rope import RopeScaling
 class Rope:
     """The angles of a chunk: token t of it has position chunk_start + t % seq_len.
 
-    Where packed sequences have unequal lengths, its position is that of `positions`.
+    Where sequences of any lengths are packed, its position is that of `positions`.
     """
 
     theta: float
@@ -54,17 +53,6 @@ def rope_frequencies(
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp_(0.0, 1.0)
     return frequencies * ((1.0 - kept) / scaling.factor + kept)
-
-
-def write_positions(lengths: tuple[int, ...], out_T: torch.Tensor) -> None:
-    """Where each token is in its sequence; a launch or two for each run of equal lengths."""
-    start = 0
-    for length, count in equal_runs(lengths):
-        run = out_T[start : start + length * count]
-        torch.arange(length * count, out=run, device=out_T.device)
-        if count > 1:
-            run.remainder_(length)
-        start += length * count
 
 
 def rotate(x_RHD: torch.Tensor, angles: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.schedule.ops import Mode
@@ -66,7 +67,7 @@ class LogitRows:
     logits: torch.Tensor  # [T, V]
     labels: torch.Tensor  # [T], int32
     losses: torch.Tensor  # [T], float32
-    loss_scale: float
+    loss_scale: torch.Tensor  # [1], float32
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,21 @@ class AdamwState:
     m: torch.Tensor
     v: torch.Tensor
     master: torch.Tensor | None
-    step_state: torch.Tensor  # bytes: float32 lr and bias corrections, int64 step and seed
+    step: StepState
 
 
 @dataclass(frozen=True)
 class AdamwConstants:
-    """`first_stream` is the first of two random streams, or None to round to nearest."""
+    """`first_stream` is the first of two random streams, or None to round to nearest.
+
+    Elements of the `undecayed` ranges have no weight decay.
+    """
 
     beta1: float
     beta2: float
     eps: float
-    weight_decay: float
     element_offset: int
+    undecayed: tuple[tuple[int, int], ...]
     first_stream: int | None
 
 

@@ -149,8 +149,10 @@ def taken_bytes(call: Callable[[], object]) -> int:
 def reduced(shape: AttentionShape) -> AttentionShape:
     """A small shape of the same kind: as many query heads a key head, and slices stay slices."""
     key_heads = min(shape.num_kv_heads, _REDUCED_KEY_HEADS)
-    lengths = _reduced_lengths(shape.lengths)
-    queries = sum(lengths) or min(shape.num_queries, _REDUCED_QUERIES)
+    longest = min(shape.longest_tokens, _REDUCED_QUERIES)
+    packed = min(shape.most_packed, _REDUCED_SEQUENCES + 1)
+    most = packed * longest if packed else _REDUCED_QUERIES
+    queries = min(shape.num_queries, most)
     return replace(
         shape,
         num_sequences=min(shape.num_sequences, _REDUCED_SEQUENCES),
@@ -158,17 +160,9 @@ def reduced(shape: AttentionShape) -> AttentionShape:
         num_keys=queries + min(shape.num_past, _REDUCED_PAST),
         num_heads=shape.num_heads // shape.num_kv_heads * key_heads,
         num_kv_heads=key_heads,
-        lengths=lengths,
+        most_packed=packed,
+        longest_tokens=longest,
     )
-
-
-def _reduced_lengths(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """The shortest, the longest and one between, made short, and then still unequal."""
-    if not lengths:
-        return ()
-    in_order = sorted(set(lengths))
-    some = dict.fromkeys((in_order[-1], in_order[0], in_order[len(in_order) // 2]))
-    return tuple(min(n, _REDUCED_QUERIES - i) for i, n in enumerate(some))
 
 
 def _error(name: str, shape: AttentionShape, device: DeviceName) -> float:
@@ -194,8 +188,8 @@ def largest_difference(found: Results, expected: Results) -> float:
 
 
 def _case(spec: ModelSpec, workload: Workload, start: int) -> AttentionCase:
-    tokens, lengths = workload.chunk_tokens, workload.sequence_lengths
-    queries = tokens if lengths else min(tokens, workload.seq_len)
+    tokens, packing = workload.chunk_tokens, workload.packing
+    queries = tokens if packing else min(tokens, workload.seq_len)
     work = ChunkWork(spec, workload, start)
     shape = AttentionShape(
         num_sequences=tokens // queries,
@@ -206,6 +200,7 @@ def _case(spec: ModelSpec, workload: Workload, start: int) -> AttentionCase:
         head_dim=spec.head_dim,
         dtype=spec.dtype,
         sliced=workload.sliced,
-        lengths=lengths,
+        most_packed=packing.most_sequences if packing else 0,
+        longest_tokens=workload.seq_len if packing else 0,
     )
     return AttentionCase(shape, work.attention_forward(), work.attention_backward())

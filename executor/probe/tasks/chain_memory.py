@@ -96,6 +96,8 @@ class ChainMemory:
                     dtype=torch.int32,
                 )  # fmt: skip
                 buffer.copy_(ids.view(torch.uint8))
-        packed = step_state(Recipe.model_validate(chain.recipe), 1, _LEARNING_RATE, _SEED)
+        packed = step_state(
+            Recipe.model_validate(chain.recipe), 1, _LEARNING_RATE, _SEED, num_targets=1
+        )
         state = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         self._buffers["step_state"].copy_(state)

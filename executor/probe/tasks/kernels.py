@@ -1,12 +1,12 @@
 """Time the executor's own kernels, one unit of the cost model at a time, on random data."""
 
-import struct
 from collections.abc import Callable, Iterator
 
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import (
@@ -20,7 +20,6 @@ from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.models.demand.work import ChunkWork, adamw_work
 from twinstream.models.demand.workspace import workspace_bytes
-from twinstream.models.lowering.declarations import STEP_STATE_BYTES
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Mode
@@ -132,7 +131,7 @@ class _Case:
             logits=self.random(self.tokens, v),
             labels=torch.randint(0, v, (self.tokens,), generator=self.generator).int(),
             losses=torch.empty(self.tokens),
-            loss_scale=1.0,
+            loss_scale=torch.ones(1),
         )
         yield _sample(
             self.work.vector("cross_entropy", 4 * self.tokens * v, launches=2),
@@ -165,10 +164,13 @@ class _Case:
         count = 16 * self.tokens * self.spec.d_model // 4
         attributes: dict[str, Attribute] = {
             "dtype": self.spec.dtype, "num_elements": count, "element_offset": 0,
-            "tensor_seed": 1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-4,
+            "tensor_seed": 1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
             "stochastic_rounding": self.dtype == torch.bfloat16,
         }  # fmt: skip
-        state = struct.pack("<fffxxxxqq", 1e-6, 0.1, 0.001, 1, 1).ljust(STEP_STATE_BYTES, b"\0")
+        state = packed_step_state(
+            learning_rate=1e-6, corrections=(0.1, 0.001), weight_decay=1e-4, step=1, seed=1,
+            loss_scale=1.0,
+        )  # fmt: skip
         operands = {
             "parameters": _operand(self.random(count), "update"),
             "gradients": _operand(self.random(count), "read"),

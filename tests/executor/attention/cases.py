@@ -12,8 +12,10 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionGradients,
     AttentionInputs,
     AttentionResult,
+    Starts,
 )
 from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.attention.trial import mixed_lengths, starts_of
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_scratch import attention_scratch_bytes
 from twinstream.models.demand.attention_shape import AttentionShape
@@ -38,11 +40,12 @@ def unequal(
     lengths: tuple[int, ...], num_heads: int, num_kv_heads: int, head_dim: int,
     dtype: str = "float32",
 ) -> AttentionShape:  # fmt: skip
-    """Packed sequences of unequal lengths."""
+    """Packed sequences, as many and none longer; their lengths are `mixed_lengths`."""
     tokens = sum(lengths)
     return AttentionShape(
-        1, tokens, tokens, num_heads, num_kv_heads, head_dim, dtype, sliced=False, lengths=lengths
-    )
+        1, tokens, tokens, num_heads, num_kv_heads, head_dim, dtype, sliced=False,
+        most_packed=len(lengths), longest_tokens=max(lengths),
+    )  # fmt: skip
 
 
 # Tiles of eager attention are 128 queries by 256 keys.
@@ -72,11 +75,12 @@ class Data:
     d_out: torch.Tensor  # [B, S, H, D]
     scale: float
     lengths: tuple[int, ...] = ()
+    starts: Starts | None = None
 
     @property
     def inputs(self) -> AttentionInputs:
         k, v = self.kv[:, :, 0], self.kv[:, :, 1]
-        return AttentionInputs(self.q, k, v, self.scale, self.lengths)
+        return AttentionInputs(self.q, k, v, self.scale, self.starts)
 
     def each(self) -> "list[Data]":
         """The packed sequences of unequal lengths, each by itself."""
@@ -104,7 +108,9 @@ def random_data(of: AttentionShape, device: str = "cpu", seed: int = 0) -> Data:
 
     q = random(of.num_sequences, of.num_queries, of.num_heads, of.head_dim)
     kv = random(of.num_sequences, of.num_keys, 2, of.num_kv_heads, of.head_dim)
-    return Data(2 * q, kv, random(*q.shape), of.head_dim**-0.5, of.lengths)
+    lengths = mixed_lengths(of) if of.most_packed else ()
+    d_out, scale = random(*q.shape), of.head_dim**-0.5
+    return Data(2 * q, kv, d_out, scale, lengths, starts_of(of, q.device))
 
 
 def call(name: str, of: AttentionShape, data: Data, d_kv_before: float = 1.0) -> Found:

@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from tests.executor.kernels.driver import LLAMA_3_1
 from twinstream.executor.kernels.registry import vector_ops
+from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import (
     AdamwConstants,
@@ -107,17 +108,20 @@ def launch_all(ops) -> None:
     ops.swiglu_backward(meta(T, 2 * F), meta(T, 2 * F), meta(T, F))
     ops.add_column_sums(x, VectorGradient(meta(D, dtype=f32), "update"), room)
     ops.cross_entropy(
-        LogitRows(meta(1024, V), meta(1024, dtype=torch.int32), meta(1024, dtype=f32), 0.1), room
+        LogitRows(
+            meta(1024, V), meta(1024, dtype=torch.int32), meta(1024, dtype=f32), meta(1, dtype=f32)
+        ),
+        room,
     )
     tokens = SortedTokens(*(meta(T, dtype=torch.int64) for _ in range(3)))
     ops.add_token_gradients(x, tokens, meta(V, D), room)
-    n, step_state = 2**24, meta(64, dtype=torch.uint8)
+    n, step = 2**24, StepState(meta(64, dtype=torch.uint8))
     half, whole = meta(n), meta(n, dtype=f32)
     for state, stream in (
-        (AdamwState(half, half, half, half, None, step_state), 6),
-        (AdamwState(half, whole, whole, whole, whole, step_state), None),
+        (AdamwState(half, half, half, half, None, step), 6),
+        (AdamwState(half, whole, whole, whole, whole, step), None),
     ):
-        ops.adamw(state, AdamwConstants(0.9, 0.999, 1e-8, 0.1, 0, stream))
+        ops.adamw(state, AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream))
 
 
 def main() -> None:

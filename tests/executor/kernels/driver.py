@@ -12,6 +12,8 @@ import torch
 from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.step_state import packed_step_state
+from twinstream.executor.run.training import sequences_tensor
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -19,7 +21,7 @@ from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Task
 from twinstream.schedule.ops import TaskOperand
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 POISON = 0xFF
 
@@ -51,6 +53,16 @@ def run(
         registered_kernel(key)(operands, attributes)
 
 
+def step_state_with(loss_scale: float) -> torch.Tensor:
+    """What the head reads of a step; what only the optimizer reads is NaN."""
+    nan = float("nan")
+    packed = packed_step_state(
+        learning_rate=nan, corrections=(nan, nan), weight_decay=nan, step=-1, seed=-1,
+        loss_scale=loss_scale,
+    )  # fmt: skip
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
 def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start: int) -> dict:
     names = (
         "d_model num_heads num_kv_heads head_dim d_ff qk_norm qkv_bias norm_eps rope_theta dtype"
@@ -69,7 +81,7 @@ def block_attributes(spec: ModelSpec, num_tokens: int, seq_len: int, chunk_start
 class Step:
     """Forward and backward of `tokens` [2, all tokens] in chunks, by the tasks of their chain.
 
-    A chunk packs sequences of `lengths` where they are unequal, and `seq_len` is the longest.
+    A chunk packs sequences of `lengths` where they are given.
     `recompute` is the level that backward starts from: "FULL", "ATTENTION" or "INPUT".
     """
 
@@ -91,7 +103,7 @@ class Step:
         num_chunks = self.tokens.shape[1] // self.chunk_tokens
         work = Workload(
             seq_len=self.seq_len, chunk_tokens=self.chunk_tokens, chunks_per_round=num_chunks,
-            rounds_per_step=1, sequence_lengths=self.lengths,
+            rounds_per_step=1, packing=self.packing,
         )  # fmt: skip
         recipe = Recipe(kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in)
         self.chain = lower(self.spec, work, recipe)
@@ -101,6 +113,13 @@ class Step:
         for tensor in self.chain.tensors:
             self.parts.setdefault(tensor.parent or "", []).append(tensor.tensor_id)
 
+    @property
+    def packing(self) -> Packing | None:
+        if not self.lengths:
+            return None
+        expected = (1,) * self.chunk_tokens  # which is another than the data's
+        return Packing(most_sequences=self.chunk_tokens, expected_lengths=expected)
+
     def run(self) -> torch.Tensor:
         """Return the loss; what the kernels leave behind stays in `buffers`."""
         with torch.device(self.device):
@@ -109,11 +128,15 @@ class Step:
                 for name in self.parts[""]
                 if self.tensors[name].role not in ("scratch", "optimizer_state")
             }
+            self.buffers["step_state"].copy_(step_state_with(self.loss_scale))
             for name, flat in self.parameters.items():
                 self.buffers[f"param.{name.removeprefix('layer.')}"].copy_(flat)
             chunks = self.tokens.to(torch.int32).split(self.chunk_tokens, dim=1)
             for number, chunk in enumerate(chunks):
                 self.buffers[f"tokens.{number}"].copy_(chunk.reshape(-1).view(torch.uint8))
+                if self.packing is not None:
+                    packed = sequences_tensor(self.lengths, self.packing.most_sequences)
+                    self.buffers[f"sequences.{number}"].copy_(packed.view(torch.uint8))
             for task in self._tasks():
                 self._run(task)
         return self.loss
@@ -140,7 +163,7 @@ class Step:
         kernel, vector = call.kernel.split("/")
         attributes = dict(call.attributes)
         if kernel == "head_loss":
-            attributes |= {"loss_scale": self.loss_scale, "row_slice": self.row_slice}
+            attributes |= {"row_slice": self.row_slice}
         operands = {o.name: (self._view(o), o.mode) for o in task.operands if o.mode != "scratch"}
         run(kernel, attributes, operands, self.fill, vector)
 

@@ -5,18 +5,19 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import run
+from twinstream.executor.kernels.step_state import packed_step_state
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_AND_MORE = 2**18 + 1000
 
 
-def step_state(lr=0.0, step=1, seed=7, beta1=0.9, beta2=0.999):
+def step_state(lr=0.0, step=1, seed=7, beta1=0.9, beta2=0.999, weight_decay=0.1):
     """As the training loop fills it."""
-    state = torch.full((64,), 0xFF, dtype=torch.uint8)
-    floats = [lr, 1 - beta1**step, 1 - beta2**step]
-    state[:12].view(torch.float32).copy_(torch.tensor(floats))
-    state[16:32].view(torch.int64).copy_(torch.tensor([step, seed]))
-    return state
+    packed = packed_step_state(
+        learning_rate=lr, corrections=(1 - beta1**step, 1 - beta2**step),
+        weight_decay=weight_decay, step=step, seed=seed, loss_scale=float("nan"),
+    )  # fmt: skip
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
 def adamw(flats, state, **changes):
@@ -31,7 +32,6 @@ def adamw(flats, state, **changes):
         "beta1": 0.9,
         "beta2": 0.999,
         "eps": 1e-8,
-        "weight_decay": 0.1,
         "stochastic_rounding": parameter.dtype == torch.bfloat16,
     }
     operands = {
@@ -47,6 +47,21 @@ def adamw(flats, state, **changes):
 
 def randn(count, dtype=torch.float32, seed=0):
     return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_norms_and_biases_have_no_decay():
+    """Ranges that begin, end or lie across the blocks of the update."""
+    count = 2**18 + 300
+    ranges = ((0, 7), (100, 101), (2**18 - 5, 2**18 + 9), (2**18 + 299, 2**18 + 300))
+    parameter, zeros = randn(count), torch.zeros(count)
+    before = parameter.clone()
+    undecayed = tuple(end for pair in ranges for end in pair)
+    state = step_state(lr=1.0, weight_decay=0.5)
+    adamw((parameter, zeros.clone(), zeros.clone(), zeros.clone()), state, undecayed=undecayed)
+    expected = before * 0.5
+    for start, end in ranges:
+        expected[start:end] = before[start:end]
+    assert torch.equal(parameter, expected)
 
 
 def test_float32_agrees_with_torch():
@@ -100,13 +115,13 @@ def rounded_up(count, state, what="parameter", **changes):
     names = ("parameter", "gradient", "m", "v")
     flats = {name: torch.zeros(count, dtype=torch.bfloat16) for name in names}
     flats[what].fill_(1.0)
-    adamw(flats.values(), state, weight_decay=1.0, **changes)
+    adamw(flats.values(), state, **changes)
     return flats[what] == flats[what].max()
 
 
 def test_stochastic_rounding_keeps_the_mean():
     count = 2**17
-    state = step_state(lr=2.0**-10)
+    state = step_state(lr=2.0**-10, weight_decay=1.0)
     up = {what: rounded_up(count, state, what) for what in ("parameter", "m", "v")}
     # Chances: 1 - 2**-10 lies 1/4 of 2**-8 below 1; 0.9 between 0.8984375 and 0.90234375;
     # 0.999 lies 0.001 of 2**-8 below 1.
@@ -120,12 +135,14 @@ def test_random_streams_are_independent_of_each_other():
     """Two independent events of chance 3/4 coincide with chance 5/8."""
     count = 2**16
     lr = 2.0**-10
-    state = step_state(lr)
+    state = step_state(lr, weight_decay=1.0)
     base = rounded_up(count, state)
     others = {
-        "step": rounded_up(count, step_state(lr, step=2)),
-        "seed": rounded_up(count, step_state(lr, seed=8)),
-        "high word of the seed": rounded_up(count, step_state(lr, seed=7 + 2**32)),
+        "step": rounded_up(count, step_state(lr, step=2, weight_decay=1.0)),
+        "seed": rounded_up(count, step_state(lr, seed=8, weight_decay=1.0)),
+        "high word of the seed": rounded_up(
+            count, step_state(lr, seed=7 + 2**32, weight_decay=1.0)
+        ),
         "tensor": rounded_up(count, state, tensor_seed=4),
         "next elements": rounded_up(count, state, element_offset=count),
         "elements 2**32 later": rounded_up(count, state, element_offset=2**32),
@@ -148,5 +165,5 @@ def test_not_finite_stays_and_finite_stays_finite():
     assert same.all()
     # Pushed beyond the largest bf16, but not beyond the largest float32.
     parameter.fill_(largest)
-    adamw((parameter, gradient, m, v), step_state(lr=1.0), weight_decay=-0.003)
+    adamw((parameter, gradient, m, v), step_state(lr=1.0, weight_decay=-0.003))
     assert (parameter == largest).all()

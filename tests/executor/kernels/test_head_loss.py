@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.executor.kernels.driver import buffer, run
+from tests.executor.kernels.driver import buffer, run, step_state_with
 from twinstream.executor.kernels.embedding import head_layout_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -22,7 +22,6 @@ class Head:
             "num_tokens": tokens,
             "norm_eps": 1e-5,
             "tied": tied,
-            "loss_scale": 0.125,
             "row_slice": row_slice,
         }
         generator = torch.Generator().manual_seed(0)
@@ -62,6 +61,7 @@ class Head:
             "d_hidden": (self.written["d_hidden"], "write"),
             "gradients": (self.written["gradients"], self.mode),
             "loss": (self.written["loss"], self.mode),
+            "step_state": (step_state_with(0.125), "read"),
         }
         if self.attributes["tied"]:
             size_bytes = self.weight.numel() * dtype.itemsize

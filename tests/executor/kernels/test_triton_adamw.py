@@ -13,6 +13,7 @@ import torch
 
 from tests.executor.kernels.test_adamw import step_state
 from tests.executor.kernels.twins import DTYPES, assert_twins_agree, on, randn
+from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState
 
 pytest.importorskip("triton")
@@ -30,12 +31,12 @@ def state_of(count, dtype, *, gradient_dtype=None, master=False):
         m=randn(count, dtype=state_dtype, seed=2),
         v=randn(count, dtype=state_dtype, seed=3).abs(),
         master=randn(count) if master else None,
-        step_state=step_state(lr=0.05, step=9, seed=2**40 + 7),
+        step=StepState(step_state(lr=0.05, step=9, seed=2**40 + 7)),
     )
 
 
-def constants(first_stream=None, element_offset=0):
-    return AdamwConstants(0.9, 0.999, 1e-8, 0.1, element_offset, first_stream)
+def constants(first_stream=None, element_offset=0, undecayed=()):
+    return AdamwConstants(0.9, 0.999, 1e-8, element_offset, undecayed, first_stream)
 
 
 def call(ops, workspace, state, constants):
@@ -68,6 +69,16 @@ def test_float32_master(triton_device, dtype, gradient_dtype):
     assert_twins_agree(triton_device, call, state, constants(), results=results, **CLOSE)
 
 
+@DTYPE
+@pytest.mark.parametrize(
+    "ranges", [((0, 5),), ((3, 1030), (1090, 1100)), ((0, 1), (1, 2), (1024, 1025))], ids=str
+)
+def test_what_has_no_decay_has_none(triton_device, dtype, ranges):
+    state = state_of(1100, dtype)
+    hyper = constants(undecayed=ranges)
+    assert_twins_agree(triton_device, call, state, hyper, results=results, **CLOSE)
+
+
 def test_programs_that_take_several_blocks_change_no_bit(triton_device, monkeypatch):
     monkeypatch.setattr(triton_adamw, "_BLOCK", 128)
     monkeypatch.setattr(triton_adamw, "_PROGRAMS", 3)
@@ -82,8 +93,9 @@ def test_not_finite_stays_and_finite_stays_finite(triton_device):
     state.parameter.copy_(values)
     for flat in (state.gradient, state.m, state.v):
         flat.zero_()
-    hyper = AdamwConstants(0.9, 0.999, 1e-8, -0.003, 0, 4)
-    triton_state = on(triton_device, replace(state, step_state=step_state(lr=1.0)))
+    hyper = AdamwConstants(0.9, 0.999, 1e-8, 0, (), 4)
+    grows = StepState(step_state(lr=1.0, weight_decay=-0.003))
+    triton_state = on(triton_device, replace(state, step=grows))
     triton_adamw.adamw(triton_state, hyper)
     after = triton_state.parameter.float().cpu()
     assert after[:2].tolist() == values[:2].tolist()

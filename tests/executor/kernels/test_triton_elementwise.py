@@ -61,7 +61,9 @@ def logit_rows(num_rows, vocab_size, dtype, scale=1.0):
     labels = torch.arange(num_rows, dtype=torch.int32) * 7 % vocab_size
     labels[num_rows // 2] = -100
     logits = scale * randn(num_rows, vocab_size)
-    return LogitRows(logits.to(dtype), labels, torch.full((num_rows,), float("nan")), 0.125)
+    return LogitRows(
+        logits.to(dtype), labels, torch.full((num_rows,), float("nan")), torch.tensor([0.125])
+    )
 
 
 def call_cross_entropy(ops, workspace, rows):
@@ -97,13 +99,14 @@ def test_offsets_beyond_32_bits():
         pytest.skip("needs 12 GiB of device memory")
     logits = torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16, device="cuda")
     logits[-8:] = logit_rows(8, vocab_size, torch.bfloat16).logits.cuda()
+    one = torch.ones(1, device="cuda")
     few = LogitRows(logits[-8:].clone(), torch.arange(8, dtype=torch.int32, device="cuda"),
-                    torch.empty(8, device="cuda"), 1.0)  # fmt: skip
+                    torch.empty(8, device="cuda"), one)  # fmt: skip
     labels = torch.arange(num_rows, dtype=torch.int32, device="cuda") - (num_rows - 8)
     losses = torch.empty(num_rows, device="cuda")
     none = Workspace(torch.empty(0, dtype=torch.uint8, device="cuda"))
     triton_cross_entropy.cross_entropy(few, none)
-    triton_cross_entropy.cross_entropy(LogitRows(logits, labels, losses, 1.0), none)
+    triton_cross_entropy.cross_entropy(LogitRows(logits, labels, losses, one), none)
     assert torch.equal(logits[-8:], few.logits)
     assert torch.equal(losses[-8:], few.losses)
 

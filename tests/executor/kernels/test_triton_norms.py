@@ -8,7 +8,7 @@ import torch
 from tests.executor.kernels.driver import LLAMA_3_1
 from tests.executor.kernels.twins import DTYPES, assert_twins_agree, randn
 from twinstream.executor.kernels.registry import vector_ops
-from twinstream.executor.kernels.vector.rope import Rope, write_positions
+from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import (
     HeadNorm,
     HeadNormBackward,
@@ -16,6 +16,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
     RmsNorm,
     VectorGradient,
 )
+from twinstream.executor.run.training import sequences_tensor
 
 EPS = 1e-5
 DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -103,8 +104,8 @@ def test_head_norm_and_rope(triton_device, dtype, sizes, normed, angles):
     x, d, rope, norm = rotation(*sizes, dtype, normed=normed, scaling=scaling)
     out, backward, positions = torch.full_like(d, float("nan")), None, None
     if angles == "unequal lengths":
-        positions = torch.empty(sizes[0], dtype=torch.int32)
-        write_positions((1,) * (sizes[0] // 2) + (sizes[0] - sizes[0] // 2,), positions)
+        half = sizes[0] // 2
+        positions = sequences_tensor((*(half * [1]), sizes[0] - half), half + 1)[half + 2 :]
     if norm is not None:
         d_weight = VectorGradient(randn(sizes[2], dtype=dtype, seed=6), "update")
         backward = HeadNormBackward(norm, x, d_weight)
@@ -124,8 +125,8 @@ def test_head_norm_and_rope(triton_device, dtype, sizes, normed, angles):
 
 
 def test_positions_begin_anew_with_every_sequence():
-    positions = torch.empty(11, dtype=torch.int32)
-    write_positions((2, 2, 1, 6), positions)
+    starts, positions = sequences_tensor((2, 2, 1, 6), most_sequences=6).split((7, 11))
+    assert starts.tolist() == [0, 2, 4, 5, 11, 11, 11]
     assert positions.tolist() == [0, 1, 0, 1, 0, 0, 1, 2, 3, 4, 5]
 
 

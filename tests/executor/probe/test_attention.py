@@ -8,18 +8,19 @@ import pytest
 
 from twinstream.executor.kernels.attention import implementation, registry
 from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.attention.trial import mixed_lengths
 from twinstream.executor.probe.tasks import attention as probe
 from twinstream.executor.probe.tasks.attention import attention_cases, reduced, try_attention
 from twinstream.models.demand.attention_library import attention_library_bytes
 from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 
 SPEC = load_preset("tiny").model_copy(update={"num_heads": 4, "num_kv_heads": 2, "head_dim": 16})
 SLICED = Workload(seq_len=96, chunk_tokens=32, chunks_per_round=3, rounds_per_step=1)
 UNEQUAL = Workload(
     seq_len=300, chunk_tokens=507, chunks_per_round=1, rounds_per_step=1,
-    sequence_lengths=(200, 7, 300),
+    packing=Packing(most_sequences=4, expected_lengths=(200, 7, 300)),
 )  # fmt: skip
 PACKED = Workload(seq_len=16, chunk_tokens=64, chunks_per_round=1, rounds_per_step=1)
 
@@ -48,12 +49,12 @@ def test_implementations_are_compared_on_unequal_lengths(monkeypatch):
     broken(
         monkeypatch, "sdpa_cpu",
         forward=lambda inputs, result, workspace: right.forward(
-            replace(inputs, lengths=()), result, workspace
+            replace(inputs, starts=None), result, workspace
         ),
     )  # fmt: skip
     (case,) = attention_cases(SPEC, UNEQUAL)
-    assert case.shape.lengths == UNEQUAL.sequence_lengths
-    assert reduced(case.shape).lengths == (192, 7, 190)
+    assert mixed_lengths(case.shape) == (300, 1, 150, 56)
+    assert mixed_lengths(reduced(case.shape)) == (192, 123, 192)
     assert "off the reference at a reduced size" in tried(UNEQUAL).refused
 
 

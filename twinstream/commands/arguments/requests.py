@@ -18,6 +18,7 @@ from twinstream.planner.policies import ON_DEVICE, optimizer_places
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError
+from twinstream.schedule.workload import Packing
 
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
@@ -56,7 +57,7 @@ def request_of(wanted: PlanOptions) -> PlanRequest:
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
         recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec)),
-        sequence_lengths=lengths if len(set(lengths)) > 1 else (),
+        packing=Packing.of(lengths) if len(set(lengths)) > 1 else None,
     )  # fmt: skip
     if overhead is not None:
         step = replace(step, optimizer_overhead=share_of(overhead))

@@ -40,10 +40,10 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
         UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
     spec, step, machine, caps = request.spec, request.step, request.machine, request.caps
-    if step.sequence_lengths:
+    if step.packing is not None:
         raise OtherCutError(
             f"policy '{NAME}' packs sequences of one length, not of "
-            f"{lengths_text(step.sequence_lengths)} tokens: plan with another policy"
+            f"{lengths_text(step.packing.expected_lengths)} tokens: plan with another policy"
         )
     _require_its_recipe(step.recipe)
     constants = machine_class(machine.name)

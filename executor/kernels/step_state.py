@@ -1,0 +1,50 @@
+"""The small tensor that tells kernels of the step: what changes from one to the next."""
+
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.models.lowering.declarations import STEP_STATE_BYTES
+
+_FLOATS = struct.Struct("<ffff")  # learning rate, 1 - beta1**step, 1 - beta2**step, weight decay
+_INTS = struct.Struct("<qq")  # step, seed
+_LOSS = struct.Struct("<f")  # what a target's loss counts
+
+
+@dataclass(frozen=True)
+class StepState:
+    """Views of it; each value is a tensor of one element, which the host need not wait for."""
+
+    bytes: torch.Tensor  # [STEP_STATE_BYTES], uint8
+
+    @property
+    def floats(self) -> torch.Tensor:
+        """[4], float32: learning rate, 1 - beta1**step, 1 - beta2**step, weight decay."""
+        return self.bytes[: _FLOATS.size].view(torch.float32)
+
+    @property
+    def integers(self) -> torch.Tensor:
+        """[2], int64: step and seed."""
+        return self.bytes[_FLOATS.size : _FLOATS.size + _INTS.size].view(torch.int64)
+
+    @property
+    def loss_scale(self) -> torch.Tensor:
+        """[1], float32: one over the number of valid targets of the step."""
+        start = _FLOATS.size + _INTS.size
+        return self.bytes[start : start + _LOSS.size].view(torch.float32)
+
+
+def packed_step_state(
+    *,
+    learning_rate: float,
+    corrections: tuple[float, float],
+    weight_decay: float,
+    step: int,
+    seed: int,
+    loss_scale: float,
+) -> bytes:
+    """What `StepState` reads."""
+    floats = _FLOATS.pack(learning_rate, *corrections, weight_decay)
+    packed = floats + _INTS.pack(step, seed) + _LOSS.pack(loss_scale)
+    return packed.ljust(STEP_STATE_BYTES, b"\0")
