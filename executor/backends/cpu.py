@@ -132,6 +132,12 @@ class CpuBackend:
         assert self._done is not None, "the op just launched records"
         return self._done
 
+    def rest(self) -> None:
+        for end in [self._put_end(jobs) for jobs in self._jobs]:
+            end.wait()
+        if self._error is not None:
+            raise self._error
+
     def finish(self) -> list[PassTimes]:
         self._join()
         if self._error is not None:

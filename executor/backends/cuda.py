@@ -121,6 +121,12 @@ class CudaBackend:
         """Someone else may have changed the current stream."""
         self._current = None
 
+    def rest(self) -> None:
+        self.await_host(self._host.put_event())
+        self.gpu.synchronize()
+        if self._host.error is not None:
+            raise self._host.error
+
     def finish(self) -> list[PassTimes]:
         self._close_pass()
         for number in range(len(self._end_ns), self._number + 1):

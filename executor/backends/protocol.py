@@ -40,6 +40,9 @@ class Backend(Protocol[EventT]):
     def record(self, launch: Launch) -> EventT:
         """An event that happens when the op, enqueued just before, has completed."""
 
+    def rest(self) -> None:
+        """Return when everything enqueued has completed. Raises what went wrong in a stream."""
+
     def finish(self) -> list[PassTimes]:
         """Wait for everything; when each pass ended. Raises what went wrong in a stream."""
 

@@ -21,7 +21,8 @@ class RunOptions:
     are not timed run as CUDA graphs; `auto` does so where that pays. `on_pinned` is told how much
     of the host arena is populated and pinned. `nvtx` names what every op and graph enqueues, for
     NVIDIA's profilers (CUDA). Without `refuses_excess` a run whose context and libraries take more
-    of the device than the cap leaves goes on, and reports by how much.
+    of the device than the cap leaves goes on, and reports by how much. `between` is asked between
+    passes whether to go on (`executor.replay.dispatch.Between`).
     """
 
     backend: BackendName = "cpu"
@@ -32,6 +33,7 @@ class RunOptions:
     on_pinned: Progress | None = None
     nvtx: bool = False
     refuses_excess: bool = True
+    between: Callable[[int, Callable[[], None]], bool] | None = None
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

@@ -17,6 +17,10 @@ Events = list[EventT | None]
 Replay = Callable[[int, Events[EventT], CostMeter], Events[EventT]]
 """Enqueues a whole pass in another way, with the same events; given those of the pass before."""
 
+Between = Callable[[int, Callable[[], None]], bool]
+"""Between passes: told how many have begun, and how to let all of them complete, it says whether
+to go on. Only after that the state is at rest, and may be read or written."""
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -30,11 +34,12 @@ class Passes:
 class PassOptions:
     """How many passes, and of how many of the last ones, beside the first, every op is timed.
 
-    None times all of them.
+    None times all of them. `between` is asked before every pass but the first.
     """
 
     num_passes: int
     timed_passes: int | None = None
+    between: Between | None = None
 
     def is_timed(self, number: int) -> bool:
         """Whether pass `number` records when its ops start and end."""
@@ -67,6 +72,12 @@ def run_passes(
     try:
         with torch.no_grad():
             for number in range(options.num_passes):
+                if number and options.between is not None:
+                    before_ns = perf_counter_ns()
+                    goes_on = options.between(number, backend.rest)
+                    backend.waited_ns += perf_counter_ns() - before_ns
+                    if not goes_on:
+                        break
                 timed = options.is_timed(number)
                 waited_ns = backend.waited_ns
                 backend.begin_pass(number, timed=timed)

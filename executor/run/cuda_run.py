@@ -83,7 +83,9 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
     """The passes, and in a phrase whether they ran as graphs and why."""
     timed_passes = options.timed_passes
     pass_options = PassOptions(
-        options.num_passes, DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes
+        options.num_passes,
+        DEFAULT_TIMED_PASSES if timed_passes is None else timed_passes,
+        options.between,
     )
     if options.nvtx:
         named = zip(job.program.launches, job.works, strict=True)

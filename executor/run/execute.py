@@ -140,7 +140,8 @@ def execute_in(
         return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
     backend = CpuBackend(program, works)
-    passes = run_passes(program, backend, PassOptions(options.num_passes, options.timed_passes))
+    asked = PassOptions(options.num_passes, options.timed_passes, options.between)
+    passes = run_passes(program, backend, asked)
     provenance = Provenance(
         kind="measured",
         where=f"cpu {platform.machine()}",

@@ -81,15 +81,38 @@ def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
     return result
 
 
+def carried_names(schedule: Schedule) -> tuple[str, ...]:
+    """The whole tensors that a schedule carries from step to step: `param.0`, `opt.0`, ..."""
+    parents = {t.tensor_id: t.parent or t.tensor_id for t in schedule.tensors}
+    return tuple(dict.fromkeys(parents[item.tensor] for item in schedule.carried))
+
+
+def put_carried(schedule: Schedule, arenas: Arenas, name: str, flat: torch.Tensor) -> None:
+    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it."""
+    for tensor, slot, source in _carried(schedule, {name: flat}, name):
+        arenas.view(tensor, slot).copy_(source)
+
+
+def take_carried(schedule: Schedule, arenas: Arenas, name: str) -> torch.Tensor:
+    """One whole tensor as its slots have it, 1-D uint8 on the host."""
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
+    flat = torch.empty(sizes[name], dtype=torch.uint8)
+    for tensor, slot, destination in _carried(schedule, {name: flat}, name):
+        destination.copy_(arenas.view(tensor, slot))
+    return flat
+
+
 def _carried(
-    schedule: Schedule, state: Mapping[str, torch.Tensor]
+    schedule: Schedule, state: Mapping[str, torch.Tensor], name: str | None = None
 ) -> list[tuple[str, str, torch.Tensor]]:
-    """(tensor, slot, its bytes in the state) of everything carried."""
+    """(tensor, slot, its bytes in the state) of everything carried, or of one whole tensor."""
     tensors = {t.tensor_id: t for t in schedule.tensors}
     found = []
     for item in schedule.carried:
         tensor = tensors[item.tensor]
         root = tensors[tensor.parent or item.tensor]
+        if name is not None and root.tensor_id != name:
+            continue
         flat = state.get(root.tensor_id)
         if flat is None or flat.numel() != root.size_bytes:
             given = "nothing" if flat is None else f"{flat.numel()} bytes"

@@ -43,6 +43,9 @@ class VirtualBackend:
     def record(self, launch: Launch) -> int:
         return self._free_ns[launch.stream]
 
+    def rest(self) -> None:
+        return
+
     def finish(self) -> list[PassTimes]:
         last = self._program.last_compute()
         return [PassTimes(spans[last][1], spans_of(spans)) for spans in self._spans]

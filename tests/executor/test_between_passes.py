@@ -1,0 +1,97 @@
+"""Between steps a run can be at rest, looked at, and ended; on a GPU of the tests, too."""
+
+import pytest
+import torch
+
+from tests.executor.test_cuda_logic import on_fake_gpu, schedule_of
+from tests.helpers.fake_gpu import FakeGpu
+from tests.helpers.runs import bits_of, run, training
+from twinstream.executor.backends.cpu import CpuBackend
+from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.replay import dispatch
+from twinstream.executor.run.execute import execute_in, prove
+from twinstream.executor.state.training_state import (
+    carried_names,
+    initial_state,
+    put_carried,
+    take_carried,
+)
+from twinstream.models.spec import ModelSpec
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+def test_at_rest_the_state_is_that_of_the_steps_so_far_and_a_run_can_end_there(policy):
+    """Filled and read tensor by tensor, as a checkpoint does; looking changes nothing."""
+    schedule = schedule_of(policy)
+    prove(schedule, "cpu")
+    memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
+    arenas, loop = Arenas(schedule, memory), training(schedule)
+    state = initial_state(ModelSpec.model_validate(schedule.model.spec), seed=1)
+    seen = {}
+
+    def between(number, rest):
+        rest()
+        assert len(loop.losses) == number
+        seen[number] = {n: take_carried(schedule, arenas, n) for n in carried_names(schedule)}
+        return number < 3
+
+    def fill(into):
+        for name in carried_names(schedule):
+            put_carried(schedule, into, name, state[name])
+
+    options = RunOptions(num_passes=5, between=between)
+    execute_in(schedule, memory, fill, loop.host_work(schedule), options)
+    assert list(seen) == [1, 2, 3]
+    for number, found in seen.items():
+        expected = bits_of(schedule, number).state
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(flat, expected[name]) for name, flat in found.items())
+
+
+def test_without_rest_passes_overlap_as_ever():
+    schedule = schedule_of("streaming")
+    asked = []
+
+    def between(number, rest):
+        asked.append(number)
+        return True
+
+    found = run(schedule, RunOptions(num_passes=4, between=between))[1]
+    assert asked == [1, 2, 3]
+    assert found.losses == bits_of(schedule, 4).losses
+
+
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_on_a_gpu_too(graphs):
+    schedule, numbers = schedule_of("streaming"), []
+
+    def between(number, rest):
+        rest()
+        numbers.append(number)
+        return number < 3
+
+    options = RunOptions("cuda", num_passes=5, graphs=graphs, between=between)
+    found = on_fake_gpu(schedule, options, FakeGpu(3, 0.5))
+    assert numbers == [1, 2, 3]
+    assert found.bits.losses == bits_of(schedule, 3).losses
+    assert all(torch.equal(a, b) for a, b in zip(
+        found.bits.state.values(), bits_of(schedule, 3).state.values(), strict=True
+    ))  # fmt: skip
+
+
+def test_an_error_is_told_at_rest(monkeypatch):
+    schedule = schedule_of("resident")
+
+    def work(op):
+        def body(pass_index):
+            raise RuntimeError("broken")
+
+        return body
+
+    program = compile_program(schedule)
+    backend = CpuBackend(program, [work(op) for op in schedule.ops])
+    options = dispatch.PassOptions(3, between=lambda number, rest: rest() or True)
+    with pytest.raises(RuntimeError, match="broken"):
+        dispatch.run_passes(program, backend, options)
