@@ -49,10 +49,16 @@ def print_json(document: object) -> None:
     sys.stdout.write(text + "\n")
 
 
-def print_report(*parts: RenderableType) -> None:
-    """Tables and lines, as wide as the terminal but at most 100 columns."""
+def screen() -> Console:
+    """Standard output, as wide as the terminal but at most 100 columns."""
     console = _Screen(highlight=False, markup=False)
     console.width = min(console.width, _MAX_COLUMNS) if console.is_terminal else _MAX_COLUMNS
+    return console
+
+
+def print_report(*parts: RenderableType) -> None:
+    """Tables and lines, each below the other."""
+    console = screen()
     for part in parts:
         console.print(part)
 

@@ -1,0 +1,1 @@
+"""Training runs: options, the loop, checkpoints, metrics."""
