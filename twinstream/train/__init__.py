@@ -1,1 +1,1 @@
-"""Training runs: options, the loop, checkpoints, metrics."""
+"""What training runs leave behind: so far their log."""
