@@ -1,6 +1,6 @@
 """What every number of `SearchLimits` is worth: plans with other values, of the same few cells.
 
-python -m benchmarks.quality.limits [--out FILE.csv] [--cells N] [--jobs 2]
+python -m benchmarks.quality.limits [--out FILE.csv] [--cells N] [--only TEXT] [--jobs 2]
 
 A row per limit, other value and cell, with the time of the step and the seconds of planning, is
 appended as it comes; what the file has already is not run again. At the end the table is printed,
@@ -183,9 +183,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.limits")
     parser.add_argument("--out", type=Path, default=Path("limits.csv"), help="append to this file")
     parser.add_argument("--cells", type=int, default=8, help="so many steps, from the first")
+    parser.add_argument("--only", default="", metavar="TEXT", help="steps with this in their name")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     given = parser.parse_args()
-    run(given.out, steps()[: given.cells], given.jobs)
+    some = [step for step in steps() if given.only in str(step)]
+    run(given.out, some[: given.cells], given.jobs)
     print("\n" + table(read(given.out)))
 
 
