@@ -32,12 +32,19 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Text:
+    """Lines as they are, in letters of one width."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A heading, a sentence or two, and a figure or a table; `half` ones stand side by side."""
 
     title: str
     text: str
-    content: Any  # a plotly figure, a Table, or None where there is nothing to show but the text
+    content: Any  # a plotly figure, a Table, a Text, or None: there is nothing but the text
     half: bool = False
 
 
@@ -112,6 +119,8 @@ def _content(content: Any, number: int) -> str:
         return ""
     if isinstance(content, Table):
         return _table(content)
+    if isinstance(content, Text):
+        return f"<pre>{escape(content.text)}</pre>"
     name = f"figure{number}"
     # "</" inside the JSON would end the script; "<\/" is the same string to JSON.
     data = plotly.io.to_json(content, remove_uids=True).replace("</", "<\\/")

@@ -1,48 +1,103 @@
-"""`report`: a schedule and its timelines as one page to look at."""
+"""`report`: a schedule and its timelines, or a run, as one page to look at."""
 
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from twinstream import api
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
-from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.arguments.inputs import (
+    UnknownMachineError,
+    checked_schedule,
+    machine_of,
+    read_timelines,
+)
+from twinstream.commands.arguments.outputs import output_option, require_own_outputs
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
-from twinstream.schedule.files import write_text
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.files import DocumentError, write_text
+from twinstream.schedule.timeline import Timeline
 
 
 def report(
-    schedule: options.ScheduleFile,
+    subject: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCHEDULE|DIR", help="A schedule's JSON, or the folder of a run of `train`."
+        ),
+    ],
     predicted: options.Predicted = None,
     measured: options.Measured = None,
     machine: options.MachineIfKnown = None,
     output: Annotated[Path, output_option("Write the page here.")] = Path("report.html"),
     as_json: options.Json = False,
 ) -> None:
-    """Write one HTML page: streams, memory, links, idle time; predicted beside measured.
+    """Write one HTML page: of a schedule its step, predicted beside measured, or of a run its loss.
 
-    Without --predicted the schedule is simulated.
+    Without --predicted a schedule is simulated. A run's page may be made while it trains.
     """
-    from twinstream.report.report import report_html
-
-    with progress(f"drawing {schedule}", quiet=as_json):
-        document = checked_schedule(schedule)
-        profile = machine_of(document, machine)
-        before, after = read_timelines(predicted, measured)
-        before = before or api.simulate(document, profile)
-        html = report_html(document, profile, predicted=before, measured=after)
+    with progress(f"drawing {subject}", quiet=as_json):
+        if subject.is_dir():
+            if predicted is not None or measured is not None:
+                raise DocumentError(
+                    f"{subject} is a folder, and --predicted and --measured are timelines of a "
+                    "schedule: give the schedule instead, or leave them out"
+                )
+            html, figures = _of_run(subject, machine, output)
+        else:
+            html, figures = _of_schedule(subject, predicted, measured, machine)
         write_text(html, output)
     size_bytes = output.stat().st_size
     if as_json:
-        headline = {
-            name: summarize(document, line, profile)
-            for name, line in (("predicted", before), ("measured", after))
-            if line is not None
-        }
-        told = uncertainty_of(profile, document)
-        about = {"output": output, "size_bytes": size_bytes, "uncertainty": told}
-        print_json(about | headline)
+        print_json({"output": output, "size_bytes": size_bytes} | figures)
     else:
         print_report(f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in any browser.")
+
+
+def _of_schedule(
+    schedule: Path, predicted: Path | None, measured: Path | None, machine: str | None
+) -> tuple[str, dict[str, object]]:
+    """The page, and the figures that `--json` prints."""
+    from twinstream.report.report import report_html
+
+    document = checked_schedule(schedule)
+    profile = machine_of(document, machine)
+    before, after = read_timelines(predicted, measured)
+    before = before or api.simulate(document, profile)
+    html = report_html(document, profile, predicted=before, measured=after)
+    figures: dict[str, object] = {"uncertainty": uncertainty_of(profile, document)}
+    for name, line in (("predicted", before), ("measured", after)):
+        if line is not None:
+            figures[name] = summarize(document, line, profile)
+    return html, figures
+
+
+def _of_run(folder: Path, machine: str | None, output: Path) -> tuple[str, dict[str, object]]:
+    """The page, and the figures that `--json` prints."""
+    from twinstream.report.run_folder import (
+        COMPARISON,
+        OPTIONS,
+        PLAN,
+        read_run_folder,
+        run_summary,
+    )
+    from twinstream.report.run_page import run_html
+    from twinstream.train.metrics import FILE
+
+    files = {name: folder / name for name in (FILE, PLAN, OPTIONS, COMPARISON)}
+    require_own_outputs(files | {"output": output})
+    run = read_run_folder(folder)
+    schedule = checked_schedule(folder / PLAN) if (folder / PLAN).exists() else None
+    before = None if schedule is None else _predicted(schedule, machine)
+    return run_html(run, schedule=schedule, predicted=before), {"run": run_summary(run)}
+
+
+def _predicted(schedule: Schedule, machine: str | None) -> Timeline | None:
+    """None where the machine that it was planned for is not known here."""
+    try:
+        return api.simulate(schedule, machine_of(schedule, machine))
+    except UnknownMachineError:
+        return None
