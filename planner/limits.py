@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class SearchLimits:
     """What planning tries, and when it stops; each with its unit.
 
-    docs/benchmarks/limits.md has what it costs to change each.
+    `python -m benchmarks.quality.limits` makes the table of what it costs to change each.
     """
 
     # How a step is cut.
