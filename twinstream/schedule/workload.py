@@ -42,6 +42,7 @@ class Packing(Node):
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest that is expected."""
         return max(self.expected_lengths)
 
     def times(self, count: int) -> "Packing":
