@@ -8,6 +8,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
+_AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward",)
 
 
 class KernelChoice(Node):
@@ -47,6 +48,9 @@ class Recipe(Node):
     first, then the layers from the first on; or on the host CPU after the whole backward pass, the
     gradients of all rounds added up there.
 
+    With `clips` all gradients are scaled so that their norm, over all of them, is at most that of
+    the step: a number of `step_state`, as the learning rate. All updates follow the norm then.
+
     `kernels` that are left open (None) are chosen with the machine, when a plan is asked for.
     """
 
@@ -59,12 +63,20 @@ class Recipe(Node):
     optimizer: OptimizerPlace = "device"
     gradients: Literal["model", "float32"] = "model"
     float32_master: bool = False
+    clips: bool = False
     kernels: KernelChoice | None = None
 
     @property
     def implementations(self) -> KernelChoice:
         """The kernels; where they are left open, torch's own."""
         return self.kernels or KernelChoice()
+
+    def places_among(self, places: tuple[OptimizerPlace, ...]) -> tuple[OptimizerPlace, ...]:
+        """Those of some places of the optimizer that this recipe can have.
+
+        Where it clips, an update needs the norm of all gradients, which the device sums up.
+        """
+        return tuple(place for place in places if not self.clips or place in _AFTER_THE_NORM)
 
     def gradient_dtype(self, dtype: str) -> str:
         """Of a model of `dtype`."""

@@ -14,6 +14,7 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 from dataclasses import dataclass, field
 
 from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.demand.workspace import sum_shares
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
@@ -208,6 +209,23 @@ def adamw_work(
             launches=1,
             dtype=dtype,
         ),
+    )
+
+
+def gradient_squares_work(num_elements: int, dtype: str) -> tuple[Work, ...]:
+    """Reads a gradient; writes and reads the sums of its stretches."""
+    moved = num_elements * ITEMSIZE_BYTES[dtype] + 2 * sum_shares(num_elements) * _FLOAT32_BYTES
+    return (_sum_work("gradient_squares", 2 * num_elements, moved, launches=2),)
+
+
+def gradient_norm_work(num_groups: int) -> tuple[Work, ...]:
+    """Reads one number of each group."""
+    return (_sum_work("gradient_norm", num_groups, (num_groups + 1) * _FLOAT32_BYTES, launches=1),)
+
+
+def _sum_work(unit: str, flops: int, moved: int, launches: int) -> Work:
+    return Work(
+        unit=unit, shape=(flops,), flops=flops, hbm_bytes=moved, launches=launches, dtype="float32"
     )
 
 

@@ -25,6 +25,8 @@ HEAD_BLOCK_ELEMENTS = 2**23
 # Programs that share the rows of a Triton kernel which sums over them: two for each of the 132
 # multiprocessors of an H100 or H200. A constant, because the order of the sums follows from it.
 SUM_PROGRAMS = 264
+# Values that one program of gradient_squares sums up: the order of the sum follows from it.
+SUM_SHARE_ELEMENTS = 2**16
 # Gathered elements that embed_backward works on at a time: 16 MiB in float32.
 EMBED_BLOCK_ELEMENTS = 2**22
 
@@ -111,6 +113,11 @@ def head_block_rows(vocab_size: int, row_slice: int) -> int:
 def partial_sums(num_rows: int) -> int:
     """Rows of float32 partial sums that a Triton kernel leaves, one of each program."""
     return min(num_rows, SUM_PROGRAMS)
+
+
+def sum_shares(num_elements: int) -> int:
+    """Stretches of a gradient whose squares are summed up each by itself."""
+    return -(-num_elements // SUM_SHARE_ELEMENTS)
 
 
 def embed_block_columns(num_tokens: int, d_model: int) -> int:
@@ -286,6 +293,10 @@ def _sorted_tokens(tokens: int) -> int:
     return 3 * aligned(tokens * _INT64_BYTES)
 
 
+def _gradient_squares(attributes: Attributes) -> int:
+    return _float32(sum_shares(typed_attribute(attributes, "num_elements", int)))
+
+
 def _itemsize(attributes: Attributes) -> int:
     return ITEMSIZE_BYTES[typed_attribute(attributes, "dtype", str)]
 
@@ -307,6 +318,8 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "block_backward": _block_backward,
     "head_loss": _head_loss,
     "embed_backward": _embed_backward,
+    "gradient_squares": _gradient_squares,
+    "gradient_norm": _none,
     "adamw_step": _none,
 }
 _TRITON = {

@@ -136,6 +136,8 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
             _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
     builder.declare_flat("step_state", STEP_STATE_BYTES, "input", "uint8")
     builder.declare(_tensor("loss", "loss", "float32", (1,)))
+    if shapes.recipe.clips:
+        _declare_norm(builder, shapes)
 
 
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
@@ -163,6 +165,16 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
                     offset_bytes=part.element_offset * width,
                 )
             )
+
+
+def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
+    """A sum of squares for each group, and the norm over all of them."""
+    squares = _tensor("grad_squares", "scratch", "float32", (len(shapes.groups),))
+    builder.declare(squares)
+    for index, group in enumerate(shapes.groups):
+        part = _tensor(f"grad_squares.{group}", "scratch", "float32", (1,))
+        builder.declare(_part_of("grad_squares", part, index * part.size_bytes))
+    builder.declare(_tensor("grad_norm", "loss", "float32", (1,)))
 
 
 def _layout(spec: ModelSpec, group: str) -> Layout:

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
+from twinstream.executor.kernels.vector.adamw import CLIP_EPS
 from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
@@ -22,15 +23,17 @@ _MOST_UNDECAYED = 3  # ranges: attention's norm, what lies behind qkv_proj, the 
 def adamw(state: AdamwState, constants: AdamwConstants) -> None:
     num_elements = state.parameter.numel()
     master = state.parameter if state.master is None else state.master
+    norm = state.step.max_norm if state.norm is None else state.norm
     assert len(constants.undecayed) <= _MOST_UNDECAYED, "a block has no more such ranges"
     ranges = [*constants.undecayed, *((0, 0) for _ in range(_MOST_UNDECAYED))][:_MOST_UNDECAYED]
     launch(
         _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
-        state.gradient, state.m, state.v, master, state.step.floats,
-        state.step.integers, num_elements, constants.element_offset,
+        state.gradient, state.m, state.v, master, state.step.floats, state.step.integers,
+        state.step.max_norm, norm, num_elements, constants.element_offset,
         constants.first_stream or 0, constants.beta1, 1.0 - constants.beta1, constants.beta2,
         1.0 - constants.beta2, constants.eps, *(end for pair in ranges for end in pair),
-        HAS_MASTER=state.master is not None, STOCHASTIC=constants.first_stream is not None,
+        HAS_MASTER=state.master is not None, CLIPS=state.norm is not None, CLIP_EPS=CLIP_EPS,
+        STOCHASTIC=constants.first_stream is not None,
         BLOCK=_BLOCK, num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -74,16 +77,26 @@ def _down_or_up(x, random_16):
     return tl.where(finite, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
 
 
+@device_function
+def _clip_scale(max_norm, norm, CLIP_EPS: tl.constexpr):
+    scale = tl.div_rn(max_norm, norm + CLIP_EPS)
+    scale = tl.minimum(scale, 1.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where((max_norm == 0.0) | (max_norm == float("inf")), 1.0, scale)
+
+
 @triton.jit
 def _adamw_kernel(
-    parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, num_elements,
-    element_offset, first_stream, beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1,
-    start_2, end_2,
-    HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr,
+    max_norm_ptr, norm_ptr, num_elements, element_offset, first_stream, beta1, rest1, beta2, rest2,
+    eps, start_0, end_0, start_1, end_1, start_2, end_2,
+    HAS_MASTER: tl.constexpr, CLIPS: tl.constexpr, CLIP_EPS: tl.constexpr,
+    STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
     v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
     decay = 1.0 - lr * tl.load(step_ptr + 3)
+    if CLIPS:
+        scale = _clip_scale(tl.load(max_norm_ptr), tl.load(norm_ptr), CLIP_EPS)
     if STOCHASTIC:
         step, seed = tl.load(seed_ptr), tl.load(seed_ptr + 1)
         stream = tl.cast(first_stream, tl.int64)
@@ -94,6 +107,8 @@ def _adamw_kernel(
         index = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = index < num_elements
         gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        if CLIPS:
+            gradient = gradient * scale
         m = tl.load(m_ptr + index, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + index, mask=inside, other=0.0).to(tl.float32)
         parameter = tl.load(master_ptr + index, mask=inside, other=0.0).to(tl.float32)

@@ -24,6 +24,7 @@ from twinstream.models.demand.workspace import (
 
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive.
 _BLOCK_ELEMENTS = 2**18
+CLIP_EPS = 1e-6
 
 
 def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
@@ -32,7 +33,8 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     Math is float32, as torch.optim.AdamW does it. Learning rate, decay, bias corrections, step and
     seed come from `step_state`, on the device; norms and biases have no decay. With a float32
     master, m and v are float32 too, the update is the master's, and the parameters are the master
-    rounded to nearest.
+    rounded to nearest. With the norm of all gradients they are clipped first, as
+    torch.nn.utils.clip_grad_norm_ does it, but without rounding what is scaled.
     """
     dtype, master = DTYPES[typed_attribute(attributes, "dtype", str)], has_master(attributes)
     num_elements = typed_attribute(attributes, "num_elements", int)
@@ -48,6 +50,7 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
             v=state[1],
             master=state[2] if master else None,
             step=StepState(operands["step_state"].bytes),
+            norm=operands["norm"].view(torch.float32, (1,)) if "norm" in operands else None,
         ),
         AdamwConstants(
             beta1=typed_attribute(attributes, "beta1", float),
@@ -65,9 +68,12 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
     lr, m_correction, v_correction, weight_decay = state.step.floats.unbind()
     v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * weight_decay
     beta1, beta2, num_elements = constants.beta1, constants.beta2, state.parameter.numel()
+    scale = None if state.norm is None else _clip_scale(state.step.max_norm, state.norm)
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
         gradient = float32_copy(state.gradient[block])
+        if scale is not None:
+            gradient.mul_(scale)
         m = float32_copy(state.m[block]).mul_(beta1).add_(gradient * (1.0 - beta1))
         v = float32_copy(state.v[block]).mul_(beta2)
         v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
@@ -85,6 +91,12 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
             parameter, m, v = _rounded(parameter, m, v, state.step, constants, start)
         for flat, value in ((state.parameter, parameter), (state.m, m), (state.v, v)):
             flat[block].copy_(value)
+
+
+def _clip_scale(max_norm: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """What gradients are multiplied by; NaN where the norm is."""
+    off = (max_norm == 0.0) | max_norm.isinf()
+    return torch.where(off, 1.0, (max_norm / (norm + CLIP_EPS)).clamp(max=1.0))
 
 
 def _outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]:

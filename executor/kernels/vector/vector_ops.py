@@ -81,7 +81,11 @@ class SortedTokens:
 
 @dataclass(frozen=True)
 class AdamwState:
-    """What an update reads and writes, flat; `master` is float32, or None without one."""
+    """What an update reads and writes, flat; `master` is float32, or None without one.
+
+    With a `norm`, [1] float32, of all gradients they are scaled by min(1, max_norm / (norm + 1e-6))
+    of the step.
+    """
 
     parameter: torch.Tensor
     gradient: torch.Tensor
@@ -89,6 +93,7 @@ class AdamwState:
     v: torch.Tensor
     master: torch.Tensor | None
     step: StepState
+    norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,14 @@ class VectorOps(Protocol):
         workspace: Workspace,
     ) -> None:
         """Add the rows of d_hidden to the rows of their ids, each row's sum rounded once."""
+        ...
+
+    def sum_squares(self, x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> None:
+        """out, [1] float32, is the sum of squares, in an order that follows from N alone."""
+        ...
+
+    def root_of_sum(self, x_N: torch.Tensor, out: torch.Tensor) -> None:
+        """out, [1], is the square root of the sum of float32 values, in such an order."""
         ...
 
     def adamw(self, state: AdamwState, constants: AdamwConstants) -> None:

@@ -6,6 +6,7 @@ bf16 ones none of those here is.
 """
 
 import importlib
+import math
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,16 @@ def test_what_has_no_decay_has_none(triton_device, dtype, ranges):
     state = state_of(1100, dtype)
     hyper = constants(undecayed=ranges)
     assert_twins_agree(triton_device, call, state, hyper, results=results, **CLOSE)
+
+
+@DTYPE
+@pytest.mark.parametrize(
+    ("max_norm", "norm"), [(1.0, 3.7), (1.0, 0.2), (0.0, 3.7), (math.inf, 9.0)]
+)
+def test_clipping(triton_device, dtype, max_norm, norm):
+    clipped = step_state(lr=0.05, step=9, max_norm=max_norm)
+    state = replace(state_of(1100, dtype), step=StepState(clipped), norm=torch.tensor([norm]))
+    assert_twins_agree(triton_device, call, state, constants(), results=results, **CLOSE)
 
 
 def test_programs_that_take_several_blocks_change_no_bit(triton_device, monkeypatch):

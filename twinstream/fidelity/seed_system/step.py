@@ -73,6 +73,8 @@ def _require_its_recipe(recipe: Recipe) -> None:
             f"policy '{NAME}' adds gradients up in the model's dtype and keeps no float32 master: "
             "leave out --gradients and --float32-master"
         )
+    if recipe.clips:
+        raise OtherRecipeError(f"policy '{NAME}' does not clip gradients: plan with another policy")
 
 
 def _rounds(step: TrainingStep, sizes: RoundSizes) -> RoundsRule | int:
