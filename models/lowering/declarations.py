@@ -50,7 +50,7 @@ def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[
     >>> from twinstream.models.presets import load_preset
     >>> tiny = load_preset("tiny")
     >>> undecayed_ranges(tiny, "0", optimizer_parts(tiny, "0")[0])
-    (0, 128, 49152, 49280)
+    (0, 128, 49280, 49408)
     """
     ranges: list[int] = []
     tensors = _layout(spec, group).tensors
