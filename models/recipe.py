@@ -8,6 +8,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
+OptimizerState = Literal["model", "float32_master", "8bit"]
 _AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward",)
 
 
@@ -36,12 +37,13 @@ class Recipe(Node):
     """AdamW constants and the slicing that fixes the order of reductions.
 
     Learning rate, bias correction, step and seed are data of the run (the small device tensor
-    `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 only. The head works
-    on at most `max_row_slice` rows of logits at a time.
+    `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 and to 8-bit codes only.
+    The head works on at most `max_row_slice` rows of logits at a time.
 
     `gradients` are added up in the model's dtype, rounded at every contribution, or in float32.
-    With `float32_master` the optimizer's state holds float32 parameters, and m and v in float32;
-    a bf16 model's parameters are the master's, rounded to nearest.
+    `optimizer_state`: m and v in the model's dtype; or in float32 beside a float32 master, to which
+    a bf16 model's parameters are rounded to nearest; or m and v as 8-bit codes, with a float32
+    scale for every 256 elements of each.
 
     `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
     as its last gradient is there; on the device after the whole backward pass, embedding and head
@@ -62,7 +64,7 @@ class Recipe(Node):
     max_row_slice: PositiveCount = 1024
     optimizer: OptimizerPlace = "device"
     gradients: Literal["model", "float32"] = "model"
-    float32_master: bool = False
+    optimizer_state: OptimizerState = "model"
     clips: bool = False
     kernels: KernelChoice | None = None
 
@@ -82,9 +84,11 @@ class Recipe(Node):
         """Of a model of `dtype`."""
         return "float32" if self.gradients == "float32" else dtype
 
-    def has_master(self, dtype: str) -> bool:
-        """A float32 model is its own master."""
-        return self.float32_master and dtype != "float32"
+    def state_of(self, dtype: str) -> OptimizerState:
+        """The optimizer's state of a model of `dtype`: a float32 model is its own master."""
+        if self.optimizer_state == "float32_master" and dtype == "float32":
+            return "model"
+        return self.optimizer_state
 
     def row_slice(self, num_tokens: int) -> int:
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""

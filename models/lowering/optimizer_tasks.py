@@ -145,6 +145,7 @@ class OptimizerTasks:
 
     def _call(self, group: str, part: OptimizerPart) -> str:
         spec, recipe = self.shapes.spec, self.recipe
+        state = recipe.state_of(spec.dtype)
         attributes: dict[str, Attribute] = {
             "dtype": spec.dtype,
             "num_elements": part.num_elements,
@@ -154,17 +155,16 @@ class OptimizerTasks:
             "beta2": recipe.beta2,
             "eps": recipe.eps,
             "stochastic_rounding": recipe.stochastic_rounding
-            and spec.dtype == "bfloat16"
-            and not recipe.float32_master,
+            and (state == "8bit" or (state == "model" and spec.dtype == "bfloat16")),
             **gradient_attribute(recipe, spec.dtype),
         }
         if ranges := undecayed_ranges(spec, group, part):
             attributes["undecayed"] = ranges
-        if master := recipe.has_master(spec.dtype):
-            attributes["master"] = True
+        if state != "model":
+            attributes["optimizer_state"] = state
         name, cost = (
             f"adamw.{part.suffix}",
-            adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, master=master),
+            adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
         )
         if recipe.optimizer in ("device", "device_after_backward"):
             key = f"adamw_step/{recipe.implementations.vector}"

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
@@ -11,16 +10,15 @@ from tests.executor.kernels.families import SEQ_LEN, hf_model, hf_step, tiny_spe
 from tests.executor.kernels.families import random_tokens as sequences_of
 from tests.executor.test_same_bits import other_plans, recomputing_resident_plans
 from tests.helpers.hf_weights import pack_hf_state, unpack_hf_state
+from tests.helpers.parts import cut_into_thirds
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import training
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
-from twinstream.executor.state import training_state
 from twinstream.executor.state.training_state import State, initial_state
-from twinstream.models.lowering import declarations, optimizer_tasks
-from twinstream.models.lowering.declarations import OptimizerPart
+from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -158,7 +156,7 @@ def flats_of(spec: ModelSpec, state: State, kind: str) -> dict[str, torch.Tensor
             found[name] = state[f"param.{group}"]
             continue
         flat = state[f"opt.{group}"].view(torch.float32)
-        parts = declarations.optimizer_parts(spec, group)
+        parts = optimizer_parts(spec, group)
         m = [flat[2 * part.element_offset :][: part.num_elements] for part in parts]
         found[name] = torch.cat(m).view(torch.uint8)
     return found
@@ -193,30 +191,13 @@ def test_a_huge_norm_and_none_give_the_bits_of_no_clipping(preset, dtype, max_no
 
 
 def test_the_number_of_parts_changes_no_bit(monkeypatch):
-    chain, expected = resident("packed", "tiny", "bfloat16")
-    groups = ("embedding", "0", "1", "head")
-    sizes = {group: root_elements(chain, group) for group in groups}
-
-    def thirds(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
-        total = sizes[group]
-        bounds = [total * i // 3 // 256 * 256 for i in range(3)] + [total]
-        return tuple(
-            OptimizerPart(f"{group}.part{i}", low, high - low)
-            for i, (low, high) in enumerate(pairwise(bounds))
-        )
-
-    for module in (declarations, optimizer_tasks, training_state):
-        monkeypatch.setattr(module, "optimizer_parts", thirds)
+    expected = resident("packed", "tiny", "bfloat16")[1]
+    cut_into_thirds(monkeypatch)
     others = tiny_chain("packed", "tiny", CLIPPED, dtype="bfloat16")
     updates = [t for t in others.tasks if t.label.kind == "optimizer_step"]
-    assert len(updates) == 3 * len(groups)
+    assert len(updates) == 3 * 4  # embedding, two layers, head
     found = outcome_of(planned(others, MACHINE, Caps(), "streaming"))
     assert_same(found, expected, only="param")  # m and v lie elsewhere
-
-
-def root_elements(chain: Chain, group: str) -> int:
-    root = next(t for t in chain.tensors if t.tensor_id == f"param.{group}")
-    return root.size_bytes // 2
 
 
 # --- what is planned and told

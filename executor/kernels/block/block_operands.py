@@ -45,8 +45,9 @@ class BlockOperands:
         workspace, positions, starts = Workspace(operands["scratch"].bytes), None, None
         if call.most_packed:
             sequences = operands["sequences"].bytes.view(torch.int32)
-            cu_seqlens, positions = sequences.split([call.most_packed + 1, call.num_tokens])
-            starts = Starts(cu_seqlens, call.seq_len)
+            num_starts = call.most_packed + 1
+            starts = Starts(sequences[:num_starts], call.seq_len)
+            positions = sequences[num_starts:]
         spec = call.spec
         rope = Rope(
             spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,

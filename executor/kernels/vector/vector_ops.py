@@ -83,6 +83,7 @@ class SortedTokens:
 class AdamwState:
     """What an update reads and writes, flat; `master` is float32, or None without one.
 
+    With scales m and v are 8-bit codes (`kernels.codes`).
     With a `norm`, [1] float32, of all gradients they are scaled by min(1, max_norm / (norm + 1e-6))
     of the step.
     """
@@ -94,6 +95,15 @@ class AdamwState:
     master: torch.Tensor | None
     step: StepState
     norm: torch.Tensor | None = None
+    scales: "Scales | None" = None
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Float32, one for every block of 8-bit codes."""
+
+    m: torch.Tensor
+    v: torch.Tensor
 
 
 @dataclass(frozen=True)

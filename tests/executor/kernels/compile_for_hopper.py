@@ -29,13 +29,20 @@ from twinstream.executor.kernels.vector.vector_ops import (
     LogitRows,
     NormGradients,
     RmsNorm,
+    Scales,
     SortedTokens,
     VectorGradient,
 )
 
 MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw"
 T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -127,6 +134,10 @@ def launch_all(ops) -> None:
         hyper = AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream)
         ops.adamw(state, hyper)
         ops.adamw(replace(state, norm=norm), hyper)
+    codes, scale = meta(n, dtype=torch.uint8), meta(n // 256, dtype=f32)
+    coded = AdamwState(half, half, codes, codes, None, step, norm, Scales(scale, scale))
+    for stream in (6, None):
+        ops.adamw(coded, AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream))
 
 
 def main() -> None:
