@@ -8,6 +8,8 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
+OptimizerState = Literal["model", "float32_master", "8bit"]
+_AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward",)
 
 
 class KernelChoice(Node):
@@ -35,17 +37,21 @@ class Recipe(Node):
     """AdamW constants and the slicing that fixes the order of reductions.
 
     Learning rate, bias correction, step and seed are data of the run (the small device tensor
-    `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 only. The head works
-    on at most `max_row_slice` rows of logits at a time.
+    `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 and to 8-bit codes only.
+    The head works on at most `max_row_slice` rows of logits at a time.
 
     `gradients` are added up in the model's dtype, rounded at every contribution, or in float32.
-    With `float32_master` the optimizer's state holds float32 parameters, and m and v in float32;
-    a bf16 model's parameters are the master's, rounded to nearest.
+    `optimizer_state`: m and v in the model's dtype; or in float32 beside a float32 master, to which
+    a bf16 model's parameters are rounded to nearest; or m and v as 8-bit codes, with a float32
+    scale for every 256 elements of each.
 
     `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
     as its last gradient is there; on the device after the whole backward pass, embedding and head
     first, then the layers from the first on; or on the host CPU after the whole backward pass, the
     gradients of all rounds added up there.
+
+    With `clips` all gradients are scaled so that their norm, over all of them, is at most that of
+    the step: a number of `step_state`, as the learning rate. All updates follow the norm then.
 
     `kernels` that are left open (None) are chosen with the machine, when a plan is asked for.
     """
@@ -58,7 +64,8 @@ class Recipe(Node):
     max_row_slice: PositiveCount = 1024
     optimizer: OptimizerPlace = "device"
     gradients: Literal["model", "float32"] = "model"
-    float32_master: bool = False
+    optimizer_state: OptimizerState = "model"
+    clips: bool = False
     kernels: KernelChoice | None = None
 
     @property
@@ -66,13 +73,22 @@ class Recipe(Node):
         """The kernels; where they are left open, torch's own."""
         return self.kernels or KernelChoice()
 
+    def places_among(self, places: tuple[OptimizerPlace, ...]) -> tuple[OptimizerPlace, ...]:
+        """Those of some places of the optimizer that this recipe can have.
+
+        Where it clips, an update needs the norm of all gradients, which the device sums up.
+        """
+        return tuple(place for place in places if not self.clips or place in _AFTER_THE_NORM)
+
     def gradient_dtype(self, dtype: str) -> str:
         """Of a model of `dtype`."""
         return "float32" if self.gradients == "float32" else dtype
 
-    def has_master(self, dtype: str) -> bool:
-        """A float32 model is its own master."""
-        return self.float32_master and dtype != "float32"
+    def state_of(self, dtype: str) -> OptimizerState:
+        """The optimizer's state of a model of `dtype`: a float32 model is its own master."""
+        if self.optimizer_state == "float32_master" and dtype == "float32":
+            return "model"
+        return self.optimizer_state
 
     def row_slice(self, num_tokens: int) -> int:
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""

@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.choices import OPEN, Choices, Effort
+from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
 from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError, require, require_whole
@@ -117,10 +117,20 @@ class PlanRequest:
         return recipe.model_copy(update={"kernels": usual_kernels(self.machine, self.spec)})
 
     def with_optimizer(self, places: tuple[OptimizerPlace, ...]) -> PlanRequest:
-        """With the optimizer where a policy has it: in the first of the places, or as it is."""
+        """With the optimizer where a policy has it: in the first of the places, or as it is.
+
+        Raises:
+            ChoiceError: the recipe clips, which is possible in none of the places.
+        """
         recipe = self.recipe
-        if recipe.optimizer not in places:
-            recipe = recipe.model_copy(update={"optimizer": places[0]})
+        possible = recipe.places_among(places)
+        if not possible:
+            raise ChoiceError(
+                f"policy '{self.policy}' has the optimizer '{places[0]}', which cannot clip "
+                "gradients: plan with another policy, or without clipping"
+            )
+        if recipe.optimizer not in possible:
+            recipe = recipe.model_copy(update={"optimizer": possible[0]})
         return replace(self, step=replace(self.step, recipe=recipe))
 
     def with_tokens(self, tokens_per_step: int) -> PlanRequest:

@@ -261,7 +261,8 @@ def _told(
 
     def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
         host_work.fetch(op, pass_index, taken)
-        on_loss(losses[-1])
+        if op.sink == "loss":
+            on_loss(losses[-1])
 
     return HostWork(host_work.feed, fetch)
 

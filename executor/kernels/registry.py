@@ -10,6 +10,7 @@ from twinstream.executor.kernels.block.block_forward import (
     block_recompute_input,
 )
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
+from twinstream.executor.kernels.gradient_norm import gradient_norm, gradient_squares
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.vector.adamw import adamw_step
@@ -25,6 +26,8 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "block_backward": block_backward,
     "head_loss": head_loss,
     "embed_backward": embed_backward,
+    "gradient_squares": gradient_squares,
+    "gradient_norm": gradient_norm,
     "adamw_step": adamw_step,
 }
 _VECTOR = ("eager", "triton")

@@ -9,7 +9,7 @@ from twinstream.models.lowering.declarations import STEP_STATE_BYTES
 
 _FLOATS = struct.Struct("<ffff")  # learning rate, 1 - beta1**step, 1 - beta2**step, weight decay
 _INTS = struct.Struct("<qq")  # step, seed
-_LOSS = struct.Struct("<f")  # what a target's loss counts
+_LOSS = struct.Struct("<ff")  # what a target's loss counts; the gradients' largest norm
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,20 @@ class StepState:
     @property
     def loss_scale(self) -> torch.Tensor:
         """[1], float32: one over the number of valid targets of the step."""
+        return self._loss_floats[:1]
+
+    @property
+    def max_norm(self) -> torch.Tensor:
+        """[1], float32: the largest norm of all gradients; 0 or infinity is no clipping."""
+        return self._loss_floats[1:]
+
+    @property
+    def _loss_floats(self) -> torch.Tensor:
         start = _FLOATS.size + _INTS.size
         return self.bytes[start : start + _LOSS.size].view(torch.float32)
 
 
-def packed_step_state(
+def packed_step_state(  # noqa: PLR0913
     *,
     learning_rate: float,
     corrections: tuple[float, float],
@@ -43,8 +52,9 @@ def packed_step_state(
     step: int,
     seed: int,
     loss_scale: float,
+    max_norm: float = 0.0,
 ) -> bytes:
     """What `StepState` reads."""
     floats = _FLOATS.pack(learning_rate, *corrections, weight_decay)
-    packed = floats + _INTS.pack(step, seed) + _LOSS.pack(loss_scale)
+    packed = floats + _INTS.pack(step, seed) + _LOSS.pack(loss_scale, max_norm)
     return packed.ljust(STEP_STATE_BYTES, b"\0")

@@ -1,4 +1,4 @@
-"""What the host does in a training run: feed tokens and step state, take losses out."""
+"""What the host does in a training run: feed tokens and step state, take losses and norms out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ class Training:
     `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped. Where
     sequences of any lengths are packed, those of a chunk are `lengths`, by default as expected.
     `num_targets` are the labels of a step that count (>= 0), by default all. The learning rate may
-    be a function of the step.
+    be a function of the step. Where the recipe clips, `max_norm` is the largest norm of a step's
+    gradients, 0 is any, and `norms` are those before they were clipped.
     """
 
     tokens: TokenSource
@@ -37,10 +38,22 @@ class Training:
     first_step: int = 1
     lengths: LengthSource | None = None
     num_targets: Callable[[int], int] | None = None
+    max_norm: float = 0.0
     losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
 
     def host_work(self, schedule: Schedule) -> HostWork:
+        """
+        Raises:
+            TwinstreamError: there is a `max_norm`, and the schedule does not clip.
+        """
         recipe = Recipe.model_validate(schedule.recipe)
+        if self.max_norm and not recipe.clips:
+            raise TwinstreamError(
+                f"the gradients' norm is to be at most {self.max_norm:g}, but the schedule does "
+                "not clip: plan with Recipe(clips=True)"
+            )
+        sinks = {"loss": self.losses, "grad_norm": self.norms}
         shape = (2, schedule.workload.chunk_tokens)
 
         def feed(op: Feed, pass_index: int) -> torch.Tensor:
@@ -51,6 +64,7 @@ class Training:
                     recipe, step,
                     rate(step) if callable(rate) else rate, self.seed,
                     num_targets=self.num_targets(step) if self.num_targets else targets,
+                    max_norm=self.max_norm,
                 )  # fmt: skip
                 return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
             if op.source == "sequences":
@@ -66,7 +80,7 @@ class Training:
             return tokens.contiguous().view(-1).view(torch.uint8)
 
         def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
-            self.losses.append(float(taken.view(torch.float32).item()))
+            sinks[op.sink].append(float(taken.view(torch.float32).item()))
 
         return HostWork(feed, fetch)
 
@@ -96,7 +110,13 @@ def sequences_tensor(lengths: tuple[int, ...], most_sequences: int) -> torch.Ten
 
 
 def step_state(
-    recipe: Recipe, step: int, learning_rate: float, seed: int, *, num_targets: int
+    recipe: Recipe,
+    step: int,
+    learning_rate: float,
+    seed: int,
+    *,
+    num_targets: int,
+    max_norm: float = 0.0,
 ) -> bytes:
     """The small device tensor that a step's head and optimizer tasks read.
 
@@ -109,4 +129,5 @@ def step_state(
         step=step,
         seed=seed,
         loss_scale=1.0 / max(1, num_targets),
+        max_norm=max_norm,
     )

@@ -6,8 +6,9 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
+from twinstream.models.demand.workspace import state_bytes
 from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
-from twinstream.models.lowering.declarations import optimizer_parts, state_layout
+from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
@@ -142,14 +143,15 @@ def _optimizer_state(
 ) -> torch.Tensor:
     """Zero m and v of each part of a group and, where the recipe has it, its float32 master.
 
-    Each part's state is m, v, master, as many float32 values each as it has parameters.
+    With a master each part's state is m, v, master, as many float32 values each as it has
+    parameters. Zero codes and scales of an 8-bit state are zero, too.
     """
-    dtype, num_values = state_layout(spec, recipe)
-    values = parameters.view(DTYPES[spec.dtype])
-    state = torch.zeros(num_values * values.numel(), dtype=DTYPES[dtype])
-    if recipe.has_master(spec.dtype):
+    kind, values = recipe.state_of(spec.dtype), parameters.view(DTYPES[spec.dtype])
+    state = torch.zeros(state_bytes(kind, spec.dtype, values.numel()), dtype=torch.uint8)
+    if kind == "float32_master":
         for part in optimizer_parts(spec, group):
             start, count = part.element_offset, part.num_elements
-            master = state[3 * start + 2 * count : 3 * (start + count)]
+            all_masters = state.view(torch.float32)
+            master = all_masters[3 * start + 2 * count : 3 * (start + count)]
             master.copy_(values[start : start + count])
-    return state.view(torch.uint8)
+    return state

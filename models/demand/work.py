@@ -14,7 +14,8 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 from dataclasses import dataclass, field
 
 from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.recipe import Recipe
+from twinstream.models.demand.workspace import state_bytes, sum_shares
+from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
@@ -191,23 +192,42 @@ class ChunkWork:
 
 
 def adamw_work(
-    num_elements: int, dtype: str, gradient_dtype: str | None = None, *, master: bool = False
-) -> tuple[Work, ...]:
-    """One pass: reads parameter, gradient, m and v; writes parameter, m and v.
+    num_elements: int, dtype: str, gradient_dtype: str | None = None,
+    state: OptimizerState = "model",
+) -> tuple[Work, ...]:  # fmt: skip
+    """One pass: reads parameter, gradient and state; writes parameter and state.
 
-    With a float32 `master` the parameter is only written, and m, v and master are float32.
+    With a float32 master, which is a part of the state, the parameter is only written.
     """
     itemsize, gradient = ITEMSIZE_BYTES[dtype], ITEMSIZE_BYTES[gradient_dtype or dtype]
-    moved = itemsize + gradient + 6 * _FLOAT32_BYTES if master else 6 * itemsize + gradient
+    parameter = itemsize if state == "float32_master" else 2 * itemsize
+    moved = (parameter + gradient) * num_elements + 2 * state_bytes(state, dtype, num_elements)
     return (
         Work(
             unit="adamw",
             shape=(num_elements,),
             flops=14 * num_elements,
-            hbm_bytes=moved * num_elements,
+            hbm_bytes=moved,
             launches=1,
             dtype=dtype,
         ),
+    )
+
+
+def gradient_squares_work(num_elements: int, dtype: str) -> tuple[Work, ...]:
+    """Reads a gradient; writes and reads the sums of its stretches."""
+    moved = num_elements * ITEMSIZE_BYTES[dtype] + 2 * sum_shares(num_elements) * _FLOAT32_BYTES
+    return (_sum_work("gradient_squares", 2 * num_elements, moved, launches=2),)
+
+
+def gradient_norm_work(num_groups: int) -> tuple[Work, ...]:
+    """Reads one number of each group."""
+    return (_sum_work("gradient_norm", num_groups, (num_groups + 1) * _FLOAT32_BYTES, launches=1),)
+
+
+def _sum_work(unit: str, flops: int, moved: int, launches: int) -> Work:
+    return Work(
+        unit=unit, shape=(flops,), flops=flops, hbm_bytes=moved, launches=launches, dtype="float32"
     )
 
 

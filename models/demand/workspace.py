@@ -14,6 +14,7 @@ from typing import TypeVar
 from twinstream.models.demand.attention_scratch import attention_scratch_bytes
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.layout import aligned
+from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
@@ -25,6 +26,10 @@ HEAD_BLOCK_ELEMENTS = 2**23
 # Programs that share the rows of a Triton kernel which sums over them: two for each of the 132
 # multiprocessors of an H100 or H200. A constant, because the order of the sums follows from it.
 SUM_PROGRAMS = 264
+# Values that one program of gradient_squares sums up: the order of the sum follows from it.
+SUM_SHARE_ELEMENTS = 2**16
+# Elements of an optimizer's 8-bit state that share a scale.
+CODE_BLOCK_ELEMENTS = 256
 # Gathered elements that embed_backward works on at a time: 16 MiB in float32.
 EMBED_BLOCK_ELEMENTS = 2**22
 
@@ -98,9 +103,31 @@ def undecayed_ranges(attributes: Attributes) -> tuple[tuple[int, int], ...]:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
-def has_master(attributes: Attributes) -> bool:
-    """Whether an optimizer's state holds float32 parameters, and m and v in float32."""
-    return bool(attributes.get("master", False))
+def optimizer_state(attributes: Attributes) -> OptimizerState:
+    """What the state of an optimizer's call holds, as in `Recipe`."""
+    match attributes.get("optimizer_state", "model"):
+        case "model" | "float32_master" | "8bit" as known:
+            return known
+        case other:
+            raise TwinstreamError(f"kernel attribute 'optimizer_state' is {other!r}")
+
+
+def state_bytes(state: OptimizerState, dtype: str, num_elements: int) -> int:
+    """Of the optimizer's state of so many parameters of `dtype`, which begin at a whole block.
+
+    >>> state_bytes("8bit", "bfloat16", 1024) / 1024
+    2.03125
+    """
+    if state == "float32_master":
+        return 3 * num_elements * _FLOAT32_BYTES
+    if state == "8bit":
+        return 2 * (num_elements + code_blocks(num_elements) * _FLOAT32_BYTES)
+    return 2 * num_elements * ITEMSIZE_BYTES[dtype]
+
+
+def code_blocks(num_elements: int) -> int:
+    """Blocks of 8-bit codes, each with a scale."""
+    return -(-num_elements // CODE_BLOCK_ELEMENTS)
 
 
 def head_block_rows(vocab_size: int, row_slice: int) -> int:
@@ -111,6 +138,11 @@ def head_block_rows(vocab_size: int, row_slice: int) -> int:
 def partial_sums(num_rows: int) -> int:
     """Rows of float32 partial sums that a Triton kernel leaves, one of each program."""
     return min(num_rows, SUM_PROGRAMS)
+
+
+def sum_shares(num_elements: int) -> int:
+    """Stretches of a gradient whose squares are summed up each by itself."""
+    return -(-num_elements // SUM_SHARE_ELEMENTS)
 
 
 def embed_block_columns(num_tokens: int, d_model: int) -> int:
@@ -286,6 +318,10 @@ def _sorted_tokens(tokens: int) -> int:
     return 3 * aligned(tokens * _INT64_BYTES)
 
 
+def _gradient_squares(attributes: Attributes) -> int:
+    return _float32(sum_shares(typed_attribute(attributes, "num_elements", int)))
+
+
 def _itemsize(attributes: Attributes) -> int:
     return ITEMSIZE_BYTES[typed_attribute(attributes, "dtype", str)]
 
@@ -307,6 +343,8 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "block_backward": _block_backward,
     "head_loss": _head_loss,
     "embed_backward": _embed_backward,
+    "gradient_squares": _gradient_squares,
+    "gradient_norm": _none,
     "adamw_step": _none,
 }
 _TRITON = {

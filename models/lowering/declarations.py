@@ -1,9 +1,11 @@
 """Names, sizes and parts of a training step's tensors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
+from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS, state_bytes
 from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.recipe import Recipe
@@ -11,7 +13,6 @@ from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
 
-PART_ALIGNMENT_BYTES = 256
 STEP_STATE_BYTES = 64
 
 
@@ -25,18 +26,21 @@ class OptimizerPart:
 
 
 def optimizer_parts(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
-    """Embedding and head are updated in parts no larger than a layer; a layer is one."""
-    total = _layout(spec, group).size_bytes
-    num_parts = -(-total // block_layout(spec).size_bytes)
+    """Embedding and head are updated in parts no larger than a layer; a layer is one.
+
+    A part begins at a whole block of 8-bit codes.
+    """
+    total = _layout(spec, group).size_bytes // spec.itemsize
+    num_parts = -(-total // (block_layout(spec).size_bytes // spec.itemsize))
     if num_parts == 1:
-        return (OptimizerPart(group, 0, total // spec.itemsize),)
-    unit = PART_ALIGNMENT_BYTES
+        return (OptimizerPart(group, 0, total),)
+    unit = CODE_BLOCK_ELEMENTS
     bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]
     return tuple(
         OptimizerPart(
             suffix=f"{group}.part{i}",
-            element_offset=low // spec.itemsize,
-            num_elements=(high - low) // spec.itemsize,
+            element_offset=low,
+            num_elements=high - low,
         )
         for i, (low, high) in enumerate(pairwise(bounds))
     )
@@ -67,11 +71,6 @@ def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[
         else:
             ranges += [start, end]
     return tuple(ranges)
-
-
-def state_layout(spec: ModelSpec, recipe: Recipe) -> tuple[str, int]:
-    """Dtype of optimizer state, and its values of each parameter: m, v, and a master if any."""
-    return ("float32", 3) if recipe.has_master(spec.dtype) else (spec.dtype, 2)
 
 
 @dataclass(frozen=True)
@@ -136,33 +135,56 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
             _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
     builder.declare_flat("step_state", STEP_STATE_BYTES, "input", "uint8")
     builder.declare(_tensor("loss", "loss", "float32", (1,)))
+    if shapes.recipe.clips:
+        _declare_norm(builder, shapes)
 
 
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
-    """Parameters, gradients, and optimizer state (m, v and perhaps the master of each part)."""
+    """Parameters, gradients, and optimizer state: that of each part by itself."""
     spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
     parts = optimizer_parts(shapes.spec, group)
-    state_dtype, num_values = state_layout(spec, shapes.recipe)
-    kinds: tuple[tuple[str, Role, str, int], ...] = (
-        ("param", "parameter", spec.dtype, 1),
-        ("grad", "gradient", shapes.gradient_dtype, 1),
-        ("opt", "optimizer_state", state_dtype, num_values),
+    state = shapes.recipe.state_of(spec.dtype)
+    state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(state, spec.dtype)
+    kinds: tuple[tuple[str, Role, str, Callable[[int], int]], ...] = (
+        ("param", "parameter", spec.dtype, lambda count: count * spec.itemsize),
+        (
+            "grad",
+            "gradient",
+            shapes.gradient_dtype,
+            lambda count: count * ITEMSIZE_BYTES[shapes.gradient_dtype],
+        ),
+        (
+            "opt",
+            "optimizer_state",
+            state_dtype,
+            lambda count: state_bytes(state, spec.dtype, count),
+        ),
     )
-    for kind, role, dtype, values in kinds:
-        width = values * ITEMSIZE_BYTES[dtype]
-        builder.declare_flat(f"{kind}.{group}", num_elements * width, role, dtype)
+    for kind, role, dtype, bytes_of in kinds:
+        builder.declare_flat(f"{kind}.{group}", bytes_of(num_elements), role, dtype)
         for part in parts if len(parts) > 1 else ():
+            size_bytes = bytes_of(part.num_elements)
             builder.declare(
                 Tensor(
                     tensor_id=f"{kind}.{part.suffix}",
-                    size_bytes=part.num_elements * width,
+                    size_bytes=size_bytes,
                     role=role,
                     dtype=dtype,
-                    shape=(part.num_elements * width,),
+                    shape=(size_bytes,),
                     parent=f"{kind}.{group}",
-                    offset_bytes=part.element_offset * width,
+                    offset_bytes=bytes_of(part.element_offset),
                 )
             )
+
+
+def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
+    """A sum of squares for each group, and the norm over all of them."""
+    squares = _tensor("grad_squares", "scratch", "float32", (len(shapes.groups),))
+    builder.declare(squares)
+    for index, group in enumerate(shapes.groups):
+        part = _tensor(f"grad_squares.{group}", "scratch", "float32", (1,))
+        builder.declare(_part_of("grad_squares", part, index * part.size_bytes))
+    builder.declare(_tensor("grad_norm", "loss", "float32", (1,)))
 
 
 def _layout(spec: ModelSpec, group: str) -> Layout:

@@ -29,10 +29,14 @@ from twinstream.schedule.workload import ModelRef, Workload
 
 
 def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> Chain:
-    """The chain of one training step of `spec` on `workload`."""
-    recipe = recipe or Recipe()
-    recipe = recipe.model_copy(update={"kernels": recipe.implementations})
-    lowering = _Lowering(spec, workload, recipe)
+    """The chain of one training step of `spec` on `workload`.
+
+    A recipe that clips has the optimizer on the device after the whole backward pass.
+
+    Raises:
+        TwinstreamError: the recipe clips, and has the optimizer on the host.
+    """
+    lowering = _Lowering(spec, workload, _settled(recipe or Recipe()))
     lowering.run()
     builder = lowering.builder
     return Chain(
@@ -50,6 +54,19 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         model_flops=model_flops_per_step(spec, workload),
         library_bytes=max(map(library_bytes, builder.calls.values()), default=0),
     )
+
+
+def _settled(recipe: Recipe) -> Recipe:
+    """With kernels, and with the optimizer where the recipe can have it."""
+    changes: dict[str, object] = {"kernels": recipe.implementations}
+    if not recipe.places_among((recipe.optimizer,)):
+        if recipe.optimizer != "device":
+            raise TwinstreamError(
+                f"the optimizer '{recipe.optimizer}' cannot clip: the norm of all gradients is "
+                'made on the device; lower with Recipe(optimizer="device_after_backward")'
+            )
+        changes["optimizer"] = "device_after_backward"
+    return recipe.model_copy(update=changes)
 
 
 def lower_again(schedule: Schedule) -> Chain:
@@ -101,6 +118,10 @@ class _Lowering:
             self._embed_backward(round_)
         loss = self.builder.read("loss", "loss")
         self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
+        if self.recipe.clips:
+            norm = self.builder.read("norm", "grad_norm")
+            output = Output(tensor="grad_norm", version=norm.version, sink="grad_norm")
+            self.builder.outputs.append(output)
 
     def _chunks_reversed(self) -> range:
         return range(self.workload.chunks_per_round - 1, -1, -1)

@@ -2,7 +2,13 @@
 
 import zlib
 
-from twinstream.models.demand.work import adamw_work, host_accumulate_work, host_work
+from twinstream.models.demand.work import (
+    adamw_work,
+    gradient_norm_work,
+    gradient_squares_work,
+    host_accumulate_work,
+    host_work,
+)
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (
     OptimizerPart,
@@ -21,6 +27,9 @@ class OptimizerTasks:
     `step_state` is the operand with what changes from step to step. With
     `host_after_backward` every round's gradients are made afresh and the host adds them up: the
     first round's is where later ones are added.
+
+    Where the recipe clips, a group's gradient is squared and summed up as soon as it is final; the
+    norm of all comes before the first update.
     """
 
     def __init__(
@@ -52,9 +61,13 @@ class OptimizerTasks:
             self._add_on_host(group, round_)
         if not last:
             return
+        if self.recipe.clips:
+            self._sum_squares(group)
         if not self.recipe.optimizer.endswith("_after_backward"):
             self._update(group)
         elif group == self.shapes.groups[0]:
+            if self.recipe.clips:
+                self._take_norm()
             for each in self._in_order():
                 self._update(each)
 
@@ -81,6 +94,39 @@ class OptimizerTasks:
         label = Label(kind="accumulate", layer=layer, round=round_)
         self.builder.add(f"r{round_}.accumulate.{group}", call, operands, label)
 
+    def _sum_squares(self, group: str) -> None:
+        """Of a whole group at once, so that the sum's order does not depend on its parts."""
+        spec, dtype = self.shapes.spec, self.shapes.gradient_dtype
+        num_elements = self.shapes.group_bytes(group) // spec.itemsize
+        attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": num_elements}
+        call = self.builder.call(
+            f"gradient_squares.{num_elements}",
+            f"gradient_squares/{self.recipe.implementations.vector}",
+            attributes,
+            gradient_squares_work(num_elements, dtype),
+        )
+        operands = [
+            self.builder.read("gradients", f"grad.{group}"),
+            self.builder.write("squares", f"grad_squares.{group}"),
+        ]
+        layer = int(group) if group.isdigit() else None
+        label = Label(kind="gradient_squares", layer=layer)
+        self.builder.add(f"gradient_squares.{group}", call, operands, label)
+
+    def _take_norm(self) -> None:
+        num_groups = len(self.shapes.groups)
+        call = self.builder.call(
+            "gradient_norm",
+            f"gradient_norm/{self.recipe.implementations.vector}",
+            {"num_groups": num_groups},
+            gradient_norm_work(num_groups),
+        )
+        operands = [
+            self.builder.read("squares", "grad_squares"),
+            self.builder.write("norm", "grad_norm"),
+        ]
+        self.builder.add("gradient_norm", call, operands, Label(kind="gradient_norm"))
+
     def _update(self, group: str) -> None:
         """One AdamW task per part of the group's flat tensor."""
         builder = self.builder
@@ -91,12 +137,15 @@ class OptimizerTasks:
                 builder.update("state", f"opt.{part.suffix}"),
                 self.step_state,
             ]
+            if self.recipe.clips:
+                operands.append(builder.read("norm", "grad_norm"))
             layer = int(group) if group.isdigit() else None
             label = Label(kind="optimizer_step", layer=layer)
             builder.add(f"optimizer.{part.suffix}", self._call(group, part), operands, label)
 
     def _call(self, group: str, part: OptimizerPart) -> str:
         spec, recipe = self.shapes.spec, self.recipe
+        state = recipe.state_of(spec.dtype)
         attributes: dict[str, Attribute] = {
             "dtype": spec.dtype,
             "num_elements": part.num_elements,
@@ -106,17 +155,16 @@ class OptimizerTasks:
             "beta2": recipe.beta2,
             "eps": recipe.eps,
             "stochastic_rounding": recipe.stochastic_rounding
-            and spec.dtype == "bfloat16"
-            and not recipe.float32_master,
+            and (state == "8bit" or (state == "model" and spec.dtype == "bfloat16")),
             **gradient_attribute(recipe, spec.dtype),
         }
         if ranges := undecayed_ranges(spec, group, part):
             attributes["undecayed"] = ranges
-        if master := recipe.has_master(spec.dtype):
-            attributes["master"] = True
+        if state != "model":
+            attributes["optimizer_state"] = state
         name, cost = (
             f"adamw.{part.suffix}",
-            adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, master=master),
+            adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
         )
         if recipe.optimizer in ("device", "device_after_backward"):
             key = f"adamw_step/{recipe.implementations.vector}"

@@ -11,7 +11,7 @@ from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps
 
-FLOAT32 = Recipe(gradients="float32", float32_master=True)
+FLOAT32 = Recipe(gradients="float32", optimizer_state="float32_master")
 SPEC = small("tiny", dtype="bfloat16")
 
 

@@ -134,9 +134,9 @@ def test_a_state_that_lacks_a_tensor_or_has_another_size_is_refused(schedule, na
 
 def test_the_step_state_holds_learning_rate_corrections_step_and_seed():
     recipe = Recipe(beta1=0.5, beta2=0.75, weight_decay=0.125)
-    packed = step_state(recipe, step=3, learning_rate=0.25, seed=-9, num_targets=8)
+    packed = step_state(recipe, step=3, learning_rate=0.25, seed=-9, num_targets=8, max_norm=1.5)
     assert len(packed) == 64
     assert struct.unpack_from("<ffff", packed) == (0.25, 1 - 0.5**3, 1 - 0.75**3, 0.125)
     assert struct.unpack_from("<qq", packed, 16) == (3, -9)
-    assert struct.unpack_from("<f", packed, 32) == (0.125,)
-    assert packed[36:] == bytes(28)
+    assert struct.unpack_from("<ff", packed, 32) == (0.125, 1.5)
+    assert packed[40:] == bytes(24)

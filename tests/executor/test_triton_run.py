@@ -3,15 +3,19 @@
 On the CPU backend they run in Triton's interpreter, so steps are as short as can be.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tests.helpers.plans import MACHINE, copied_tensors, enough_device_bytes, planned
-from tests.helpers.runs import Bits, assert_same_bits, run
+from tests.helpers.runs import Bits, assert_same_bits, run, training
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
-from twinstream.executor.run.execute import RunOptions
+from twinstream.executor.run.execute import RunOptions, execute
+from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
@@ -51,6 +55,27 @@ def test_a_tight_optimal_plan_has_the_bits_of_resident(chain, backend):
     assert copied_tensors(tight, "h2d")
     expected = bits(planned(chain, MACHINE, Caps(), "resident"), backend)
     assert_same_bits(bits(tight, backend, poison=True), expected)
+
+
+@BACKENDS
+def test_clipping_in_a_tight_plan_has_the_bits_of_resident(backend, chain):
+    clipped = KERNELS["triton"].model_copy(update={"clips": True})
+    spec = ModelSpec.model_validate(chain.model.spec)
+    chain = lower(spec, chain.workload, clipped)
+    least = enough_device_bytes(chain, "streaming")
+    found = []
+    for caps, policy in ((Caps(device_bytes=least), "optimal"), (Caps(), "resident")):
+        schedule = planned(chain, MACHINE, caps, policy)
+        loop = replace(training(schedule), max_norm=0.5, losses=[], norms=[])
+        options = RunOptions(backend=backend, num_passes=2, poison=True)
+        after = execute(
+            schedule, initial_state(spec, 1, clipped), loop.host_work(schedule), options
+        )
+        found.append((Bits(tuple(loop.losses), after.state), loop.norms))
+    (tight, tight_norms), (resident, norms) = found
+    assert tight_norms == norms
+    assert min(norms) > 0.5
+    assert_same_bits(tight, resident)
 
 
 def test_triton_kernels_are_refused_on_a_cpu_before_anything_is_touched(monkeypatch):

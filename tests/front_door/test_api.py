@@ -70,7 +70,7 @@ def test_training_is_the_same_whatever_the_caps():
 
 def test_a_recipe_with_a_float32_master_is_trained_from_a_state_that_has_one():
     spec = ts.load_model("tiny").model_copy(update={"dtype": "bfloat16", "num_layers": 1})
-    step = replace(STEP, recipe=Recipe(gradients="float32", float32_master=True))
+    step = replace(STEP, recipe=Recipe(gradients="float32", optimizer_state="float32_master"))
     schedule = ts.plan(spec, "cpu", step=step, policy="resident")
     run = ts.execute(schedule, ts.RunSettings("cpu", num_steps=2))
     assert 0 < run.losses[1] < run.losses[0]

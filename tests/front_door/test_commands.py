@@ -138,9 +138,9 @@ def test_plan_passes_every_option_on():
 
 def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
     path = tmp_path / "plan.json"
-    table_of(*PLAN, "--gradients", "float32", "--float32-master", "-o", path)
+    table_of(*PLAN, "--gradients", "float32", "--optimizer-state", "float32_master", "-o", path)
     recipe = read_document(Schedule, path).recipe
-    assert (recipe["gradients"], recipe["float32_master"]) == ("float32", True)
+    assert (recipe["gradients"], recipe["optimizer_state"]) == ("float32", "float32_master")
 
 
 def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_path):

@@ -6,6 +6,7 @@ from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
 from twinstream.models.lowering.declarations import Shapes, optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.errors import TwinstreamError
 
 PRESETS = ("tiny", "tiny-qwen3")
 WORKLOAD_NAMES = ("packed", "sliced", "one chunk")
@@ -107,3 +108,54 @@ def test_with_one_round_nothing_is_added_up():
     chain = tiny_chain("one chunk", recipe=Recipe(optimizer="host_after_backward"))
     assert set(kinds(on_host(chain))) == {"optimizer_step"}
     assert not [t for t in chain.tensors if t.tensor_id.startswith("round_grad")]
+
+
+@pytest.mark.parametrize("workload", WORKLOAD_NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_clipping_sums_squares_of_final_gradients_and_updates_after_the_norm(workload, preset):
+    chain = tiny_chain(workload, preset, Recipe(clips=True))
+    assert chain.recipe["optimizer"] == "device_after_backward"
+    tasks = list(chain.tasks)
+    names = [task.task_id for task in tasks]
+    squared = [name for name in names if name.startswith("gradient_squares.")]
+    assert squared == [f"gradient_squares.{group}" for group in ("head", "1", "0", "embedding")]
+    for name in squared:
+        task = tasks[names.index(name)]
+        gradient = f"grad.{task.task_id.removeprefix('gradient_squares.')}"
+        touching = [
+            i for i, t in enumerate(tasks) if any(o.tensor == gradient for o in t.operands)
+            and t.label.kind.endswith(("backward", "loss"))
+        ]  # fmt: skip
+        assert names.index(name) == touching[-1] + 1, "as soon as the last contribution is there"
+    norm = names.index("gradient_norm")
+    updates = [i for i, t in enumerate(tasks) if t.label.kind == "optimizer_step"]
+    assert updates == list(range(norm + 1, len(tasks)))
+    assert all("norm" in [o.name for o in tasks[i].operands] for i in updates)
+    assert [output.sink for output in chain.outputs] == ["loss", "grad_norm"]
+
+
+def test_squares_move_the_bytes_of_every_gradient_once():
+    chain = tiny_chain("packed", "tiny", Recipe(clips=True, gradients="float32"), dtype="bfloat16")
+    sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
+    for task in chain.tasks:
+        if task.label.kind == "gradient_squares":
+            (work,) = chain.calls[task.call].cost
+            gradient = sizes[task.operands[0].tensor]
+            assert work.hbm_bytes == gradient + 8  # a share is written, and read
+            assert work.flops == 2 * gradient // 4
+
+
+def test_without_clipping_nothing_is_different():
+    ordinary = tiny_chain("packed", recipe=Recipe(optimizer="device_after_backward"))
+    clipped = tiny_chain("packed", recipe=Recipe(clips=True))
+    kinds = ("gradient_squares", "gradient_norm")
+    assert [t.task_id for t in clipped.tasks if t.label.kind not in kinds] == [
+        t.task_id for t in ordinary.tasks
+    ]
+    assert not [t for t in ordinary.tensors if "norm" in t.tensor_id and "grad" in t.tensor_id]
+
+
+@pytest.mark.parametrize("place", ["host", "host_after_backward"])
+def test_an_optimizer_on_the_host_cannot_clip(place):
+    with pytest.raises(TwinstreamError, match=f"the optimizer '{place}' cannot clip"):
+        tiny_chain("packed", recipe=Recipe(clips=True, optimizer=place))

@@ -7,9 +7,12 @@ fused multiply-adds every result is rounded as the eager update rounds it.
 import triton
 import triton.language as tl
 
+from twinstream.executor.kernels.triton_kernels.codes import encoded, load_decoded
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState
+from twinstream.executor.kernels.vector.adamw import CLIP_EPS
+from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, Scales
+from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
 _BLOCK, _WARPS = 1024, 4
@@ -22,16 +25,20 @@ _MOST_UNDECAYED = 3  # ranges: attention's norm, what lies behind qkv_proj, the 
 def adamw(state: AdamwState, constants: AdamwConstants) -> None:
     num_elements = state.parameter.numel()
     master = state.parameter if state.master is None else state.master
+    norm = state.step.max_norm if state.norm is None else state.norm
+    scales = state.scales or Scales(state.m, state.v)
     assert len(constants.undecayed) <= _MOST_UNDECAYED, "a block has no more such ranges"
     ranges = [*constants.undecayed, *((0, 0) for _ in range(_MOST_UNDECAYED))][:_MOST_UNDECAYED]
     launch(
         _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
-        state.gradient, state.m, state.v, master, state.step.floats,
-        state.step.integers, num_elements, constants.element_offset,
+        state.gradient, state.m, state.v, master, state.step.floats, state.step.integers,
+        state.step.max_norm, norm, scales.m, scales.v, num_elements, constants.element_offset,
         constants.first_stream or 0, constants.beta1, 1.0 - constants.beta1, constants.beta2,
         1.0 - constants.beta2, constants.eps, *(end for pair in ranges for end in pair),
-        HAS_MASTER=state.master is not None, STOCHASTIC=constants.first_stream is not None,
-        BLOCK=_BLOCK, num_warps=_WARPS, enable_fp_fusion=False,
+        HAS_CODES=state.scales is not None, CODE_BLOCK=CODE_BLOCK_ELEMENTS,
+        HAS_MASTER=state.master is not None, CLIPS=state.norm is not None, CLIP_EPS=CLIP_EPS,
+        STOCHASTIC=constants.first_stream is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -58,6 +65,12 @@ def _key(seed, step, stream, SALT: tl.constexpr):
 
 
 @device_function
+def _keys(seed_ptr, stream):
+    step, seed = tl.load(seed_ptr), tl.load(seed_ptr + 1)
+    return _key(seed, step, stream, 0), _key(seed, step, stream, 0x9E3779B9)
+
+
+@device_function
 def _random_words(index, key_0, key_1):
     words = _mix(index.to(tl.uint32) ^ key_0)
     high = (index >> 32).to(tl.uint32) * 0x21F0AAAD
@@ -74,47 +87,85 @@ def _down_or_up(x, random_16):
     return tl.where(finite, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
 
 
+@device_function
+def _within(index, start, end):
+    return (index >= start) & (index < end)
+
+
+@device_function
+def _store(pointers, x, random_16, inside, STOCHASTIC: tl.constexpr):
+    dtype: tl.constexpr = pointers.dtype.element_ty
+    if STOCHASTIC and dtype == tl.bfloat16:
+        tl.store(pointers, _down_or_up(x, random_16), mask=inside)
+    else:
+        tl.store(pointers, rounded(x, dtype), mask=inside)
+
+
+@device_function
+def _clip_scale(max_norm, norm, CLIP_EPS: tl.constexpr):
+    scale = tl.div_rn(max_norm, norm + CLIP_EPS)
+    scale = tl.minimum(scale, 1.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where((max_norm == 0.0) | (max_norm == float("inf")), 1.0, scale)
+
+
 @triton.jit
 def _adamw_kernel(
-    parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, num_elements,
-    element_offset, first_stream, beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1,
-    start_2, end_2,
-    HAS_MASTER: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, max_norm_ptr,
+    norm_ptr, m_scale_ptr, v_scale_ptr, num_elements, element_offset, first_stream, beta1, rest1,
+    beta2, rest2, eps, start_0, end_0, start_1, end_1, start_2, end_2, HAS_CODES: tl.constexpr,
+    CODE_BLOCK: tl.constexpr, HAS_MASTER: tl.constexpr, CLIPS: tl.constexpr,
+    CLIP_EPS: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
     v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
     decay = 1.0 - lr * tl.load(step_ptr + 3)
+    if CLIPS:
+        scale = _clip_scale(tl.load(max_norm_ptr), tl.load(norm_ptr), CLIP_EPS)
     if STOCHASTIC:
-        step, seed = tl.load(seed_ptr), tl.load(seed_ptr + 1)
-        stream = tl.cast(first_stream, tl.int64)
-        key_00, key_01 = _key(seed, step, stream, 0), _key(seed, step, stream, 0x9E3779B9)
-        key_10, key_11 = _key(seed, step, stream + 1, 0), _key(seed, step, stream + 1, 0x9E3779B9)
+        key_00, key_01 = _keys(seed_ptr, tl.cast(first_stream, tl.int64))
+        key_10, key_11 = _keys(seed_ptr, tl.cast(first_stream, tl.int64) + 1)
     num_blocks = tl.cdiv(num_elements, BLOCK)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        index = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        if HAS_CODES:
+            num_rows: tl.constexpr = BLOCK // CODE_BLOCK
+            rows = tl.cast(block, tl.int64) * num_rows + tl.arange(0, num_rows)
+            index = rows[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
+            has_scale = rows * CODE_BLOCK < num_elements
+        else:
+            index = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = index < num_elements
         gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32)
-        m = tl.load(m_ptr + index, mask=inside, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + index, mask=inside, other=0.0).to(tl.float32)
+        if CLIPS:
+            gradient = gradient * scale
+        if HAS_CODES:
+            m = load_decoded(m_ptr + index, m_scale_ptr + rows, inside, has_scale, True)
+            v = load_decoded(v_ptr + index, v_scale_ptr + rows, inside, has_scale, False)
+        else:
+            m = tl.load(m_ptr + index, mask=inside, other=0.0).to(tl.float32)
+            v = tl.load(v_ptr + index, mask=inside, other=0.0).to(tl.float32)
         parameter = tl.load(master_ptr + index, mask=inside, other=0.0).to(tl.float32)
         m = m * beta1 + gradient * rest1
         v = v * beta2 + gradient * gradient * rest2
         denominator = tl.div_rn(tl.sqrt_rn(v), v_correction_sqrt) + eps
         change = tl.div_rn(tl.div_rn(m, m_correction) * lr, denominator)
-        undecayed = (index >= start_0) & (index < end_0)
-        undecayed |= (index >= start_1) & (index < end_1)
-        undecayed |= (index >= start_2) & (index < end_2)
+        undecayed = _within(index, start_0, end_0) | _within(index, start_1, end_1)
+        undecayed |= _within(index, start_2, end_2)
         parameter = tl.where(undecayed, parameter, parameter * decay) - change
         if HAS_MASTER:
             tl.store(master_ptr + index, parameter, mask=inside)
         if STOCHASTIC:
             words = _random_words(index + element_offset, key_00, key_01)
-            tl.store(parameter_ptr + index, _down_or_up(parameter, words & 0xFFFF), mask=inside)
-            tl.store(m_ptr + index, _down_or_up(m, words >> 16), mask=inside)
-            words = _random_words(index + element_offset, key_10, key_11)
-            tl.store(v_ptr + index, _down_or_up(v, words & 0xFFFF), mask=inside)
+            others = _random_words(index + element_offset, key_10, key_11)
         else:
-            dtype = parameter_ptr.dtype.element_ty
-            tl.store(parameter_ptr + index, rounded(parameter, dtype), mask=inside)
-            tl.store(m_ptr + index, rounded(m, m_ptr.dtype.element_ty), mask=inside)
-            tl.store(v_ptr + index, rounded(v, v_ptr.dtype.element_ty), mask=inside)
+            words, others = index, index
+        _store(parameter_ptr + index, parameter, words & 0xFFFF, inside, STOCHASTIC)
+        if HAS_CODES:
+            codes, scales = encoded(m, words >> 16, True, STOCHASTIC)
+            tl.store(m_ptr + index, codes, mask=inside)
+            tl.store(m_scale_ptr + rows, scales, mask=has_scale)
+            codes, scales = encoded(v, others & 0xFFFF, False, STOCHASTIC)
+            tl.store(v_ptr + index, codes, mask=inside)
+            tl.store(v_scale_ptr + rows, scales, mask=has_scale)
+        else:
+            _store(m_ptr + index, m, words >> 16, inside, STOCHASTIC)
+            _store(v_ptr + index, v, others & 0xFFFF, inside, STOCHASTIC)

@@ -4,6 +4,7 @@ from twinstream.executor.kernels.triton_kernels import (
     adamw,
     column_sums,
     cross_entropy,
+    ordered_sums,
     query_key,
     rms_norm,
     swiglu,
@@ -23,6 +24,8 @@ class TritonVector:
     write_swiglu = staticmethod(swiglu.write_swiglu)
     swiglu_backward = staticmethod(swiglu.swiglu_backward)
     add_column_sums = staticmethod(column_sums.add_column_sums)
+    sum_squares = staticmethod(ordered_sums.sum_squares)
+    root_of_sum = staticmethod(ordered_sums.root_of_sum)
     adamw = staticmethod(adamw.adamw)
     cross_entropy = staticmethod(cross_entropy.cross_entropy)
     add_token_gradients = staticmethod(token_gradients.add_token_gradients)

@@ -6,24 +6,34 @@ some elements only).
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.codes import decoded, encode
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_dtype
 from twinstream.executor.kernels.vector.random_bits import random_words, stream_keys
 from twinstream.executor.kernels.vector.row_blocks import float32_copy
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, VectorOps
+from twinstream.executor.kernels.vector.vector_ops import (
+    AdamwConstants,
+    AdamwState,
+    Scales,
+    VectorOps,
+)
 from twinstream.models.demand.workspace import (
+    CODE_BLOCK_ELEMENTS,
     Attributes,
-    has_master,
+    code_blocks,
+    optimizer_state,
     typed_attribute,
     undecayed_ranges,
 )
 
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive.
 _BLOCK_ELEMENTS = 2**18
+CLIP_EPS = 1e-6
 
 
 def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
@@ -32,22 +42,25 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     Math is float32, as torch.optim.AdamW does it. Learning rate, decay, bias corrections, step and
     seed come from `step_state`, on the device; norms and biases have no decay. With a float32
     master, m and v are float32 too, the update is the master's, and the parameters are the master
-    rounded to nearest.
+    rounded to nearest. An 8-bit state is the codes of m, those of v, and their scales. With the
+    norm of all gradients they are clipped first, as torch.nn.utils.clip_grad_norm_ does it, but
+    without rounding what is scaled.
     """
-    dtype, master = DTYPES[typed_attribute(attributes, "dtype", str)], has_master(attributes)
+    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_elements = typed_attribute(attributes, "num_elements", int)
-    shape = (3 if master else 2, num_elements)
-    state = operands["state"].view(torch.float32 if master else dtype, shape)
+    moments = _moments(operands["state"], attributes, num_elements, dtype)
     rounding = typed_attribute(attributes, "stochastic_rounding", bool)
     first_stream = 2 * typed_attribute(attributes, "tensor_seed", int)
     vector.adamw(
         AdamwState(
             parameter=operands["parameters"].view(dtype, (num_elements,)),
             gradient=operands["gradients"].view(gradient_dtype(attributes), (num_elements,)),
-            m=state[0],
-            v=state[1],
-            master=state[2] if master else None,
+            m=moments.m,
+            v=moments.v,
+            master=moments.master,
+            scales=moments.scales,
             step=StepState(operands["step_state"].bytes),
+            norm=operands["norm"].view(torch.float32, (1,)) if "norm" in operands else None,
         ),
         AdamwConstants(
             beta1=typed_attribute(attributes, "beta1", float),
@@ -60,16 +73,42 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     )
 
 
+@dataclass(frozen=True)
+class _Moments:
+    m: torch.Tensor
+    v: torch.Tensor
+    master: torch.Tensor | None = None
+    scales: Scales | None = None
+
+
+def _moments(
+    state: KernelOperand, attributes: Attributes, num_elements: int, dtype: torch.dtype
+) -> _Moments:
+    match optimizer_state(attributes):
+        case "model":
+            return _Moments(*state.view(dtype, (2, num_elements)))
+        case "float32_master":
+            return _Moments(*state.view(torch.float32, (3, num_elements)))
+        case "8bit":
+            scales = state.view(torch.float32, (2, code_blocks(num_elements)), 2 * num_elements)
+            m, v = state.view(torch.uint8, (2, num_elements))
+            return _Moments(m, v, scales=Scales(*scales))
+
+
 def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
     """The eager update, a block of elements at a time; scalars of the step stay on the device."""
     lr, m_correction, v_correction, weight_decay = state.step.floats.unbind()
     v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * weight_decay
     beta1, beta2, num_elements = constants.beta1, constants.beta2, state.parameter.numel()
+    scale = None if state.norm is None else _clip_scale(state.step.max_norm, state.norm)
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
         gradient = float32_copy(state.gradient[block])
-        m = float32_copy(state.m[block]).mul_(beta1).add_(gradient * (1.0 - beta1))
-        v = float32_copy(state.v[block]).mul_(beta2)
+        if scale is not None:
+            gradient.mul_(scale)
+        m, v = _loaded(state, block)
+        m.mul_(beta1).add_(gradient * (1.0 - beta1))
+        v.mul_(beta2)
         v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
         denominator = v.sqrt().div_(v_correction_sqrt).add_(constants.eps)
         change = (m / m_correction).mul_(lr).div_(denominator)
@@ -81,10 +120,35 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
         del gradient, denominator, change
         if state.master is not None:
             state.master[block].copy_(parameter)
-        if constants.first_stream is not None:
-            parameter, m, v = _rounded(parameter, m, v, state.step, constants, start)
-        for flat, value in ((state.parameter, parameter), (state.m, m), (state.v, v)):
-            flat[block].copy_(value)
+        random = _random_16(state.step, constants, start, parameter)
+        state.parameter[block].copy_(_rounded(parameter, state.parameter.dtype, random.parameter))
+        if state.scales is None:
+            state.m[block].copy_(_rounded(m, state.m.dtype, random.m))
+            state.v[block].copy_(_rounded(v, state.v.dtype, random.v))
+        else:
+            blocks = _code_blocks(block)
+            encode(m, state.m[block], state.scales.m[blocks], random.m, signed=True)
+            encode(v, state.v[block], state.scales.v[blocks], random.v, signed=False)
+
+
+def _loaded(state: AdamwState, block: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    if state.scales is None:
+        return float32_copy(state.m[block]), float32_copy(state.v[block])
+    blocks = _code_blocks(block)
+    return (
+        decoded(state.m[block], state.scales.m[blocks], signed=True),
+        decoded(state.v[block], state.scales.v[blocks], signed=False),
+    )
+
+
+def _code_blocks(block: slice) -> slice:
+    return slice(block.start // CODE_BLOCK_ELEMENTS, code_blocks(block.stop))
+
+
+def _clip_scale(max_norm: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """What gradients are multiplied by; NaN where the norm is."""
+    off = (max_norm == 0.0) | max_norm.isinf()
+    return torch.where(off, 1.0, (max_norm / (norm + CLIP_EPS)).clamp(max=1.0))
 
 
 def _outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]:
@@ -96,22 +160,34 @@ def _outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]
         at = max(at, end)
 
 
-def _rounded(
-    parameter: torch.Tensor, m: torch.Tensor, v: torch.Tensor, step_state: StepState,
-    constants: AdamwConstants, start: int,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Each by its own random bits, which follow from the place of the element."""
+@dataclass(frozen=True)
+class _Random16:
+    """16 random bits for each element, or None where nothing is rounded by chance."""
+
+    parameter: torch.Tensor | None = None
+    m: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+
+
+def _random_16(
+    step_state: StepState, constants: AdamwConstants, start: int, like: torch.Tensor
+) -> _Random16:
+    """They follow from the place of the element."""
+    if (first := constants.first_stream) is None:
+        return _Random16()
     step, seed = step_state.integers.unbind()
-    first = constants.first_stream
-    assert first is not None
     keys = [stream_keys(seed, step, stream) for stream in (first, first + 1)]
     start += constants.element_offset
-    indices = torch.arange(start, start + m.numel(), device=m.device)
-    words = random_words(keys[0], indices)
-    parameter = _rounded_down_or_up(parameter, words & 0xFFFF)
-    m = _rounded_down_or_up(m, words >> 16)
-    words = random_words(keys[1], indices)
-    return parameter, m, _rounded_down_or_up(v, words & 0xFFFF)
+    indices = torch.arange(start, start + like.numel(), device=like.device)
+    words, others = random_words(keys[0], indices), random_words(keys[1], indices)
+    return _Random16(words & 0xFFFF, words >> 16, others & 0xFFFF)
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype, random_16: torch.Tensor | None) -> torch.Tensor:
+    """A value that `dtype` holds, or that is rounded to nearest when it is stored."""
+    if random_16 is None or dtype != torch.bfloat16:
+        return x
+    return _rounded_down_or_up(x, random_16)
 
 
 def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tensor:

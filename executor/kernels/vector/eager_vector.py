@@ -4,6 +4,7 @@ from twinstream.executor.kernels.vector import (
     adamw,
     cross_entropy,
     gradients,
+    ordered_sums,
     query_key,
     rms_norm,
     swiglu,
@@ -25,4 +26,6 @@ class EagerVector:
     add_column_sums = staticmethod(gradients.add_column_sums)
     cross_entropy = staticmethod(cross_entropy.cross_entropy)
     add_token_gradients = staticmethod(token_gradients.add_token_gradients)
+    sum_squares = staticmethod(ordered_sums.sum_squares)
+    root_of_sum = staticmethod(ordered_sums.root_of_sum)
     adamw = staticmethod(adamw.update_adamw)

@@ -81,7 +81,12 @@ class SortedTokens:
 
 @dataclass(frozen=True)
 class AdamwState:
-    """What an update reads and writes, flat; `master` is float32, or None without one."""
+    """What an update reads and writes, flat; `master` is float32, or None without one.
+
+    With scales m and v are 8-bit codes (`kernels.codes`).
+    With a `norm`, [1] float32, of all gradients they are scaled by min(1, max_norm / (norm + 1e-6))
+    of the step.
+    """
 
     parameter: torch.Tensor
     gradient: torch.Tensor
@@ -89,6 +94,16 @@ class AdamwState:
     v: torch.Tensor
     master: torch.Tensor | None
     step: StepState
+    norm: torch.Tensor | None = None
+    scales: "Scales | None" = None
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Float32, one for every block of 8-bit codes."""
+
+    m: torch.Tensor
+    v: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,14 @@ class VectorOps(Protocol):
         workspace: Workspace,
     ) -> None:
         """Add the rows of d_hidden to the rows of their ids, each row's sum rounded once."""
+        ...
+
+    def sum_squares(self, x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> None:
+        """out, [1] float32, is the sum of squares, in an order that follows from N alone."""
+        ...
+
+    def root_of_sum(self, x_N: torch.Tensor, out: torch.Tensor) -> None:
+        """out, [1], is the square root of the sum of float32 values, in such an order."""
         ...
 
     def adamw(self, state: AdamwState, constants: AdamwConstants) -> None:

@@ -29,13 +29,20 @@ from twinstream.executor.kernels.vector.vector_ops import (
     LogitRows,
     NormGradients,
     RmsNorm,
+    Scales,
     SortedTokens,
     VectorGradient,
 )
 
-MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients adamw"
+MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw"
 T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -115,13 +122,22 @@ def launch_all(ops) -> None:
     )
     tokens = SortedTokens(*(meta(T, dtype=torch.int64) for _ in range(3)))
     ops.add_token_gradients(x, tokens, meta(V, D), room)
+    norm = meta(1, dtype=f32)
+    ops.sum_squares(meta(V * D), norm, room)
+    ops.root_of_sum(meta(80, dtype=f32), norm)  # of a few numbers loads may be narrow
     n, step = 2**24, StepState(meta(64, dtype=torch.uint8))
     half, whole = meta(n), meta(n, dtype=f32)
     for state, stream in (
         (AdamwState(half, half, half, half, None, step), 6),
         (AdamwState(half, whole, whole, whole, whole, step), None),
     ):
-        ops.adamw(state, AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream))
+        hyper = AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream)
+        ops.adamw(state, hyper)
+        ops.adamw(replace(state, norm=norm), hyper)
+    codes, scale = meta(n, dtype=torch.uint8), meta(n // 256, dtype=f32)
+    coded = AdamwState(half, half, codes, codes, None, step, norm, Scales(scale, scale))
+    for stream in (6, None):
+        ops.adamw(coded, AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream))
 
 
 def main() -> None:

@@ -11,16 +11,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_AND_MORE = 2**18 + 1000
 
 
-def step_state(lr=0.0, step=1, seed=7, beta1=0.9, beta2=0.999, weight_decay=0.1):
+def step_state(lr=0.0, step=1, seed=7, betas=(0.9, 0.999), weight_decay=0.1, max_norm=0.0):
     """As the training loop fills it."""
     packed = packed_step_state(
-        learning_rate=lr, corrections=(1 - beta1**step, 1 - beta2**step),
-        weight_decay=weight_decay, step=step, seed=seed, loss_scale=float("nan"),
+        learning_rate=lr, corrections=(1 - betas[0] ** step, 1 - betas[1] ** step),
+        weight_decay=weight_decay, step=step, seed=seed, loss_scale=float("nan"), max_norm=max_norm,
     )  # fmt: skip
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
-def adamw(flats, state, **changes):
+def adamw(flats, state, norm=None, **changes):
     """Update parameter, m and v of (parameter, gradient, m, v) in place."""
     parameter, gradient, m, v = flats
     both = torch.cat((m, v))
@@ -40,6 +40,8 @@ def adamw(flats, state, **changes):
         "state": (both.view(torch.uint8), "update"),
         "step_state": (state, "read"),
     }
+    if norm is not None:
+        operands["norm"] = (torch.tensor([norm]).view(torch.uint8), "read")
     run("adamw_step", attributes | changes, operands)
     m.copy_(both[: m.numel()])
     v.copy_(both[m.numel() :])
@@ -79,6 +81,28 @@ def test_float32_agrees_with_torch():
     expected = optimizer.state[reference]
     assert (m - expected["exp_avg"]).abs().max() <= 1e-6 * m.abs().max()
     assert (v - expected["exp_avg_sq"]).abs().max() <= 1e-6 * v.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("max_norm", "norm", "scale"),
+    [(0.5, 2.0, 0.5 / (2.0 + 1e-6)), (2.0, 0.5, 1.0), (0.0, 2.0, 1.0), (math.inf, 2.0, 1.0)],
+)
+def test_a_gradient_is_scaled_where_the_norm_of_all_is_too_large(max_norm, norm, scale):
+    """Eagerly as by torch.nn.utils.clip_grad_norm_; with the scale 1 to the bit."""
+    flats = [randn(1000, seed=seed) for seed in range(3)] + [randn(1000, seed=3).abs()]
+    expected = [flat.clone() for flat in flats]
+    expected[1] *= scale
+    adamw(expected, step_state(lr=0.05, step=4))
+    adamw(flats, step_state(lr=0.05, step=4, max_norm=max_norm), norm)
+    for flat, value in zip((flats[0], *flats[2:]), (expected[0], *expected[2:]), strict=True):
+        assert torch.equal(flat, value) if scale == 1.0 else torch.allclose(flat, value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 1e30])
+def test_a_norm_that_is_no_number_makes_all_of_it_so(max_norm):
+    flats = [randn(10, seed=seed) for seed in range(3)] + [randn(10, seed=3).abs()]
+    adamw(flats, step_state(lr=0.05, max_norm=max_norm), math.nan)
+    assert all(flat.isnan().all() for flat in (flats[0], *flats[2:]))
 
 
 @pytest.mark.parametrize("rounding", [False, True])

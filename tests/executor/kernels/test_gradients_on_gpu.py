@@ -38,7 +38,11 @@ def test_a_float32_product_of_bf16_factors(mode, sizes):
 
 
 def test_a_step_with_float32_gradients_and_master_has_the_same_bits_from_every_plan():
-    recipe = Recipe(gradients="float32", float32_master=True, kernels=KernelChoice(vector="triton"))
+    recipe = Recipe(
+        gradients="float32",
+        optimizer_state="float32_master",
+        kernels=KernelChoice(vector="triton"),
+    )
     chain = tiny_chain("sliced", "tiny-qwen3", recipe, dtype="bfloat16")
     caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     found, expected = (

@@ -6,6 +6,7 @@ bf16 ones none of those here is.
 """
 
 import importlib
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 
 from tests.executor.kernels.test_adamw import step_state
 from tests.executor.kernels.twins import DTYPES, assert_twins_agree, on, randn
+from twinstream.executor.kernels.codes import encode
 from twinstream.executor.kernels.step_state import StepState
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState
+from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, Scales
 
 pytest.importorskip("triton")
 triton_adamw = importlib.import_module("twinstream.executor.kernels.triton_kernels.adamw")
@@ -43,8 +45,20 @@ def call(ops, workspace, state, constants):
     ops.adamw(state, constants)
 
 
+def coded_state_of(count, dtype):
+    """Codes of values of all sizes, the last block not full."""
+    state, blocks = state_of(count, dtype), -(-count // 256)
+    scales = Scales(torch.empty(blocks), torch.empty(blocks))
+    m, v = (torch.empty(count, dtype=torch.uint8) for _ in range(2))
+    encode(state.m.float() ** 3, m, scales.m, None, signed=True)
+    encode(state.v.float() ** 6, v, scales.v, None, signed=False)
+    return replace(state, m=m, v=v, scales=scales)
+
+
 def results(state, constants):
     found = {"parameter": state.parameter, "m": state.m, "v": state.v}
+    if state.scales is not None:
+        found |= {"m scale": state.scales.m, "v scale": state.scales.v}
     return found | ({} if state.master is None else {"master": state.master})
 
 
@@ -77,6 +91,28 @@ def test_what_has_no_decay_has_none(triton_device, dtype, ranges):
     state = state_of(1100, dtype)
     hyper = constants(undecayed=ranges)
     assert_twins_agree(triton_device, call, state, hyper, results=results, **CLOSE)
+
+
+@DTYPE
+@pytest.mark.parametrize(
+    ("max_norm", "norm"), [(1.0, 3.7), (1.0, 0.2), (0.0, 3.7), (math.inf, 9.0)]
+)
+def test_clipping(triton_device, dtype, max_norm, norm):
+    clipped = step_state(lr=0.05, step=9, max_norm=max_norm)
+    state = replace(state_of(1100, dtype), step=StepState(clipped), norm=torch.tensor([norm]))
+    assert_twins_agree(triton_device, call, state, constants(), results=results, **CLOSE)
+
+
+@DTYPE
+@pytest.mark.parametrize("first_stream", [None, 6])
+@pytest.mark.parametrize("count", [1, 300, 1024, 2500])
+def test_8_bit_codes(triton_device, dtype, first_stream, count):
+    state, hyper = coded_state_of(count, dtype), constants(first_stream, element_offset=512)
+    exact = ("m", "v", "m scale", "v scale")
+    tolerances = {**CLOSE["tolerances"], torch.uint8: 0.0}
+    assert_twins_agree(
+        triton_device, call, state, hyper, results=results, tolerances=tolerances, exact=exact
+    )
 
 
 def test_programs_that_take_several_blocks_change_no_bit(triton_device, monkeypatch):

@@ -35,7 +35,7 @@ SHAPES = {
 LENGTHS = {"unequal": (12, 300, 1)}
 
 
-MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients adamw"
+MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw"
 
 
 def launch_nothing(monkeypatch) -> None:

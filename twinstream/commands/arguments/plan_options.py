@@ -117,14 +117,15 @@ class PlanOptions:
             "float32.",
         ),
     ] = None
-    float32_master: Annotated[
-        bool,
-        typer.Option(
-            "--float32-master",
-            help="Keep float32 parameters, m and v in the optimizer's state.",
-            rich_help_panel=_PLAN,
+    optimizer_state: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "NAME",
+            "m and v in the model's dtype (model, the default), in float32 beside float32 "
+            "parameters (float32_master), or 8bit.",
         ),
-    ] = False
+    ] = None
     dtype: Annotated[
         str | None,
         _option(

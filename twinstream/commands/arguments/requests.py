@@ -24,6 +24,7 @@ _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
 _LENGTH = re.compile("[1-9][0-9]{0,8}")
 _GRADIENTS: tuple[str, ...] = get_args(Recipe.model_fields["gradients"].annotation)
+_STATES: tuple[str, ...] = get_args(Recipe.model_fields["optimizer_state"].annotation)
 
 
 class ShareError(TwinstreamError):
@@ -101,6 +102,7 @@ def _kernels(wanted: PlanOptions, machine: Machine, spec: ModelSpec) -> KernelCh
 
 def _recipe(wanted: PlanOptions, policy: str, kernels: KernelChoice | None) -> Recipe:
     _require_known("--gradients", wanted.gradients, _GRADIENTS)
+    _require_known("--optimizer-state", wanted.optimizer_state, _STATES)
     _require_known("--optimizer", wanted.optimizer, ON_DEVICE)
     places = optimizer_places(policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
@@ -112,7 +114,7 @@ def _recipe(wanted: PlanOptions, policy: str, kernels: KernelChoice | None) -> R
         {
             "kernels": kernels, "optimizer": wanted.optimizer or ON_DEVICE[0],
             "gradients": wanted.gradients or _GRADIENTS[0],
-            "float32_master": wanted.float32_master,
+            "optimizer_state": wanted.optimizer_state or _STATES[0],
         }
     )  # fmt: skip
 

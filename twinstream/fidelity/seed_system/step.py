@@ -32,8 +32,8 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
     of gradients and state that it does not have are refused.
 
     Raises:
-        OtherRecipeError: the recipe names other kernels than torch's own, float32 gradients or a
-            float32 master.
+        OtherRecipeError: the recipe names other kernels than torch's own, float32 gradients,
+            clipping, or another state of the optimizer than in the model's dtype.
         UnknownMachineClass: it has no constants for the machine.
         OtherCutError: lengths, chunks, rounds or tokens are fixed otherwise than it cuts a step.
         SizingRefused: it would not run within the caps.
@@ -68,11 +68,13 @@ def _require_its_recipe(recipe: Recipe) -> None:
             f"policy '{NAME}' is planned with eager kernels, not {kernels.vector} and attention "
             f"{kernels.attention}: leave out --kernels and --attention"
         )
-    if recipe.gradients == "float32" or recipe.float32_master:
+    if recipe.gradients == "float32" or recipe.optimizer_state != "model":
         raise OtherRecipeError(
-            f"policy '{NAME}' adds gradients up in the model's dtype and keeps no float32 master: "
-            "leave out --gradients and --float32-master"
+            f"policy '{NAME}' adds gradients up, and has the optimizer's state, in the model's "
+            "dtype: leave out --gradients and --optimizer-state"
         )
+    if recipe.clips:
+        raise OtherRecipeError(f"policy '{NAME}' does not clip gradients: plan with another policy")
 
 
 def _rounds(step: TrainingStep, sizes: RoundSizes) -> RoundsRule | int:
