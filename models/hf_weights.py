@@ -9,6 +9,7 @@ from twinstream.models.layout import (
     block_layout,
     embedding_layout,
     head_layout,
+    parameter_groups,
 )
 from twinstream.models.spec import ModelSpec
 
@@ -50,16 +51,6 @@ class HfWeight:
     def end_bytes(self) -> int:
         """Where its bytes end inside the group's flat tensor."""
         return self.offset_bytes + self.size_bytes
-
-
-def parameter_groups(spec: ModelSpec) -> tuple[str, ...]:
-    """The groups whose parameters are one flat tensor each, in the order of the forward pass.
-
-    >>> from twinstream.models.presets import load_preset
-    >>> parameter_groups(load_preset("tiny"))[:2]
-    ('embedding', '0')
-    """
-    return ("embedding", *map(str, range(spec.num_layers)), "head")
 
 
 def hf_weights(spec: ModelSpec) -> tuple[HfWeight, ...]:

@@ -76,6 +76,23 @@ def embedding_layout(spec: ModelSpec) -> Layout:
     return _pack([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
 
 
+def parameter_groups(spec: ModelSpec) -> tuple[str, ...]:
+    """The groups whose parameters are one flat tensor each, in the order of the forward pass.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> parameter_groups(load_preset("tiny"))[:2]
+    ('embedding', '0')
+    """
+    return ("embedding", *map(str, range(spec.num_layers)), "head")
+
+
+def group_layout(spec: ModelSpec, group: str) -> Layout:
+    """How the parameters lie of `embedding`, a layer by its number, or `head`."""
+    if group == "embedding":
+        return embedding_layout(spec)
+    return head_layout(spec) if group == "head" else block_layout(spec)
+
+
 def _pack(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> Layout:
     tensors: list[InnerTensor] = []
     end_bytes = 0

@@ -122,7 +122,7 @@ class CudaBackend:
         self._current = None
 
     def rest(self) -> None:
-        self.await_host(self._host.put_event())
+        self._host.put_event().wait()
         self.gpu.synchronize()
         if self._host.error is not None:
             raise self._host.error

@@ -10,6 +10,9 @@ BackendName = Literal["cpu", "cuda"]
 Graphs = Literal["auto", "on", "off"]
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are done."""
+Between = Callable[[int, Callable[[], None]], bool]
+"""Between passes: told how many have begun, and how to let all of them complete, it says whether
+to go on. Only after that the state is at rest, and may be read or written."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class RunOptions:
     are not timed run as CUDA graphs; `auto` does so where that pays. `on_pinned` is told how much
     of the host arena is populated and pinned. `nvtx` names what every op and graph enqueues, for
     NVIDIA's profilers (CUDA). Without `refuses_excess` a run whose context and libraries take more
-    of the device than the cap leaves goes on, and reports by how much. `between` is asked between
-    passes whether to go on (`executor.replay.dispatch.Between`).
+    of the device than the cap leaves goes on, and reports by how much. `between` is asked before
+    every pass but the first.
     """
 
     backend: BackendName = "cpu"
@@ -33,7 +36,7 @@ class RunOptions:
     on_pinned: Progress | None = None
     nvtx: bool = False
     refuses_excess: bool = True
-    between: Callable[[int, Callable[[], None]], bool] | None = None
+    between: Between | None = None
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

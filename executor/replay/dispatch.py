@@ -9,6 +9,7 @@ import torch
 
 from twinstream.executor.backends.protocol import Backend, EventT, PassTimes
 from twinstream.executor.program.compiled import Launch, Program
+from twinstream.executor.program.options import Between
 from twinstream.executor.replay.host_cost import CostMeter
 from twinstream.schedule.timeline import HostCost
 
@@ -16,10 +17,6 @@ Events = list[EventT | None]
 """By position, the event of every op of a pass that some op waits for."""
 Replay = Callable[[int, Events[EventT], CostMeter], Events[EventT]]
 """Enqueues a whole pass in another way, with the same events; given those of the pass before."""
-
-Between = Callable[[int, Callable[[], None]], bool]
-"""Between passes: told how many have begun, and how to let all of them complete, it says whether
-to go on. Only after that the state is at rest, and may be read or written."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 
+from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
 from twinstream.models.demand.attention_shape import lengths_text
@@ -103,10 +103,8 @@ class Training:
 def sequences_tensor(lengths: tuple[int, ...], most_sequences: int) -> torch.Tensor:
     """Of packed sequences: cu_seqlens [most_sequences + 1], padded with its last value, and
     positions [sum of lengths], int32."""
-    ends = list(accumulate(lengths, initial=0))
-    ends += [ends[-1]] * (most_sequences + 1 - len(ends))
     positions = [torch.arange(length, dtype=torch.int32) for length in lengths]
-    return torch.cat([torch.tensor(ends, dtype=torch.int32), *positions])
+    return torch.cat([Starts.cumulative(lengths, most_sequences), *positions])
 
 
 def step_state(

@@ -3,7 +3,7 @@
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.state.training_state import group_layout
+from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
 
 _STD = 0.02

@@ -7,7 +7,7 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.models.demand.workspace import state_bytes
-from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.layout import Layout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -20,13 +20,6 @@ STEP = "step"
 _INIT_STD = 0.02
 
 
-def group_layout(spec: ModelSpec, group: str) -> Layout:
-    """How the parameters lie of `embedding`, a layer by its number, or `head`."""
-    if group == "embedding":
-        return embedding_layout(spec)
-    return head_layout(spec) if group == "head" else block_layout(spec)
-
-
 def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> State:
     """Fresh parameters (normal, std 0.02; norms one; biases zero) and fresh optimizer state.
 
@@ -35,7 +28,7 @@ def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> S
     """
     generator = torch.Generator().manual_seed(seed)
     state: State = {}
-    for group in ("embedding", *map(str, range(spec.num_layers)), "head"):
+    for group in parameter_groups(spec):
         layout = group_layout(spec, group)
         flat = _fresh(layout, DTYPES[spec.dtype], generator)
         state[f"param.{group}"] = flat

@@ -10,11 +10,11 @@ from typing import Self
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.state.training_state import group_layout
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
+from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import told
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from twinstream.executor.state.training_state import group_layout
 from twinstream.executor.weights.durable_files import make_room, sync, write_file, writing
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
 from twinstream.executor.weights.model_files import write_model_files
 from twinstream.executor.weights.safetensors_header import DTYPES, NewTensor, new_header
-from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of, parameter_groups
+from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of
+from twinstream.models.layout import group_layout, parameter_groups
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9

@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.schema import ExpectedError, Machine
 _UNTOLD = 0.9  # a width over this share of the prior's is the prior's
 _FEWEST_GROUPS = 3  # that can be left out one after the other
 _LEAST_ERROR = 1e-4
-_FAR_OFF = 5.0  # a profile of another kind of machine is off by more
+_FAR_OFF = 2.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def require_same_machine(found: Fit, measured_on: str) -> None:
     """A fit that stays far off within the bounds of its parameters began with another machine.
 
     Raises:
-        CalibrationError: predicted times are still off by more than a factor of five in the middle.
+        CalibrationError: predicted times are still off by more than a factor of two in the middle.
     """
     factors = [one.predicted_s / one.observation.measured_s for one in found.observations]
     middle = median(factors)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import prod
 
 from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS, state_bytes
-from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.layout import block_layout, group_layout, parameter_groups
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
@@ -30,7 +30,7 @@ def optimizer_parts(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
 
     A part begins at a whole block of 8-bit codes.
     """
-    total = _layout(spec, group).size_bytes // spec.itemsize
+    total = group_layout(spec, group).size_bytes // spec.itemsize
     num_parts = -(-total // (block_layout(spec).size_bytes // spec.itemsize))
     if num_parts == 1:
         return (OptimizerPart(group, 0, total),)
@@ -57,7 +57,7 @@ def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[
     (0, 128, 49280, 49408)
     """
     ranges: list[int] = []
-    tensors = _layout(spec, group).tensors
+    tensors = group_layout(spec, group).tensors
     for before, tensor in zip((None, *tensors), tensors, strict=False):
         if len(tensor.shape) > 1:
             continue
@@ -83,14 +83,14 @@ class Shapes:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return ("embedding", *(str(i) for i in range(self.spec.num_layers)), "head")
+        return parameter_groups(self.spec)
 
     @property
     def persistent(self) -> tuple[str, ...]:
         return tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
 
     def group_bytes(self, group: str) -> int:
-        return _layout(self.spec, group).size_bytes
+        return group_layout(self.spec, group).size_bytes
 
     @property
     def gradient_dtype(self) -> str:
@@ -185,12 +185,6 @@ def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
         part = _tensor(f"grad_squares.{group}", "scratch", "float32", (1,))
         builder.declare(_part_of("grad_squares", part, index * part.size_bytes))
     builder.declare(_tensor("grad_norm", "loss", "float32", (1,)))
-
-
-def _layout(spec: ModelSpec, group: str) -> Layout:
-    if group == "embedding":
-        return embedding_layout(spec)
-    return head_layout(spec) if group == "head" else block_layout(spec)
 
 
 def _declare_saved(builder: ChainBuilder, shapes: Shapes, layer: int, chunk: int) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from tests.models.published_configs import CONFIGS, read_config
 from twinstream.models.hf_config import HfConfigError
-from twinstream.models.hf_weights import hf_weights, parameter_groups
-from twinstream.models.layout import block_layout, embedding_layout, head_layout
+from twinstream.models.hf_weights import hf_weights
+from twinstream.models.layout import block_layout, embedding_layout, head_layout, parameter_groups
 from twinstream.models.presets import load_preset, preset_names
 from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec

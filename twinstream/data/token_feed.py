@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from twinstream.data.data_error import DataError
-from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Recipe
+from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Encoding
 from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.reading.blocks import Block
 
@@ -51,9 +51,9 @@ class FeedBeside:
     The processes end with this one, even if it is killed.
     """
 
-    def __init__(self, recipe: Recipe, cache: Path | None, num_workers: int) -> None:
+    def __init__(self, encoding: Encoding, cache: Path | None, num_workers: int) -> None:
         self._pool = ProcessPoolExecutor(
-            num_workers, get_context("spawn"), initializer=_begin, initargs=(recipe, cache)
+            num_workers, get_context("spawn"), initializer=_begin, initargs=(encoding, cache)
         )
         self._asked: dict[Block, Future[BlockTokens]] = {}
 
@@ -91,11 +91,11 @@ def _died() -> DataError:
 _TOKENISERS: list[BlockTokeniser] = []  # of a worker process, which gets it when it begins
 
 
-def _begin(recipe: Recipe, cache: Path | None) -> None:
+def _begin(encoding: Encoding, cache: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training's; it closes the feed
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process
-    _TOKENISERS[:] = [BlockTokeniser(recipe, cache)]
+    _TOKENISERS[:] = [BlockTokeniser(encoding, cache)]
 
 
 def _end_with_parent() -> None:

@@ -7,7 +7,7 @@ from typing import Self
 
 from twinstream.data.chunk_stream import ChunkMaker, ChunkStream
 from twinstream.data.data_error import DataError
-from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Recipe
+from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Encoding
 from twinstream.data.encoding.template import find_template
 from twinstream.data.options import DataOptions, Source
 from twinstream.data.order import Order, Position
@@ -46,7 +46,7 @@ class TrainingData:
     longest: int
     options: DataOptions
     cache: Path | None
-    recipe: Recipe
+    encoding: Encoding
     blocks: tuple[tuple[Block, ...], ...]
     weights: tuple[float, ...]
     sample: Sample
@@ -76,14 +76,14 @@ class TrainingData:
         """
         if not sources:
             raise DataError("there is no file to train on: name at least one file or folder")
-        recipe = Recipe(
+        encoding = Encoding(
             tokenizer,
             find_template(tokenizer, options.chat_template),
             options.loss_on,
             options.today,
             vocab_size,
         )
-        tokeniser = BlockTokeniser(recipe, cache)
+        tokeniser = BlockTokeniser(encoding, cache)
         weights = tuple(source.weight for source in sources)
         found = [find_files(source) for source in sources]
         hashes = iter(content_hashes([file for one in found for file in one.files]))
@@ -107,7 +107,7 @@ class TrainingData:
             longest,
             options,
             cache,
-            recipe,
+            encoding,
             blocks,
             weights,
             sample,
@@ -168,8 +168,8 @@ class TrainingData:
 
     def _feed(self) -> TokenFeed:
         if self.options.workers > 0:
-            return FeedBeside(self.recipe, self.cache, self.options.workers)
-        return FeedHere(BlockTokeniser(self.recipe, self.cache))
+            return FeedBeside(self.encoding, self.cache, self.options.workers)
+        return FeedHere(BlockTokeniser(self.encoding, self.cache))
 
 
 def _block_bytes(total_bytes: int, longest: int) -> int:

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import torch
 
+from twinstream.executor.kernels.attention.dense_lse import dense_lse
 from twinstream.executor.kernels.attention.implementation import (
     AttentionGradients,
     AttentionImplementation,
@@ -23,7 +24,6 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
     Starts,
 )
-from twinstream.executor.kernels.attention.operands import dense_lse
 from twinstream.executor.kernels.workspace import Workspace
 
 _NO_WINDOW = (-1, -1)

@@ -7,9 +7,9 @@ heads, K key heads (query heads h with h // (H / K) = k share key head k), D hea
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
@@ -30,6 +30,13 @@ class Starts:
 
     cu_seqlens: torch.Tensor  # [most sequences + 1], int32
     longest: int
+
+    @staticmethod
+    def cumulative(lengths: Sequence[int], most_sequences: int) -> torch.Tensor:
+        """`cu_seqlens` of these lengths, on the host."""
+        ends = list(accumulate(lengths, initial=0))
+        ends += [ends[-1]] * (most_sequences + 1 - len(ends))
+        return torch.tensor(ends, dtype=torch.int32)
 
     def tokens_of_each(self) -> Iterator[slice]:
         """Those of each sequence; waits for the device, if it has the starts."""

@@ -17,13 +17,13 @@ from typing import ClassVar
 
 import torch
 
+from twinstream.executor.kernels.attention.dense_lse import dense_lse
 from twinstream.executor.kernels.attention.implementation import (
     AttentionGradients,
     AttentionImplementation,
     AttentionInputs,
     AttentionResult,
 )
-from twinstream.executor.kernels.attention.operands import dense_lse
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_scratch import MERGE_BLOCK_ELEMENTS
 

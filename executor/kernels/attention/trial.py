@@ -6,7 +6,7 @@ K key heads, D head_dim, T tokens.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate, cycle
+from itertools import cycle
 
 import torch
 
@@ -127,6 +127,5 @@ def starts_of(shape: AttentionShape, device: torch.device) -> Starts | None:
     """Where packed sequences of mixed lengths start; None where lengths are fixed."""
     if not shape.most_packed:
         return None
-    ends = list(accumulate(mixed_lengths(shape), initial=0))
-    ends += [ends[-1]] * (shape.most_packed + 1 - len(ends))
-    return Starts(torch.tensor(ends, dtype=torch.int32, device=device), shape.longest_tokens)
+    cu_seqlens = Starts.cumulative(mixed_lengths(shape), shape.most_packed)
+    return Starts(cu_seqlens.to(device), shape.longest_tokens)

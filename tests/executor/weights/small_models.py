@@ -7,9 +7,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from twinstream.executor.state.training_state import group_layout
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.models.hf_weights import parameter_groups
+from twinstream.models.layout import group_layout, parameter_groups
 from twinstream.models.spec import ModelSpec
 
 SIZES = {

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.executor.weights.small_models import random_model, save
-from twinstream.executor.state.training_state import group_layout
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
+from twinstream.models.layout import group_layout
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -27,7 +27,7 @@ _FORMAT = 1  # of what the cache keeps; another one when tokens of the same cont
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Encoding:
     """All that decides the tokens of a content; it goes to other processes as it is."""
 
     tokenizer: Path | None
@@ -40,17 +40,17 @@ class Recipe:
 class BlockTokeniser:
     """Makes tokens of blocks, or takes those of an earlier run from the cache."""
 
-    def __init__(self, recipe: Recipe, cache: Path | None) -> None:
-        self.tokenizer = load_tokenizer(recipe.tokenizer)
+    def __init__(self, encoding: Encoding, cache: Path | None) -> None:
+        self.tokenizer = load_tokenizer(encoding.tokenizer)
         special = self.tokenizer.special
         template = None
-        if recipe.template is not None:
-            template = ChatTemplate(recipe.template, special.named, recipe.today)
-        self._maker = PassageMaker(template, recipe.loss_on, tuple(special.stops))
-        self._vocab_size = recipe.vocab_size
+        if encoding.template is not None:
+            template = ChatTemplate(encoding.template, special.named, encoding.today)
+        self._maker = PassageMaker(template, encoding.loss_on, tuple(special.stops))
+        self._vocab_size = encoding.vocab_size
         self._cache = None if cache is None else TokenCache(cache)
         self.identity = combined_hash(
-            (_FORMAT, self.tokenizer.identity, recipe.template, recipe.loss_on, recipe.today)
+            (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today)
         )
 
     def tokens(self, block: Block) -> BlockTokens:
@@ -118,7 +118,7 @@ class BlockTokeniser:
         return _joined(runs, masks)
 
     def _key(self, block: Block) -> str:
-        """Of the content of its parts, and of the recipe."""
+        """Of the content of its parts, and of the encoding."""
         return combined_hash((self.identity, block.kind, *map(_content, block.parts)))
 
     def _check_ids(self, block: Block, tokens: BlockTokens) -> None:

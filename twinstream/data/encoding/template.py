@@ -8,8 +8,8 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from twinstream.data.data_error import DataError, unreadable
-from twinstream.data.encoding.tokenizer import read_settings
+from twinstream.data.data_error import DataError
+from twinstream.data.encoding.tokenizer import read_settings, read_utf8
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
@@ -63,12 +63,12 @@ class ChatTemplate:
 def find_template(tokenizer: Path | None, given: Path | None) -> str | None:
     """Of the given file, of chat_template.jinja in the tokenizer's folder, or its config."""
     if given is not None:
-        return _read(given)
+        return read_utf8(given)
     if tokenizer is None:
         return None
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     if (path := folder / "chat_template.jinja").exists():
-        return _read(path)
+        return read_utf8(path)
     match read_settings(folder).get("chat_template"):
         case str(source):
             return source
@@ -155,12 +155,3 @@ def _unmarked(marked: str) -> Rendered:
         length += len(text)
         edges.append(length)
     return Rendered("".join(texts), tuple(zip(edges[::2], edges[1::2], strict=True)))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: byte {error.start}") from None
-    except OSError as error:
-        raise unreadable(path, error) from None

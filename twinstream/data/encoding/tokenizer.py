@@ -74,7 +74,7 @@ class FileTokenizer:
         folder = path if path.is_dir() else path.parent
         definition = folder / "tokenizer.json" if path.is_dir() else path
         settings = read_settings(folder)
-        text = _read(definition)
+        text = read_utf8(definition)
         self._tokenizer = _load(text, definition)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -163,7 +163,12 @@ def _load(text: str, definition: Path) -> Any:
         raise DataError(f"{definition} is no tokenizer.json: {error}") from None
 
 
-def _read(path: Path) -> str:
+def read_utf8(path: Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        DataError: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -176,7 +181,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(_read(path))
+        found = json.loads(read_utf8(path))
     except ValueError as error:
         raise DataError(f"{path} is no JSON: {error}") from None
     return found if isinstance(found, dict) else {}
