@@ -132,12 +132,14 @@ def write_report(
 class Run:
     """A measured timeline, the loss of every step, and the state after the last.
 
+    `norms` are those of the gradients of every step, before clipping, of a recipe that clips.
     `state["step"]` counts the optimizer steps done: `execute(..., state=run.state)` goes on there.
     """
 
     timeline: Timeline
     losses: tuple[float, ...]
     state: State
+    norms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ class RunSettings:
     the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
     every op for NVIDIA's profilers (CUDA). `skip_trained`: where a state has steps behind it,
     whether the `tokens` given are the whole stream, of which those that these took are skipped
-    (True), or begin there (False); it has to be said.
+    (True), or begin there (False); it has to be said. `max_norm`: to which the gradients of a
+    recipe that clips are clipped; 0 is not at all.
     """
 
     backend: str = "auto"
@@ -164,6 +167,7 @@ class RunSettings:
     timed_steps: int | None = None
     nvtx: bool = False
     skip_trained: bool | None = None
+    max_norm: float = 0.0
 
     def __post_init__(self) -> None:
         require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
@@ -174,6 +178,9 @@ class RunSettings:
                 f"learning_rate needs a number from 0 to {_MOST_LEARNING_RATE:g}, got "
                 f"{self.learning_rate}"
             )
+        require("max_norm", self.max_norm, float, int)
+        if not self.max_norm >= 0.0:
+            raise ArgumentError(f"max_norm needs a number from 0, got {self.max_norm}")
         if self.timed_steps is not None:
             require_whole("timed_steps", self.timed_steps, 1, self.num_steps)
 
@@ -216,8 +223,9 @@ def execute(
     done = 0 if state is None else steps_done(state)
     batches = _batches(schedule, tokens, done, settings)
     training = Training(
-        _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done
-    )
+        _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done,
+        max_norm=settings.max_norm,
+    )  # fmt: skip
     options = RunOptions(
         backend=backend,
         num_passes=settings.num_steps,
@@ -233,7 +241,7 @@ def execute(
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
     after = with_steps_done(execution.state, done + settings.num_steps)
-    return Run(execution.timeline, tuple(training.losses), after)
+    return Run(execution.timeline, tuple(training.losses), after, tuple(training.norms))
 
 
 def _batches(

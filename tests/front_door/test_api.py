@@ -130,3 +130,20 @@ def test_every_error_of_a_user_is_a_twinstream_error():
     ):
         with pytest.raises(ts.TwinstreamError):
             ts.plan(model, machine, step=STEP, **options)
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for_and_the_norms_are_told():
+    step = replace(STEP, recipe=ts.Recipe(clips=True))
+    schedule = ts.plan("tiny", "cpu", step=step)
+    free, clipped = (
+        ts.execute(schedule, ts.RunSettings("cpu", 3, max_norm=norm)) for norm in (0.0, 1e-4)
+    )
+    assert len(free.norms) == len(clipped.norms) == 3
+    assert free.norms[0] == clipped.norms[0] > 1e-4  # before anything was updated
+    assert free.losses[0] == clipped.losses[0]
+    assert free.losses[1:] != clipped.losses[1:]
+    with pytest.raises(ts.TwinstreamError, match="the schedule does not clip: plan with Recipe"):
+        ts.execute(ts.plan("tiny", "cpu", step=STEP), ts.RunSettings("cpu", 1, max_norm=1.0))
+    for wrong in (-1.0, float("nan"), "1"):
+        with pytest.raises(ts.TwinstreamError, match="max_norm"):
+            ts.RunSettings(max_norm=wrong)
