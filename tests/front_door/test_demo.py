@@ -49,8 +49,9 @@ def test_the_demo_offloads_recomputes_and_trains_to_the_same_bits(tmp_path):
     assert call("compare", *compare, "--machine", folder / "machine.toml").code == 0
 
 
+@pytest.mark.usefixtures("quick_probe")
 def test_the_demo_prints_both_runs_side_by_side(tmp_path):
-    outcome = call("demo", *SMALL, "--machine", "cpu", "-o", tmp_path)
+    outcome = call("demo", *SMALL, "-o", tmp_path)
     assert outcome.code == 0, outcome.err
     assert "all on the device" in outcome.out
     assert "other caps (new)" in outcome.out
@@ -59,15 +60,17 @@ def test_the_demo_prints_both_runs_side_by_side(tmp_path):
     assert "block_recompute" in outcome.out
 
 
+@pytest.mark.usefixtures("quick_probe")
 def test_runs_that_differ_are_a_bug_and_exit_1(tmp_path, monkeypatch):
     from twinstream import demo
 
     monkeypatch.setattr(demo, "_same_state", lambda one, other: False)
-    outcome = call("demo", *SMALL, "--machine", "cpu", "-o", tmp_path)
+    outcome = call("demo", *SMALL, "-o", tmp_path)
     assert outcome.code == 1
     assert "NOT identical" in outcome.out
 
 
+@pytest.mark.usefixtures("quick_probe")
 def test_every_phase_of_the_demo_is_shown(tmp_path):
     from collections.abc import Iterator
     from contextlib import contextmanager
@@ -80,8 +83,8 @@ def test_every_phase_of_the_demo_is_shown(tmp_path):
         shown.append((what, total))
         yield lambda: advanced.append(1)
 
-    run_demo(DemoSettings(tmp_path, machine="cpu", num_steps=2, num_layers=2), progress)
-    assert [total for _, total in shown] == [None, 2, 2, None, 2]
+    run_demo(DemoSettings(tmp_path, num_steps=2, num_layers=2), progress)
+    assert [total for _, total in shown] == [None, None, 2, 2, None, 2]
     assert len(advanced) == 6
 
 
