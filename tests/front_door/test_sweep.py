@@ -16,9 +16,11 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import call, error_of
+from tests.helpers.sleeping_work import nap
 from twinstream.sweep.config import load_config
 from twinstream.sweep.grids import METRICS, curves, grids
 from twinstream.sweep.rows import RowFile, columns_of, only_writer
+from twinstream.sweep.workers import in_processes
 
 FIXED = """
 [fixed]
@@ -172,6 +174,12 @@ def test_busy_workers_end_with_the_process_that_started_them(tmp_path):
         for pid in workers:
             if Path(f"/proc/{pid}").exists():
                 os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_worker_without_more_work_ends_quietly_while_others_go_on(capfd):
+    found = [seconds for seconds, _ in in_processes(nap, [1.5, 0.0, 0.0], 2)]
+    assert found == [0.0, 0.0, 1.5]
+    assert capfd.readouterr().err == ""
 
 
 def test_the_seed_systems_policy_is_swept_like_any_other(tmp_path):

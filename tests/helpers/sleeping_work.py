@@ -1,4 +1,4 @@
-"""Work for a pool's processes that does not end by itself."""
+"""Work for a pool's processes."""
 
 import os
 import time
@@ -11,3 +11,9 @@ def sleep_for_ever(folder: str, _: Planner) -> None:
     """Leave a file named after this process in the folder, then sleep for an hour."""
     (Path(folder) / str(os.getpid())).touch()
     time.sleep(3600)
+
+
+def nap(seconds: float, planner: Planner) -> float:
+    """Sleep so long."""
+    time.sleep(seconds)
+    return seconds

@@ -169,7 +169,7 @@ def test_a_folder_without_a_run_says_what_it_has_and_what_to_give(tmp_path):
         (tmp_path / f"file{number}").touch()
     message = error_of("report", tmp_path)
     assert "it has file0, file1, " in message
-    assert "file7 and 2 more, but no metrics.jsonl; give the folder that `twinstream" in message
+    assert "file7 and 2 more, but no metrics.jsonl; give a schedule, or a folder with" in message
     (tmp_path / "plan.json").touch()
     assert f"or the schedule {tmp_path / 'plan.json'}" in error_of("report", tmp_path)
     one = write_run(tmp_path / "one", 1)

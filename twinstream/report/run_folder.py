@@ -68,7 +68,7 @@ class RunSummary(Node):
 
 
 def read_run_folder(folder: Path) -> RunFolder:
-    """Read a run that `twinstream train` writes or has written.
+    """Read the folder of a run, while it goes on or after it.
 
     Raises:
         DocumentError: there is no run in the folder, or a file of it is damaged.
@@ -123,7 +123,7 @@ def _no_run(folder: Path) -> str:
     has = ", ".join(names[:_NUM_NAMED]) or "nothing"
     if len(names) > _NUM_NAMED:
         has += f" and {len(names) - _NUM_NAMED:,} more"
-    advice = "give the folder that `twinstream train ... -o DIR` wrote"
+    advice = "give a schedule, or a folder with the log of a training run"
     if runs:
         advice = f"give the folder of one run: {', '.join(map(str, runs[:_NUM_NAMED]))}"
     elif (folder / PLAN).is_file():

@@ -79,11 +79,14 @@ def in_processes(
 
 
 def _serve(theirs: Connection, work: Callable[[Any, Planner], object]) -> None:
-    """Do one piece of work after the other, as they are sent."""
+    """Do one piece of work after the other, as they are sent, until there is no more."""
     end_with_parent()
     planner = Planner(steady_state)
     while True:
-        item = theirs.recv()
+        try:
+            item = theirs.recv()
+        except EOFError:
+            return
         try:
             outcome = work(item, planner)
         except Exception as error:

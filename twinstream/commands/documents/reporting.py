@@ -26,7 +26,7 @@ def report(
     subject: Annotated[
         Path,
         typer.Argument(
-            metavar="SCHEDULE|DIR", help="A schedule's JSON, or the folder of a run of `train`."
+            metavar="SCHEDULE|DIR", help="A schedule's JSON, or a folder with a run's log."
         ),
     ],
     predicted: options.Predicted = None,
