@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class SearchLimits:
     """What planning tries, and when it stops; each with its unit.
 
-    `python -m benchmarks.quality.limits` makes the table of what it costs to change each.
+    What it costs to change each is in docs/benchmarks/limits.md.
     """
 
     # How a step is cut.
