@@ -113,7 +113,7 @@ def test_a_text_file_begins_and_ends_once_however_many_blocks_it_has(tmp_path):
     folder = folder_of(tmp_path / "tokenizer", None, add_bos=True)
     data = data_of(tmp_path / "a.txt", folder)
     assert len(data.blocks[0]) > 10
-    tokeniser = BlockTokeniser(data.recipe, None)
+    tokeniser = BlockTokeniser(data.encoding, None)
     ids = np.concatenate([tokeniser.tokens(block).ids for block in data.blocks[0]])
     whole = loaded(folder).decode(ids.tolist(), skip_special_tokens=False)
     assert whole == f"<s>{text}<|endoftext|>"
@@ -125,7 +125,7 @@ def test_a_text_file_begins_and_ends_once_however_many_blocks_it_has(tmp_path):
 def test_the_vocabulary_is_checked_of_what_the_cache_gives_too(tmp_path):
     path, cache = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "cache"
     an_epoch(data_of(path, cache=cache).chunks(**SHAPE, seed=0))
-    data = replace(data_of(path, cache=cache), recipe=replace(data_of(path).recipe, vocab_size=97))
+    data = replace(data_of(path, cache=cache), encoding=replace(data_of(path).encoding, vocab_size=97))
     with pytest.raises(DataError, match=r"a.jsonl:\d+: token id 1\d\d is outside the model's"):
         next(data.chunks(**SHAPE, seed=0))
 
