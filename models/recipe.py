@@ -7,9 +7,12 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
-OptimizerPlace = Literal["device", "device_after_backward", "host", "host_after_backward"]
+OptimizerPlace = Literal[
+    "device", "device_after_backward", "device_before_next_use", "host", "host_after_backward"
+]
 OptimizerState = Literal["model", "float32_master", "8bit"]
-_AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward",)
+BEFORE_NEXT_USE: OptimizerPlace = "device_before_next_use"
+_AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward", BEFORE_NEXT_USE)
 
 
 class KernelChoice(Node):
@@ -47,7 +50,8 @@ class Recipe(Node):
 
     `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
     as its last gradient is there; on the device after the whole backward pass, embedding and head
-    first, then the layers from the first on; or on the host CPU after the whole backward pass, the
+    first, then the layers from the first on; on the device at the beginning of the next step, each
+    group just before its first use there; or on the host CPU after the whole backward pass, the
     gradients of all rounds added up there.
 
     With `clips` all gradients are scaled so that their norm, over all of them, is at most that of

@@ -29,7 +29,11 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 
 GROUP = "twinstream.policies"
-ON_DEVICE: tuple[OptimizerPlace, ...] = ("device", "device_after_backward")
+ON_DEVICE: tuple[OptimizerPlace, ...] = (
+    "device",
+    "device_after_backward",
+    "device_before_next_use",
+)
 _MOST_BLOCKS = 10_000  # planned by rules: half a minute
 
 ChainRule = Callable[[Chain, Machine, Caps], Schedule]

@@ -8,7 +8,7 @@ from math import prod
 from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS, state_bytes
 from twinstream.models.layout import block_layout, group_layout, parameter_groups
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
@@ -87,7 +87,12 @@ class Shapes:
 
     @property
     def persistent(self) -> tuple[str, ...]:
-        return tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
+        """The state, and what a step leaves for the updates that the next begins with."""
+        state = tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
+        if self.recipe.optimizer != BEFORE_NEXT_USE:
+            return state
+        norm = ("grad_norm",) if self.recipe.clips else ()
+        return (*state, *(f"grad.{group}" for group in self.groups), *norm)
 
     def group_bytes(self, group: str) -> int:
         return group_layout(self.spec, group).size_bytes

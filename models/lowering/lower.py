@@ -22,6 +22,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Input, Output
+from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -31,7 +32,8 @@ from twinstream.schedule.workload import ModelRef, Workload
 def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> Chain:
     """The chain of one training step of `spec` on `workload`.
 
-    A recipe that clips has the optimizer on the device after the whole backward pass.
+    A recipe that clips has the optimizer on the device after the whole backward pass, unless it
+    names the beginning of the next step.
 
     Raises:
         TwinstreamError: the recipe clips, and has the optimizer on the host.
@@ -72,6 +74,8 @@ def _settled(recipe: Recipe) -> Recipe:
 def lower_again(schedule: Schedule) -> Chain:
     """The chain that a schedule was planned for, from what the schedule says of itself.
 
+    One that consumes is the flush of a chain: its updates alone.
+
     Raises:
         TwinstreamError: the schedule's model or recipe is not one that this version knows.
     """
@@ -84,7 +88,8 @@ def lower_again(schedule: Schedule) -> Chain:
         raise TwinstreamError(
             f"the schedule's model or recipe is not valid at '{place}': {first['msg']}"
         ) from None
-    return lower(spec, schedule.workload, recipe)
+    chain = lower(spec, schedule.workload, recipe)
+    return flush_chain(chain) if schedule.consumed else chain
 
 
 def model_ref(spec: ModelSpec) -> ModelRef:
@@ -135,6 +140,7 @@ class _Lowering:
                 builder.inputs.append(
                     Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
                 )
+        self.optimizer.before_group("embedding", round_)
         for chunk in chunks:
             operands = [
                 builder.read("parameters", "param.embedding"),
@@ -144,6 +150,7 @@ class _Lowering:
             call = self._call("embed_forward", self._work(0).embed_forward())
             self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
         for layer in range(self.spec.num_layers):
+            self.optimizer.before_group(str(layer), round_)
             for chunk in chunks:
                 operands = [
                     *self._block_inputs(layer, chunk),
@@ -170,6 +177,7 @@ class _Lowering:
 
     def _head(self, round_: int) -> None:
         builder, tied = self.builder, self.spec.tied_embeddings
+        self.optimizer.before_group("head", round_)
         row_slice = self.recipe.row_slice(self.workload.chunk_tokens)
         call = self._call(
             "head_loss",

@@ -11,13 +11,15 @@ from twinstream.models.demand.work import (
 )
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (
+    STEP_STATE_BYTES,
     OptimizerPart,
     Shapes,
     optimizer_parts,
     undecayed_ranges,
 )
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.schedule.chain import Input
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 
@@ -30,13 +32,19 @@ class OptimizerTasks:
 
     Where the recipe clips, a group's gradient is squared and summed up as soon as it is final; the
     norm of all comes before the first update.
+
+    With `device_before_next_use` a step begins with the updates of the one before, whose gradients
+    and norm it finds; `update_state` has what `step_state` was then, or says that there are none.
     """
 
     def __init__(
         self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand
     ) -> None:
         self.builder, self.shapes, self.recipe = builder, shapes, recipe
-        self.step_state = step_state
+        self.step_state = self._update_state = step_state
+        self._begins_with_updates = recipe.optimizer == BEFORE_NEXT_USE
+        if self._begins_with_updates:
+            self._update_state = self._fed_update_state(step_state)
         self._host_adds = recipe.optimizer == "host_after_backward"
         self._begun: set[str] = set()
         if self._host_adds and shapes.workload.rounds_per_step > 1:
@@ -54,6 +62,11 @@ class OptimizerTasks:
         self._begun.add(group)
         return self.builder.write(name, tensor)
 
+    def before_group(self, group: str, round_: int) -> None:
+        """What comes before a group's first use in a round."""
+        if self._begins_with_updates and round_ == 0:
+            self._update(group)
+
     def after_group(self, group: str, round_: int) -> None:
         """What follows a group's last contribution of a round."""
         last = round_ == self.shapes.workload.rounds_per_step - 1
@@ -61,15 +74,24 @@ class OptimizerTasks:
             self._add_on_host(group, round_)
         if not last:
             return
+        is_last = group == self.shapes.groups[0]
         if self.recipe.clips:
             self._sum_squares(group)
-        if not self.recipe.optimizer.endswith("_after_backward"):
-            self._update(group)
-        elif group == self.shapes.groups[0]:
-            if self.recipe.clips:
+            if is_last:
                 self._take_norm()
+        if self.recipe.optimizer in ("device", "host"):
+            self._update(group)
+        elif is_last and self.recipe.optimizer.endswith("_after_backward"):
             for each in self._in_order():
                 self._update(each)
+
+    def _fed_update_state(self, step_state: TaskOperand) -> TaskOperand:
+        self.builder.declare_flat("update_state", STEP_STATE_BYTES, "input", "uint8")
+        fed = self.builder.write("step_state", "update_state")
+        self.builder.inputs.append(
+            Input(tensor=fed.tensor, version=fed.version, source=fed.tensor, index=0)
+        )
+        return step_state.model_copy(update={"tensor": fed.tensor})
 
     def _in_order(self) -> tuple[str, ...]:
         """Groups as they are updated after the whole backward pass."""
@@ -135,7 +157,7 @@ class OptimizerTasks:
                 builder.update("parameters", f"param.{part.suffix}"),
                 builder.read("gradients", f"grad.{part.suffix}"),
                 builder.update("state", f"opt.{part.suffix}"),
-                self.step_state,
+                self._update_state,
             ]
             if self.recipe.clips:
                 operands.append(builder.read("norm", "grad_norm"))
@@ -162,11 +184,13 @@ class OptimizerTasks:
             attributes["undecayed"] = ranges
         if state != "model":
             attributes["optimizer_state"] = state
+        if self._begins_with_updates:
+            attributes["may_skip"] = True
         name, cost = (
             f"adamw.{part.suffix}",
             adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
         )
-        if recipe.optimizer in ("device", "device_after_backward"):
+        if recipe.optimizer.startswith("device"):
             key = f"adamw_step/{recipe.implementations.vector}"
             return self.builder.call(name, key, attributes, cost)
         return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import with_library_memory
-from twinstream.planner.emit.waits import derive_waits
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.pack.placement import Placement

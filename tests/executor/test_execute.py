@@ -27,7 +27,7 @@ from twinstream.executor.run.execute import (
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.emit.waits import derive_waits
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch, Op

@@ -18,7 +18,7 @@ from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
-from twinstream.planner.emit.waits import derive_waits
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.accesses import Access, AccessMap

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.helpers.small_residencies import Residency, Stay, uses_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.planner.emit.waits import derive_waits
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Op, Operand, Stream

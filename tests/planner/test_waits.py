@@ -10,7 +10,7 @@ from tests.helpers.plans import MACHINE, planned, tiny_plans
 from tests.helpers.schedule_oracle import Arena, conflicts, happens_before, waits_of
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.planner.emit.waits import derive_waits
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Copy, Stream
 from twinstream.schedule.proof.verify import verify

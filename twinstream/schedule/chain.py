@@ -51,7 +51,8 @@ class Chain(Node):
     """Everything a planner reads.
 
     `persistent` root tensors are carried from step to step (their version at the start of a step
-    is 0); all other content is made within the step. `model_flops` is the count of design
+    is 0); all other content is made within the step, or `consumed`: it is there before, at version
+    0, and need not be after. What consumes is run once. `model_flops` is the count of design
     section 8 for the whole step (MFU); `library_bytes` are the most that any call's library
     allocates on the device beside the arena; `round_starts` has the index of each round's first
     task; `tensors` lists parents before their parts. Model, workload and recipe are all it takes to
@@ -71,3 +72,4 @@ class Chain(Node):
     recipe: dict[str, JsonValue]
     model_flops: PositiveFlops
     library_bytes: Size = 0
+    consumed: tuple[str, ...] = ()

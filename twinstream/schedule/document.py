@@ -66,6 +66,9 @@ class Schedule(Node):
     Semantics, the whole of them: ops of one stream run in order; an op starts when its stream
     predecessor and all its waits have completed. One pass is one training step; passes follow
     one another with no barrier but `waits_previous`. `carried` holds at every boundary.
+
+    What is `consumed` is there before the pass, and after it nothing is known of it: such a schedule
+    is run for one pass, in arenas where another has left it.
     """
 
     schema_version: Literal[1] = 1
@@ -82,6 +85,7 @@ class Schedule(Node):
     machine: MachineRef
     policy: str
     bound: StepBound | None = None
+    consumed: tuple[Carried, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -99,7 +103,7 @@ class Schedule(Node):
         for tensor in self.tensors:
             if tensor.parent is not None and tensor.parent not in tensors:
                 raise _unknown("tensor", tensor.tensor_id, "parent", tensor.parent)
-        for item in self.carried:
+        for item in (*self.carried, *self.consumed):
             _known(tensors, slots, "carried", item.tensor, item.slot)
         for op in self.ops:
             if isinstance(op, Compute):

@@ -1,7 +1,7 @@
 """Prove that a schedule computes exactly what a chain says: nothing dropped, nothing changed."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
@@ -10,6 +10,7 @@ from twinstream.schedule.ops import Compute, KernelCall, Stream, TaskOperand
 from twinstream.schedule.proof.violations import (
     CallDiffers,
     CarriedNotPersistent,
+    ConsumedDiffers,
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
@@ -188,14 +189,19 @@ def _carried_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]
     for tensor in chain.tensors:
         if tensor.parent is not None:
             parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
-    carried: set[str] = set()
-    for item in schedule.carried:
-        carried.update(parts.get(item.tensor, [item.tensor]))
-    persistent = {leaf: root for root in chain.persistent for leaf in parts.get(root, [root])}
+
+    def leaves(names: Iterable[str]) -> dict[str, None]:
+        return {leaf: None for name in names for leaf in parts.get(name, [name])}
+
+    carried, persistent = leaves(i.tensor for i in schedule.carried), leaves(chain.persistent)
     for leaf in persistent:
         if leaf not in carried:
             yield PersistentNotCarried(f"persistent tensor '{leaf}' is not carried", tensor=leaf)
-    for leaf in sorted(carried - persistent.keys()):
+    consumed, wanted = leaves(i.tensor for i in schedule.consumed), leaves(chain.consumed)
+    for leaf in sorted(consumed.keys() ^ wanted.keys()):
+        text = f"'{leaf}' is consumed by the {'chain' if leaf in wanted else 'schedule'} alone"
+        yield ConsumedDiffers(text, tensor=leaf)
+    for leaf in sorted(carried.keys() - persistent.keys()):
         text = (
             f"tensor '{leaf}' is carried, and no state holds it before the first pass: only "
             "persistent tensors (parameters, optimizer state) are"

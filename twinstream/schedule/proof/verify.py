@@ -6,6 +6,7 @@ to the same bytes, one of them a write, are ordered. Two passes suffice: an op o
 itself in pass p + 1 on its stream, so what is ordered against the next pass is ordered against
 all later ones. Of the second pass only those accesses are looked at that meet bytes as the first
 one left them: what happens to bytes that a pass has written itself is the same in every pass.
+A schedule that consumes is run for one pass, and walked once.
 Linear in the number of accesses (and their byte-range look-ups, logarithmic).
 """
 
@@ -82,8 +83,9 @@ class _Walk:
             if found := self._visit(position, op, self.map.of(op)):
                 exposed[position] = found
         self._cross_boundary()
-        for position, op in enumerate(self.schedule.ops):
-            self._visit(position, op, exposed.get(position, []))
+        if not self.schedule.consumed:  # what consumes is run for one pass
+            for position, op in enumerate(self.schedule.ops):
+                self._visit(position, op, exposed.get(position, []))
         return self.report.violations
 
     def _visit(self, position: int, op: Op, accesses: list[Access]) -> list[Access]:
@@ -157,7 +159,9 @@ class _Walk:
         return leaf, made
 
     def _fill_carried(self) -> None:
-        for _, (tier, ranges) in self._carried:
+        ranges_of = self.map.ranges
+        consumed = [ranges_of(item.tensor, item.slot, None) for item in self.schedule.consumed]
+        for tier, ranges in (*(found for _, found in self._carried), *consumed):
             for start, end, leaf in ranges:
                 self.memory[tier].replace(Cell(start, end, leaf, 0, 0, -1))
 

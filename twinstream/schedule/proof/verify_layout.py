@@ -103,7 +103,7 @@ def _fit_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Viola
     for op in schedule.ops:
         for tensor, slot, num_parts, _, _ in uses_of(op):
             used_by.setdefault((tensor, slot, num_parts), op.op_id)
-    for item in schedule.carried:
+    for item in (*schedule.carried, *schedule.consumed):
         used_by.setdefault((item.tensor, item.slot, None), "")
     for (tensor, slot, num_parts), op_id in used_by.items():
         if why := access_map.fit_error(tensor, slot, num_parts):
@@ -130,7 +130,7 @@ def _memory_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Vi
 def _carried_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Violation]:
     """Carried pairs are filled before the first pass, padding included: none may share a byte."""
     spans = []
-    for item in schedule.carried:
+    for item in (*schedule.carried, *schedule.consumed):
         start, end = access_map.address(item.tensor, item.slot, None)
         spans.append((str(access_map.slots[item.slot].tier), start, end, item.tensor, item.slot))
     for (tier, _, taken, other, holder), (at, start, end, tensor, slot) in pairwise(sorted(spans)):

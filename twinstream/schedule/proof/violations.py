@@ -117,6 +117,10 @@ class PersistentNotCarried(Violation):
     rule = "every persistent tensor is carried from pass to pass"
 
 
+class ConsumedDiffers(Violation):
+    rule = "a schedule consumes exactly what its chain does"
+
+
 class UnsafeSchedule(TwinstreamError):
     """A schedule breaks rules; `violations` has them all."""
 
