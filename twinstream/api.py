@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -262,8 +262,6 @@ def _told(
     """The host's work, with `on_loss` told of every loss it takes out."""
     import torch
 
-    from twinstream.executor.program.host_work import HostWork
-
     if on_loss is None:
         return host_work
 
@@ -272,7 +270,7 @@ def _told(
         if op.sink == "loss":
             on_loss(losses[-1])
 
-    return HostWork(host_work.feed, fetch)
+    return replace(host_work, fetch=fetch)
 
 
 def _check_memory(schedule: Schedule, backend: str) -> None:

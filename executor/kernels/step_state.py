@@ -10,6 +10,7 @@ from twinstream.models.lowering.declarations import STEP_STATE_BYTES
 _FLOATS = struct.Struct("<ffff")  # learning rate, 1 - beta1**step, 1 - beta2**step, weight decay
 _INTS = struct.Struct("<qq")  # step, seed
 _LOSS = struct.Struct("<ff")  # what a target's loss counts; the gradients' largest norm
+_SKIPS = struct.Struct("<f")  # not 0: there is nothing to update
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class StepState:
         return self._loss_floats[1:]
 
     @property
+    def skips(self) -> torch.Tensor:
+        """[1], float32: not 0 where there is nothing to update, whatever the gradients hold."""
+        start = _FLOATS.size + _INTS.size + _LOSS.size
+        return self.bytes[start : start + _SKIPS.size].view(torch.float32)
+
+    @property
     def _loss_floats(self) -> torch.Tensor:
         start = _FLOATS.size + _INTS.size
         return self.bytes[start : start + _LOSS.size].view(torch.float32)
@@ -53,8 +60,10 @@ def packed_step_state(  # noqa: PLR0913
     seed: int,
     loss_scale: float,
     max_norm: float = 0.0,
+    skips: bool = False,
 ) -> bytes:
     """What `StepState` reads."""
     floats = _FLOATS.pack(learning_rate, *corrections, weight_decay)
     packed = floats + _INTS.pack(step, seed) + _LOSS.pack(loss_scale, max_norm)
+    packed += _SKIPS.pack(skips)
     return packed.ljust(STEP_STATE_BYTES, b"\0")

@@ -1,7 +1,8 @@
 """What the host does for a schedule, and what it is told by the training loop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -10,10 +11,22 @@ from twinstream.schedule.ops import Feed, Fetch
 
 @dataclass(frozen=True)
 class HostWork:
-    """`feed` gives the bytes of an input of a pass; `fetch` takes a result of a pass."""
+    """`feed` gives the bytes of an input of a pass; `fetch` takes a result of a pass.
+
+    `flushed` is told of how many passes all updates are made: the one after them has none to make.
+    """
 
     feed: Callable[[Feed, int], torch.Tensor]
     fetch: Callable[[Fetch, int, torch.Tensor], None]
+    flushed: Callable[[int], None] = lambda num_passes: None
+
+    def of_pass(self, number: int) -> Self:
+        """What the host does for one pass of this number."""
+        return replace(
+            self,
+            feed=lambda op, _: self.feed(op, number),
+            fetch=lambda op, _, taken: self.fetch(op, number, taken),
+        )
 
     def run(self, op: Feed | Fetch, pass_index: int, slot: torch.Tensor) -> None:
         if isinstance(op, Feed):

@@ -96,11 +96,15 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
     try:
         with torch.no_grad(), gpu.libraries_pool():
             timed = options.graphs == "auto" and not pass_options.times_all()  # what decides
-            times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
+            times = {}
+            if not options.state_in_place:
+                times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
         is_over = meter.warm({call: found.allocated_bytes for call, found in times.items()})
         with torch.no_grad():
             if pass_options.times_all():
                 why = "no graphs (every step is timed op by op)"
+            elif options.state_in_place:
+                why = "no graphs (nothing is warmed up where the state is in place)"
             else:
                 replay, why = _graphs(job, options, backend, times)
         if replay is not None and not is_over and meter.is_over():

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,13 +14,14 @@ from twinstream.executor.memory.arenas import ArenaMemory, Arenas
 from twinstream.executor.memory.device_memory import expand_segments
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.host_work import HostWork
-from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.models.lowering.lower import lower_again
+from twinstream.schedule.derived.flush import flush_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.conforms import require_conforming
@@ -69,7 +70,7 @@ def choose_backend(name: str) -> BackendName:
 def execute(
     schedule: Schedule, state: Mapping[str, torch.Tensor], host_work: HostWork, options: RunOptions
 ) -> Execution:
-    """Prove the schedule safe and conforming, then run it.
+    """Prove the schedule safe and conforming, then run it; what its last pass leaves is updated.
 
     Raises:
         HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
@@ -81,17 +82,23 @@ def execute(
         DeviceMemoryError: context and libraries take more than the schedule's caps leave them.
     """
     prove(schedule, options.backend)
+    if (flush := flush_of(schedule)) is not None:
+        prove(flush, options.backend)
     if options.backend == "cuda":
         expand_segments()
     check_attention(schedule, options.backend)
+    begun = _Begun(options.between)
     with arena_memory(schedule, options) as memory:
         timeline = execute_in(
             schedule,
             memory,
             lambda arenas: fill_carried(schedule, arenas, state),
             host_work,
-            options,
+            replace(options, between=begun.ask if options.between else None),
         )
+        if flush is not None:
+            num_passes = begun.passes if options.between else options.num_passes
+            flush_in(flush, memory, host_work, num_passes, options)
         after = read_carried(schedule, Arenas(schedule, memory), state)
     return Execution(timeline, after)
 
@@ -124,14 +131,20 @@ def execute_in(
     memory, since it takes some of its own.
 
     Raises:
-        TwinstreamError: as `execute`.
+        TwinstreamError: as `execute`; or the schedule consumes what it finds, and is to be run for
+            more than one pass.
     """
+    if schedule.consumed and options.num_passes > 1:
+        raise TwinstreamError(
+            f"a schedule that consumes {len(schedule.consumed)} tensors was to be run for "
+            f"{options.num_passes} passes: run it for one, after each run that leaves them"
+        )
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
     works = bind_works(schedule, arenas, host_work, poison=options.poison)
 
     def fill_all() -> None:
-        if options.poison:
+        if options.poison and not options.state_in_place:
             arenas.poison()
         fill(arenas)
 
@@ -149,3 +162,45 @@ def execute_in(
         processor_share=backend.processor_share,
     )
     return measured_timeline(schedule, passes, provenance)
+
+
+def flush_in(
+    flush: Schedule,
+    memory: Mapping[Tier, ArenaMemory],
+    host_work: HostWork,
+    num_passes: int,
+    options: RunOptions,
+) -> None:
+    """Make the updates that `num_passes` passes of a run have left; then its state is all there.
+
+    The run is at rest or has ended. It may go on afterwards: its next pass has none to make.
+
+    Args:
+        flush: `flush_of` the run's schedule, which has been proven, too.
+        memory: of the run.
+        host_work: of the run, which is told.
+        num_passes: that have begun: what `between` is told.
+        options: of the run.
+
+    Raises:
+        TwinstreamError: as `execute`.
+    """
+    once = replace(
+        options, num_passes=1, timed_passes=None, between=None, graphs="off", state_in_place=True
+    )
+    execute_in(flush, memory, lambda arenas: None, host_work.of_pass(num_passes), once)
+    host_work.flushed(num_passes)
+
+
+@dataclass
+class _Begun:
+    """Counts the passes of a run that may end before all of them."""
+
+    between: Between | None
+    passes: int = 1
+
+    def ask(self, number: int, rest: Callable[[], None]) -> bool:
+        assert self.between is not None, "someone is to be asked"
+        goes_on = self.between(number, rest)
+        self.passes = number + goes_on
+        return goes_on

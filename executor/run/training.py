@@ -30,6 +30,9 @@ class Training:
     `num_targets` are the labels of a step that count (>= 0), by default all. The learning rate may
     be a function of the step. Where the recipe clips, `max_norm` is the largest norm of a step's
     gradients, 0 is any, and `norms` are those before they were clipped.
+
+    Where a step begins with the updates of the one before, it is fed the numbers of that one; up to
+    step `flushed_step` all updates are made already, by default those before the first step.
     """
 
     tokens: TokenSource
@@ -41,6 +44,7 @@ class Training:
     max_norm: float = 0.0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    flushed_step: int | None = None
 
     def host_work(self, schedule: Schedule) -> HostWork:
         """
@@ -58,15 +62,9 @@ class Training:
 
         def feed(op: Feed, pass_index: int) -> torch.Tensor:
             step = self.first_step + pass_index
-            if op.source == "step_state":
-                rate, targets = self.learning_rate, schedule.workload.tokens_per_step
-                packed = step_state(
-                    recipe, step,
-                    rate(step) if callable(rate) else rate, self.seed,
-                    num_targets=self.num_targets(step) if self.num_targets else targets,
-                    max_norm=self.max_norm,
-                )  # fmt: skip
-                return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+            if op.source in ("step_state", "update_state"):
+                before = op.source == "update_state"
+                return self._step_state(recipe, schedule.workload, step - before, updates=before)
             if op.source == "sequences":
                 return self._sequences(schedule.workload, step, op.index)
             if op.source != "tokens":
@@ -82,7 +80,27 @@ class Training:
         def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
             sinks[op.sink].append(float(taken.view(torch.float32).item()))
 
-        return HostWork(feed, fetch)
+        def flushed(num_passes: int) -> None:
+            self.flushed_step = self.first_step + num_passes - 1
+
+        return HostWork(feed, fetch, flushed)
+
+    def _step_state(
+        self, recipe: Recipe, workload: Workload, step: int, *, updates: bool
+    ) -> torch.Tensor:
+        """Of a step; to make its `updates`, unless they are made."""
+        made = self.first_step - 1 if self.flushed_step is None else self.flushed_step
+        if updates and step <= made:
+            packed = no_update()
+        else:
+            rate, targets = self.learning_rate, workload.tokens_per_step
+            packed = step_state(
+                recipe, step,
+                rate(step) if callable(rate) else rate, self.seed,
+                num_targets=self.num_targets(step) if self.num_targets else targets,
+                max_norm=self.max_norm,
+            )  # fmt: skip
+        return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
     def _sequences(self, workload: Workload, step: int, index: int) -> torch.Tensor:
         """Where the sequences of a chunk start, and each token's position in its own."""
@@ -105,6 +123,14 @@ def sequences_tensor(lengths: tuple[int, ...], most_sequences: int) -> torch.Ten
     positions [sum of lengths], int32."""
     positions = [torch.arange(length, dtype=torch.int32) for length in lengths]
     return torch.cat([Starts.cumulative(lengths, most_sequences), *positions])
+
+
+def no_update() -> bytes:
+    """What the updates that a step begins with are told where there are none to make."""
+    return packed_step_state(
+        learning_rate=0.0, corrections=(1.0, 1.0), weight_decay=0.0, step=0, seed=0,
+        loss_scale=0.0, skips=True,
+    )  # fmt: skip
 
 
 def step_state(

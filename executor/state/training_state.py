@@ -11,6 +11,7 @@ from twinstream.models.layout import Layout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.derived.flush import is_state
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 
@@ -76,9 +77,13 @@ def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
 
 
 def carried_names(schedule: Schedule) -> tuple[str, ...]:
-    """The whole tensors that a schedule carries from step to step: `param.0`, `opt.0`, ..."""
-    parents = {t.tensor_id: t.parent or t.tensor_id for t in schedule.tensors}
-    return tuple(dict.fromkeys(parents[item.tensor] for item in schedule.carried))
+    """The whole tensors of the state, which a schedule carries from step to step: `param.0`, ...
+
+    Not those that only wait for an update: with the flush of the schedule there are none of them.
+    """
+    tensors = {t.tensor_id: t for t in schedule.tensors}
+    carried = [tensors[item.tensor] for item in schedule.carried]
+    return tuple(dict.fromkeys(t.parent or t.tensor_id for t in carried if is_state(t)))
 
 
 def put_carried(schedule: Schedule, arenas: Arenas, name: str, flat: torch.Tensor) -> None:
@@ -99,13 +104,13 @@ def take_carried(schedule: Schedule, arenas: Arenas, name: str) -> torch.Tensor:
 def _carried(
     schedule: Schedule, state: Mapping[str, torch.Tensor], name: str | None = None
 ) -> list[tuple[str, str, torch.Tensor]]:
-    """(tensor, slot, its bytes in the state) of everything carried, or of one whole tensor."""
+    """(tensor, slot, its bytes in the state) of all state carried, or of one whole tensor."""
     tensors = {t.tensor_id: t for t in schedule.tensors}
     found = []
     for item in schedule.carried:
         tensor = tensors[item.tensor]
         root = tensors[tensor.parent or item.tensor]
-        if name is not None and root.tensor_id != name:
+        if not is_state(root) or (name is not None and root.tensor_id != name):
             continue
         flat = state.get(root.tensor_id)
         if flat is None or flat.numel() != root.size_bytes:

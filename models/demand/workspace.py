@@ -103,6 +103,11 @@ def undecayed_ranges(attributes: Attributes) -> tuple[tuple[int, int], ...]:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
+def may_skip(attributes: Attributes) -> bool:
+    """Whether an optimizer's call may be told that there is nothing to update."""
+    return typed_attribute(attributes, "may_skip", bool) if "may_skip" in attributes else False
+
+
 def optimizer_state(attributes: Attributes) -> OptimizerState:
     """What the state of an optimizer's call holds, as in `Recipe`."""
     match attributes.get("optimizer_state", "model"):

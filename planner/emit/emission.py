@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import with_library_memory
-from twinstream.schedule.derived.waits import derive_waits
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot

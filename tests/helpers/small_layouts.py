@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from tests.helpers.small_residencies import Residency, Stay, uses_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot, Tier

@@ -67,8 +67,8 @@ class Schedule(Node):
     predecessor and all its waits have completed. One pass is one training step; passes follow
     one another with no barrier but `waits_previous`. `carried` holds at every boundary.
 
-    What is `consumed` is there before the pass, and after it nothing is known of it: such a schedule
-    is run for one pass, in arenas where another has left it.
+    What is `consumed` is there before the pass, and after it nothing is known of it: such a
+    schedule is run for one pass, in arenas where another has left it.
     """
 
     schema_version: Literal[1] = 1

@@ -27,17 +27,19 @@ def adamw(state: AdamwState, constants: AdamwConstants) -> None:
     master = state.parameter if state.master is None else state.master
     norm = state.step.max_norm if state.norm is None else state.norm
     scales = state.scales or Scales(state.m, state.v)
+    skips = state.step.skips if state.skips is None else state.skips
     assert len(constants.undecayed) <= _MOST_UNDECAYED, "a block has no more such ranges"
     ranges = [*constants.undecayed, *((0, 0) for _ in range(_MOST_UNDECAYED))][:_MOST_UNDECAYED]
     launch(
         _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
         state.gradient, state.m, state.v, master, state.step.floats, state.step.integers,
-        state.step.max_norm, norm, scales.m, scales.v, num_elements, constants.element_offset,
-        constants.first_stream or 0, constants.beta1, 1.0 - constants.beta1, constants.beta2,
-        1.0 - constants.beta2, constants.eps, *(end for pair in ranges for end in pair),
+        state.step.max_norm, norm, skips, scales.m, scales.v, num_elements,
+        constants.element_offset, constants.first_stream or 0, constants.beta1,
+        1.0 - constants.beta1, constants.beta2, 1.0 - constants.beta2, constants.eps, *(end for pair in ranges for end in pair),
         HAS_CODES=state.scales is not None, CODE_BLOCK=CODE_BLOCK_ELEMENTS,
         HAS_MASTER=state.master is not None, CLIPS=state.norm is not None, CLIP_EPS=CLIP_EPS,
-        STOCHASTIC=constants.first_stream is not None, BLOCK=_BLOCK, num_warps=_WARPS,
+        STOCHASTIC=constants.first_stream is not None, MAY_SKIP=state.skips is not None,
+        BLOCK=_BLOCK, num_warps=_WARPS,
         enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -111,10 +113,11 @@ def _clip_scale(max_norm, norm, CLIP_EPS: tl.constexpr):
 @triton.jit
 def _adamw_kernel(
     parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, max_norm_ptr,
-    norm_ptr, m_scale_ptr, v_scale_ptr, num_elements, element_offset, first_stream, beta1, rest1,
-    beta2, rest2, eps, start_0, end_0, start_1, end_1, start_2, end_2, HAS_CODES: tl.constexpr,
-    CODE_BLOCK: tl.constexpr, HAS_MASTER: tl.constexpr, CLIPS: tl.constexpr,
-    CLIP_EPS: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    norm_ptr, skips_ptr, m_scale_ptr, v_scale_ptr, num_elements, element_offset, first_stream,
+    beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1, start_2, end_2,
+    HAS_CODES: tl.constexpr, CODE_BLOCK: tl.constexpr, HAS_MASTER: tl.constexpr,
+    CLIPS: tl.constexpr, CLIP_EPS: tl.constexpr, STOCHASTIC: tl.constexpr, MAY_SKIP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
     v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
@@ -125,6 +128,8 @@ def _adamw_kernel(
         key_00, key_01 = _keys(seed_ptr, tl.cast(first_stream, tl.int64))
         key_10, key_11 = _keys(seed_ptr, tl.cast(first_stream, tl.int64) + 1)
     num_blocks = tl.cdiv(num_elements, BLOCK)
+    if MAY_SKIP:
+        num_blocks = tl.where(tl.load(skips_ptr) != 0.0, 0, num_blocks)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         if HAS_CODES:
             num_rows: tl.constexpr = BLOCK // CODE_BLOCK

@@ -26,12 +26,14 @@ from twinstream.models.demand.workspace import (
     CODE_BLOCK_ELEMENTS,
     Attributes,
     code_blocks,
+    may_skip,
     optimizer_state,
     typed_attribute,
     undecayed_ranges,
 )
 
-# A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive.
+# A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive, and four of
+# what an update that may be skipped has found.
 _BLOCK_ELEMENTS = 2**18
 CLIP_EPS = 1e-6
 
@@ -44,13 +46,15 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     master, m and v are float32 too, the update is the master's, and the parameters are the master
     rounded to nearest. An 8-bit state is the codes of m, those of v, and their scales. With the
     norm of all gradients they are clipped first, as torch.nn.utils.clip_grad_norm_ does it, but
-    without rounding what is scaled.
+    without rounding what is scaled. An update that may be skipped is where `step_state` says so:
+    everything keeps its bits, whatever the gradients are.
     """
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_elements = typed_attribute(attributes, "num_elements", int)
     moments = _moments(operands["state"], attributes, num_elements, dtype)
     rounding = typed_attribute(attributes, "stochastic_rounding", bool)
     first_stream = 2 * typed_attribute(attributes, "tensor_seed", int)
+    step = StepState(operands["step_state"].bytes)
     vector.adamw(
         AdamwState(
             parameter=operands["parameters"].view(dtype, (num_elements,)),
@@ -59,8 +63,9 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
             v=moments.v,
             master=moments.master,
             scales=moments.scales,
-            step=StepState(operands["step_state"].bytes),
+            step=step,
             norm=operands["norm"].view(torch.float32, (1,)) if "norm" in operands else None,
+            skips=step.skips if may_skip(attributes) else None,
         ),
         AdamwConstants(
             beta1=typed_attribute(attributes, "beta1", float),
@@ -103,6 +108,7 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
     scale = None if state.norm is None else _clip_scale(state.step.max_norm, state.norm)
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
+        before = [] if state.skips is None else [kept.clone() for kept in _kept(state, block)]
         gradient = float32_copy(state.gradient[block])
         if scale is not None:
             gradient.mul_(scale)
@@ -129,6 +135,20 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
             blocks = _code_blocks(block)
             encode(m, state.m[block], state.scales.m[blocks], random.m, signed=True)
             encode(v, state.v[block], state.scales.v[blocks], random.v, signed=False)
+        if state.skips is not None:
+            for now, was in zip(_kept(state, block), before, strict=True):
+                now.copy_(torch.where(state.skips != 0.0, was, now))
+
+
+def _kept(state: AdamwState, block: slice) -> list[torch.Tensor]:
+    """What a block's update writes."""
+    found = [state.parameter[block], state.m[block], state.v[block]]
+    if state.master is not None:
+        found.append(state.master[block])
+    if state.scales is not None:
+        blocks = _code_blocks(block)
+        found += [state.scales.m[blocks], state.scales.v[blocks]]
+    return found
 
 
 def _loaded(state: AdamwState, block: slice) -> tuple[torch.Tensor, torch.Tensor]:

@@ -85,7 +85,7 @@ class AdamwState:
 
     With scales m and v are 8-bit codes (`kernels.codes`).
     With a `norm`, [1] float32, of all gradients they are scaled by min(1, max_norm / (norm + 1e-6))
-    of the step.
+    of the step. With `skips`, [1] float32, nothing changes where that is not 0.
     """
 
     parameter: torch.Tensor
@@ -96,6 +96,7 @@ class AdamwState:
     step: StepState
     norm: torch.Tensor | None = None
     scales: "Scales | None" = None
+    skips: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

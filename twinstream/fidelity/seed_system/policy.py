@@ -18,8 +18,8 @@ from twinstream.models.flops import SavedLevel
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
