@@ -41,14 +41,15 @@ class Allowances:
             lead = self.leads.get((stay.unit, sequence.place(first)), 0)
             drain = self.drains.get((stay.unit, sequence.place(last)), 0)
             if lead or drain:
-                begin, end = max(0, stay.begin - lead), min(num_tasks, stay.end + drain)
+                begin, end = stay.begin - lead, min(num_tasks, stay.end + drain)
                 later = stay.end + drain - end
-                stay = Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
+                ahead = (num_tasks + begin, num_tasks) if begin < 0 else None
+                stay = replace(stay, begin=max(0, begin), end=end, later=later, ahead=ahead)
             by_unit.setdefault(stay.unit, []).append(stay)
         return [
             stay
             for unit, found in by_unit.items()
-            for stay in _joined(found, apart=unit in sequence.away)
+            for stay in _without_overlap(_joined(found, apart=unit in sequence.away))
         ]
 
 
@@ -59,12 +60,14 @@ class QueueModel:
     A load is issued early enough that all loads after it can still be in time, an offload gets
     until all before it are through; at most `longest_ns` of compute time each way. Passes follow
     each other without a pause: offloads of one, if they may be `outlasting`, take until some time
-    into the next. What overruns memory is trimmed so many times.
+    into the next; loads for the first tasks, if they may be `ahead`, begin in the one before. What
+    overruns memory is trimmed so many times.
     """
 
     machine: Machine
     longest_ns: float
     outlasting: bool = True
+    ahead: bool = False
     trims: int = LIMITS.tries
 
     def allowances(
@@ -88,19 +91,26 @@ class QueueModel:
         stays: Sequence[Stay],
         loads: Mapping[int, Mapping[str, int]],
     ) -> NDArray[np.int64]:
-        clock = sequence.clock
-        begins = np.asarray([stay.begin for stay in stays], dtype=np.int64)
+        clock, num_tasks = sequence.clock, sequence.clock.num_tasks
+        begins = bare = np.asarray([stay.begin for stay in stays], dtype=np.int64)
         loading = [i for i, leaves in loads.items() if leaves]
+        may_be_ahead = _may_be_ahead(sequence, stays, loads) if self.ahead else set[int]()
         next_start_ns = float("inf")
-        for i in sorted(loading, key=lambda i: -stays[i].uses[0].position):
-            due = stays[i].uses[0].position
-            size = _copied_bytes(sequence, stays[i], loads[i])
-            end_ns = min(clock.start_ns[due], next_start_ns)
-            next_start_ns = max(
-                end_ns - copy_alone_ns(size, "h2d", self.machine),
-                clock.start_ns[due] - self.longest_ns,
-            )
-            begins[i] = clock.position_before(due, clock.start_ns[due] - next_start_ns)
+        for _ in range(_PASSES if self.ahead else 1):
+            begins = bare.copy()
+            for i in sorted(loading, key=lambda i: -stays[i].uses[0].position):
+                due = stays[i].uses[0].position
+                size = _copied_bytes(sequence, stays[i], loads[i])
+                end_ns = min(clock.start_ns[due], next_start_ns)
+                next_start_ns = max(
+                    end_ns - copy_alone_ns(size, "h2d", self.machine),
+                    clock.start_ns[due] - self.longest_ns,
+                )
+                if next_start_ns < 0.0 and i in may_be_ahead:
+                    begins[i] = clock.position_before(num_tasks, -next_start_ns) - num_tasks
+                else:
+                    begins[i] = clock.position_before(due, clock.start_ns[due] - next_start_ns)
+            next_start_ns += clock.start_ns[-1]
         return begins
 
     def _ends(
@@ -177,6 +187,16 @@ def _trim(
     bare_ends = np.asarray([stay.end for stay in stays], dtype=np.int64)
     num_tasks = len(sequence.tasks)
 
+    def load_after(task: int, early: NDArray[np.int64]) -> None:
+        """Of what is loaded early; a task less than 0 is one of the pass before."""
+        for i in early[np.argsort(-bare_begins[early], kind="stable")]:
+            if excess[task] <= 0:
+                break
+            excess[max(0, begins[i]) : max(0, task + 1)] -= sizes[i]
+            if begins[i] < 0:
+                excess[begins[i] : min(task + 1, 0) or None] -= sizes[i]
+            begins[i] = task + 1
+
     def end_before(task: int) -> None:
         late = np.flatnonzero((bare_ends <= task) & (task < ends))
         for i in late[np.argsort(bare_ends[late], kind="stable")]:
@@ -188,13 +208,42 @@ def _trim(
 
     for task in np.flatnonzero(excess > 0).tolist():
         end_before(task + num_tasks)
-        early = np.flatnonzero((begins <= task) & (task < bare_begins))
-        for i in early[np.argsort(-bare_begins[early], kind="stable")]:
-            if excess[task] <= 0:
-                break
-            excess[begins[i] : task + 1] -= sizes[i]
-            begins[i] = task + 1
+        load_after(task - num_tasks, np.flatnonzero(begins <= task - num_tasks))
+        load_after(task, np.flatnonzero((begins <= task) & (task < bare_begins)))
         end_before(task)
+
+
+def _may_be_ahead(
+    sequence: TaskSequence, stays: Sequence[Stay], loads: Mapping[int, Mapping[str, int]]
+) -> set[int]:
+    """Stays whose loads may begin in the pass before: a unit's first, of what persists.
+
+    It must have left before; where it is then, it is at the end of the pass, too.
+    """
+    last: dict[str, Stay] = {}
+    first: dict[str, int] = {}
+    for i, stay in enumerate(stays):
+        first.setdefault(stay.unit, i)
+        last[stay.unit] = stay
+    return {
+        i
+        for unit, i in first.items()
+        if sequence.units.units[unit].persistent
+        and not stays[i].enters
+        and not last[unit].leaves
+        and set(loads.get(i, {}).values()) == {0}
+    }
+
+
+def _without_overlap(stays: list[Stay]) -> list[Stay]:
+    """One unit's stays; the first is not loaded ahead while the last of the pass before goes on."""
+    first, last = stays[0], stays[-1]
+    if first.ahead is None:
+        return stays
+    low, high = max(first.ahead[0], last.end), first.ahead[1]
+    if low >= high or last.later:
+        return [replace(first, ahead=None), *stays[1:]]
+    return [replace(first, ahead=(low, high)), *stays[1:]]
 
 
 def _joined(stays: Sequence[Stay], *, apart: bool) -> list[Stay]:

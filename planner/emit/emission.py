@@ -94,12 +94,13 @@ class _Emission:
         starting: dict[int, list[int]] = {}
         slot_at: list[dict[str, str]] = [{} for _ in self.placement.tasks]
         for index, stay in enumerate(self.placement.stays):
-            starting.setdefault(stay.begin, []).append(index)
+            begin = stay.begin if stay.ahead is None else stay.ahead[0]
+            starting.setdefault(begin, []).append(index)
             for use in stay.uses:
                 slot_at[use.position][stay.unit] = self._slot_of_stay[index]
         for position, task in enumerate(self.placement.tasks):
             due = starting.get(position, [])
-            due.sort(key=lambda i: (self.placement.stays[i].uses[0].position, i))
+            due.sort(key=self._due)
             for index in due:
                 ops += self._load(index)
             if self._on_host(task):
@@ -111,9 +112,18 @@ class _Emission:
             self.positions += [position] * (len(ops) - len(self.positions))
         return ops
 
+    def _due(self, index: int) -> tuple[int, int]:
+        """When a stay's content is first used, and its number."""
+        stay = self.placement.stays[index]
+        later = 0 if stay.ahead is None else len(self.placement.tasks)
+        return stay.uses[0].position + later, index
+
     def carried(self) -> list[Carried]:
-        """Persistent units: on the device where a stay leaves, at home where that is valid."""
-        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.leaves}
+        """Persistent units: on the device where a stay leaves, at home where that is valid.
+
+        Where one is loaded for the pass after, that copy may still be on its way.
+        """
+        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.leaves or s.ahead}
         found = []
         for name, unit in self.units.units.items():
             if not unit.persistent:
@@ -194,7 +204,8 @@ class _Emission:
         ]  # fmt: skip
 
     def _load(self, index: int) -> list[Op]:
-        return self._copies_in(index, self.traffic.loads.get(index, {}))
+        traffic = self.traffic
+        return self._copies_in(index, traffic.ahead.get(index) or traffic.loads.get(index, {}))
 
     def _copies_in(self, index: int, leaves: dict[str, int]) -> list[Op]:
         unit = self.placement.stays[index].unit

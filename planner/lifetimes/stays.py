@@ -18,7 +18,8 @@ class Stay:
     `begin` is where its load may be issued, `end` where its bytes may be given to others. A stay
     that `enters` finds its content there from the pass before; one that `leaves` keeps it there
     for the pass after. Where its offload outlasts the pass, its bytes are its own at the `later`
-    first tasks of the pass after, too.
+    first tasks of the pass after, too. Where its load is issued in the pass before, they are so at
+    positions `ahead` of that one, which are its last.
     """
 
     unit: str
@@ -28,12 +29,17 @@ class Stay:
     enters: bool = False
     leaves: bool = False
     later: int = 0
+    ahead: tuple[int, int] | None = None
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Positions in any pass at which its bytes are its own."""
-        mine = (self.begin, self.end)
-        return (mine, (0, self.later)) if self.later else (mine,)
+        found = [(self.begin, self.end)]
+        if self.later:
+            found.append((0, self.later))
+        if self.ahead is not None:
+            found.append(self.ahead)
+        return tuple(found)
 
     def goes_on_in(self, after: "Stay") -> bool:
         """Whether the next stay of the unit begins with the content that this one ends with."""
@@ -84,6 +90,8 @@ class TaskClock:
 def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int, int]]:
     """(begin, end, size_bytes) of every stay; of one that outlasts the pass, again from 0 on.
 
+    Of one that is loaded in the pass before, also at the end of that.
+
     If it leaves its content for the pass after, the stay that enters there has the same bytes.
     """
     intervals = []
@@ -91,6 +99,8 @@ def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int
     for stay in stays:
         size_bytes = units.units[stay.unit].tensor.size_bytes
         intervals.append((stay.begin, stay.end, size_bytes))
+        if stay.ahead is not None:
+            intervals.append((*stay.ahead, size_bytes))
         begin = entered.get(stay.unit, 0) if stay.leaves else 0
         if begin < stay.later:
             intervals.append((begin, stay.later, size_bytes))

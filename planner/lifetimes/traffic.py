@@ -15,6 +15,7 @@ Versions = dict[str, int]
 class Traffic:
     """Loads by stay; stores by task position, then stay: leaf versions.
 
+    `ahead` are the loads, by stay, that are issued in the pass before: what that makes in the end.
     `refreshes` are copies into a stay that goes on while the host makes a new version: by the
     host's task, then stay. `initially_loaded` are units of which a stay loads, or the host reads,
     what the pass begins with: their homes must hold the final version when a pass ends.
@@ -23,6 +24,7 @@ class Traffic:
 
     loads: dict[int, Versions] = field(default_factory=dict)
     stores: dict[int, dict[int, Versions]] = field(default_factory=dict)
+    ahead: dict[int, Versions] = field(default_factory=dict)
     refreshes: dict[str, dict[int, Versions]] = field(default_factory=dict)
     initially_loaded: set[str] = field(default_factory=set)
     host_units: set[str] = field(default_factory=set)
@@ -54,9 +56,13 @@ class _Copies:
         for key, position in found.items():
             self.last_read[key] = max(self.last_read.get(key, -1), position)
         if not stay.enters:
-            traffic.loads[index] = _first_versions(found)
-            if self.units.units[stay.unit].persistent and 0 in traffic.loads[index].values():
+            read = _first_versions(found)
+            if self.units.units[stay.unit].persistent and 0 in read.values():
                 traffic.initially_loaded.add(stay.unit)
+            if stay.ahead is None:
+                traffic.loads[index] = read
+            else:
+                traffic.ahead[index] = {leaf: self.final[leaf] for leaf in read}
         if stay.unit in self.host.units:
             self._add_refreshes(index, stay, list(found))
 

@@ -24,6 +24,12 @@ class ChainView:
         return Folding.of(self.chain, self.chain.tasks)
 
     @cached_property
+    def begins_with_updates(self) -> bool:
+        """Whether a pass begins with updates by gradients that the one before has left."""
+        roles = {tensor.tensor_id: tensor.role for tensor in self.chain.tensors}
+        return any(roles[name] == "gradient" for name in self.chain.persistent)
+
+    @cached_property
     def position(self) -> dict[str, int]:
         """Of every task, by its id."""
         return {task.task_id: i for i, task in enumerate(self.chain.tasks)}

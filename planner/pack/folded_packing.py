@@ -62,14 +62,22 @@ def pack_folded(
 
 def trimmed(stay: Stay, share: float) -> Stay:
     """The stay with only a share of the time before its first use and after its last."""
-    first, last = stay.uses[0].position, stay.uses[-1].position + 1
-    begin = stay.begin if stay.enters else first - int((first - stay.begin) * share)
+    last = stay.uses[-1].position + 1
+    begin, ahead = (stay.begin, None) if stay.enters else _led(stay, share)
     until = last + int((stay.end - last + stay.later) * share)
     end = stay.end if stay.leaves else min(stay.end, until)
     later = max(0, until - stay.end)
-    if (begin, end, later) == (stay.begin, stay.end, stay.later):
+    if (begin, end, later, ahead) == (stay.begin, stay.end, stay.later, stay.ahead):
         return stay
-    return Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later)
+    return Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later, ahead)
+
+
+def _led(stay: Stay, share: float) -> tuple[int, tuple[int, int] | None]:
+    """Where a stay begins with a share of its lead, and what of that is in the pass before."""
+    first, (low, high) = stay.uses[0].position, stay.ahead or (0, 0)
+    lead = int((first - stay.begin + high - low) * share)
+    before = lead - first
+    return max(0, -before), (high - before, high) if before > 0 else None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class Placement:
     def host_units(self) -> list[Unit]:
         """Units that need a home in host memory, in a fixed order."""
         traffic, stays = self.traffic, self.stays
-        moved = {stays[i].unit for i, leaves in traffic.loads.items() if leaves}
+        loads = (*traffic.loads.items(), *traffic.ahead.items())
+        moved = {stays[i].unit for i, leaves in loads if leaves}
         moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
         moved |= traffic.host_units
         return [unit for name, unit in self.units.units.items() if name in moved]

@@ -79,7 +79,8 @@ def _homes(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Choices]:
 
     The program may split what persists over both memories wherever that saves a copy; at home on
     the host it all takes turns on the device, which packs better than it bounds. So where plans of
-    the one are far from the bound, the other is tried, too. Not where the device has room for all.
+    the one are far from the bound, the other is tried, too; and where a pass begins with updates,
+    whose loads all queue up there. Not where the device has room for all.
     """
     limits, choices, room = bench.cuts.limits, bench.cuts.choices, bench.room_bytes()
     at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
@@ -95,7 +96,8 @@ def _homes(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Choices]:
         return
     yield choices
     best = fastest(tried)
-    if best is not None and limits.far * _bound_ns(bench) < best.step_ns > home_s * 1e9:
+    enough = limits.near if bench.small.begins_with_updates else limits.far
+    if best is not None and enough * _bound_ns(bench) < best.step_ns > home_s * 1e9:
         yield at_home
 
 
@@ -105,7 +107,8 @@ def _first_that_fits(
     """Ever less room for copies in flight, and at last no offload that outlasts the pass."""
     room = bench.room_bytes()
     rooms = [room, room // bench.cuts.limits.less_room, 0] if room else [0]
-    if best is not None and best.knobs.room_bytes < room:
+    updates_first = bench.small.begins_with_updates  # they need room, whatever others do with
+    if best is not None and best.knobs.room_bytes < room and not updates_first:
         rooms.insert(0, best.knobs.room_bytes)
     for room in rooms:
         yield bench.first_knobs(choices, room)

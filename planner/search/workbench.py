@@ -197,8 +197,9 @@ class Workbench:
         blocks = knobs.choices.prefetch_blocks
         blocks = self.cuts.limits.ahead_blocks if blocks is None else blocks
         queues = QueueModel(
-            self.machine, blocks * self._longest_task_ns, knobs.outlasting, self.cuts.limits.tries
-        )
+            self.machine, blocks * self._longest_task_ns, knobs.outlasting,
+            self.small.begins_with_updates, self.cuts.limits.tries,
+        )  # fmt: skip
         return Packer(self.small, self.few, self.machine, self.caps, queues, self.cuts.limits)
 
     def _by_rule(self, knobs: Knobs, rule: Rule) -> Attempt:
