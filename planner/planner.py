@@ -43,8 +43,9 @@ class Planner:
     ) -> Schedule:
         """A verified, conforming schedule of a training step, with its lower bounds.
 
-        `optimal` chooses the cut with the least step time; every other policy takes the preferred
-        one that fits. Where the step leaves tokens per step open, `proposed_tokens` says how many,
+        `optimal` chooses the cut with the least step time, and where the recipe clips, whether the
+        updates end a step or begin the next; every other policy takes the preferred one that fits.
+        Where the step leaves tokens per step open, `proposed_tokens` says how many,
         for every policy alike.
 
         Args:
@@ -65,7 +66,7 @@ class Planner:
         with gc_paused():
             request = self.prepared(request, known)
             for number, plan in enumerate(known, start=1):
-                require_same_step(plan, request, number if known[1:] else None)
+                require_same_step(plan, _placed_as(plan, request), number if known[1:] else None)
             fitting = [plan for plan in known if fits(plan, request.caps)]
             try:
                 planned = self._planned(request, name_caps=name_caps and not fitting)
@@ -103,7 +104,7 @@ class Planner:
         """The request with nothing left open that a policy does not decide.
 
         That is kernels, the place of the optimizer, and tokens per step: those of a known plan, or
-        as many as `proposed_tokens` says.
+        as many as `proposed_tokens` says. `optimal` chooses the place where the recipe clips.
         """
         if request.policy == DEFAULT_POLICY:
             places, own_step = ON_DEVICE, False
@@ -120,13 +121,38 @@ class Planner:
         if request.step.tokens_per_step is None and not own_step:
             tokens = proposed_tokens(request.with_optimizer(ON_DEVICE))
             request = request.with_tokens(tokens)
-        return request if own_step else request.with_optimizer(places)
+        if own_step:
+            return request
+        placed = request.placed(places)
+        return request if len(placed) > 1 and request.policy == DEFAULT_POLICY else placed[0]
 
     def _planned(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         if request.policy == DEFAULT_POLICY:
-            return self._optimal(request, name_caps=name_caps)
+            return self._optimally_placed(request.placed(ON_DEVICE), name_caps=name_caps)
         schedule, chain = policy_named(request.policy).plan(request)
         return proven(schedule, chain, step_bound(chain, request.machine, request.caps))
+
+    def _optimally_placed(self, placed: Sequence[PlanRequest], *, name_caps: bool) -> Schedule:
+        """The fastest plan of requests that differ in the optimizer's place alone.
+
+        Where none fits, the refusal is that of the first.
+        """
+        plans: list[Schedule] = []
+        for request in reversed(placed):
+            is_last = request is placed[0]
+            try:
+                plans.append(self._optimal(request, name_caps=name_caps and is_last and not plans))
+            except InfeasiblePlan:
+                if is_last and not plans:
+                    raise
+        if len(plans) == 1:
+            return plans[0]
+        best = min(plans, key=lambda plan: self.judge(plan, placed[0].machine).step_ns)
+        families = [plan.bound.family_step_s for plan in plans if plan.bound is not None]
+        least_s = min(family_s for family_s in families if family_s is not None)
+        assert best.bound is not None, "plans of `optimal` have one"
+        bound = best.bound.model_copy(update={"family_step_s": least_s})
+        return best.model_copy(update={"bound": bound})
 
     def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         cuts = self._cuts(request)
@@ -156,7 +182,7 @@ class Planner:
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
         """The known plan as an answer to what was asked."""
-        chain, machine = lower_again(known), request.machine
+        chain, machine, request = lower_again(known), request.machine, _placed_as(known, request)
         caps = request.caps.model_copy(update={"library_bytes": known.caps.library_bytes})
         reference = MachineRef(name=machine.name, content_hash=machine.content_hash)
         schedule = known.model_copy(update={"caps": caps, "machine": reference})
@@ -167,6 +193,15 @@ class Planner:
 
     def _cuts(self, request: PlanRequest) -> Cuts:
         return Cuts(request, self.reuse, self.limits)
+
+
+def _placed_as(known: Schedule, request: PlanRequest) -> PlanRequest:
+    """The request with the optimizer where a known plan has it, if that may be."""
+    if request.policy != DEFAULT_POLICY:
+        return request
+    placed = request.placed(ON_DEVICE)
+    alike = (each for each in placed if each.recipe.optimizer == known.recipe.get("optimizer"))
+    return next(alike, placed[0])
 
 
 def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:

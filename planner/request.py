@@ -122,6 +122,16 @@ class PlanRequest:
         Raises:
             ChoiceError: the recipe clips, which is possible in none of the places.
         """
+        return self.placed(places)[0]
+
+    def placed(self, places: tuple[OptimizerPlace, ...]) -> tuple[PlanRequest, ...]:
+        """One for each of the places where the recipe may have the optimizer: alone as it is.
+
+        It is open in a recipe that names a place where it cannot be.
+
+        Raises:
+            ChoiceError: the recipe clips, which is possible in none of the places.
+        """
         recipe = self.recipe
         possible = recipe.places_among(places)
         if not possible:
@@ -129,9 +139,10 @@ class PlanRequest:
                 f"policy '{self.policy}' has the optimizer '{places[0]}', which cannot clip "
                 "gradients: plan with another policy, or without clipping"
             )
-        if recipe.optimizer not in possible:
-            recipe = recipe.model_copy(update={"optimizer": possible[0]})
-        return replace(self, step=replace(self.step, recipe=recipe))
+        if recipe.optimizer in possible:
+            possible = (recipe.optimizer,)
+        recipes = [recipe.model_copy(update={"optimizer": place}) for place in possible]
+        return tuple(replace(self, step=replace(self.step, recipe=each)) for each in recipes)
 
     def with_tokens(self, tokens_per_step: int) -> PlanRequest:
         """With so many tokens per step."""
