@@ -159,3 +159,56 @@ def test_without_clipping_nothing_is_different():
 def test_an_optimizer_on_the_host_cannot_clip(place):
     with pytest.raises(TwinstreamError, match=f"the optimizer '{place}' cannot clip"):
         tiny_chain("packed", recipe=Recipe(clips=True, optimizer=place))
+
+
+# --- at the beginning of the next step
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("workload", WORKLOAD_NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_before_next_use_a_group_is_updated_just_before_the_first_task_that_reads_it(
+    workload, preset, clips
+):
+    chain = tiny_chain(workload, preset, Recipe(optimizer="device_before_next_use", clips=clips))
+    tasks, shapes = list(chain.tasks), Shapes(small(preset), WORKLOADS[workload])
+    for group in shapes.groups:
+        parts = [f"optimizer.{part.suffix}" for part in optimizer_parts(shapes.spec, group)]
+        first = min(i for i, t in enumerate(tasks) if t.task_id in parts)
+        assert [t.task_id for t in tasks[first : first + len(parts)]] == parts
+        reads = [
+            i for i, t in enumerate(tasks)
+            if t.label.kind != "optimizer_step"
+            and any(o.tensor == f"param.{group}" for o in t.operands)
+        ]  # fmt: skip
+        assert reads[0] == first + len(parts), group
+        assert first == chain.round_starts[0] or group != "embedding"
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_before_next_use_the_gradients_of_the_step_before_are_found_and_then_made_afresh(clips):
+    chain = tiny_chain("packed", "tiny", Recipe(optimizer="device_before_next_use", clips=clips))
+    found: dict[str, list[tuple[str, int]]] = {}
+    for task in chain.tasks:
+        for operand in task.operands:
+            if operand.tensor == "grad.0":
+                found.setdefault(task.label.kind, []).append((operand.mode, operand.version))
+    assert found["optimizer_step"] == [("read", 0)]
+    assert found["block_backward"] == [("write", 1), ("update", 1), ("update", 2), ("update", 3)]
+    shapes = Shapes(small("tiny"), WORKLOADS["packed"])
+    left = [f"grad.{group}" for group in shapes.groups] + ["grad_norm"] * clips
+    assert chain.persistent == (*shapes.persistent, *left)
+    numbers = {o.tensor for t in chain.tasks for o in t.operands if o.name == "step_state"}
+    assert numbers == {"step_state", "update_state"}
+    assert {"step_state", "update_state"} <= {fed.source for fed in chain.inputs}
+
+
+def test_before_next_use_what_is_computed_is_the_same_but_for_a_call_that_may_skip():
+    before = tiny_chain("packed", recipe=Recipe(clips=True, optimizer="device_before_next_use"))
+    after = tiny_chain("packed", recipe=Recipe(clips=True))
+    assert sorted(t.task_id for t in before.tasks) == sorted(t.task_id for t in after.tasks)
+    assert before.calls.keys() == after.calls.keys()
+    for name, call in before.calls.items():
+        more = {"may_skip": True} if call.kernel.startswith("adamw") else {}
+        assert call.attributes == after.calls[name].attributes | more
+        assert call.cost == after.calls[name].cost

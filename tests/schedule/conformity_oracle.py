@@ -46,6 +46,9 @@ def conformity_problems(schedule: Schedule, chain: Chain) -> set[str]:
     persistent = {leaf for root in chain.persistent for leaf in _leaf_names(wanted, root)}
     if carried - persistent:
         found.add("CarriedNotPersistent")
+    consumed = {leaf for c in schedule.consumed for leaf in _leaf_names(wanted, c.tensor)}
+    if consumed != {leaf for root in chain.consumed for leaf in _leaf_names(wanted, root)}:
+        found.add("ConsumedDiffers")
     return found
 
 

@@ -26,6 +26,7 @@ from twinstream.schedule.proof.conforms import conforms, require_conforming
 from twinstream.schedule.proof.violations import (
     CallDiffers,
     CarriedNotPersistent,
+    ConsumedDiffers,
     InputsDiffer,
     OperandsDiffer,
     PersistentNotCarried,
@@ -215,6 +216,10 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
             "persistent tensors (parameters, optimizer state) are",
             tensor="loss",
         ),
+    ),
+    "content that is taken for granted": (
+        SCHEDULE.model_copy(update={"consumed": (Carried(tensor="loss", slot="device.loss"),)}),
+        ConsumedDiffers("'loss' is consumed by the schedule alone", tensor="loss"),
     ),
 }
 

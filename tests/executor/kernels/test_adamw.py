@@ -6,16 +6,19 @@ import torch
 
 from tests.executor.kernels.driver import run
 from twinstream.executor.kernels.step_state import packed_step_state
+from twinstream.models.demand import workspace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_AND_MORE = 2**18 + 1000
 
 
-def step_state(lr=0.0, step=1, seed=7, betas=(0.9, 0.999), weight_decay=0.1, max_norm=0.0):
+def step_state(lr=0.0, step=1, seed=7, weight_decay=0.1, max_norm=0.0, skips=False):
     """As the training loop fills it."""
+    betas = 0.9, 0.999
     packed = packed_step_state(
         learning_rate=lr, corrections=(1 - betas[0] ** step, 1 - betas[1] ** step),
         weight_decay=weight_decay, step=step, seed=seed, loss_scale=float("nan"), max_norm=max_norm,
+        skips=skips,
     )  # fmt: skip
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
@@ -191,3 +194,33 @@ def test_not_finite_stays_and_finite_stays_finite():
     parameter.fill_(largest)
     adamw((parameter, gradient, m, v), step_state(lr=1.0, weight_decay=-0.003))
     assert (parameter == largest).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("kind", ["model", "float32_master", "8bit"])
+def test_an_update_that_is_skipped_changes_no_bit_whatever_the_gradients_are(dtype, kind):
+    """Every byte of the state is drawn, those of the gradients and of the norm say NaN."""
+    count = BLOCK_AND_MORE
+    state_bytes = workspace.state_bytes(kind, str(dtype).removeprefix("torch."), count)
+    generator = torch.Generator().manual_seed(1)
+    parameter, state = (
+        torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
+        for size in (count * dtype.itemsize, state_bytes)
+    )
+    attributes = {
+        "dtype": str(dtype).removeprefix("torch."), "num_elements": count, "element_offset": 0,
+        "tensor_seed": 3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "may_skip": True,
+        "stochastic_rounding": dtype == torch.bfloat16, "optimizer_state": kind,
+    }  # fmt: skip
+    before = parameter.clone(), state.clone()
+    for skips in (True, False):
+        operands = {
+            "parameters": (parameter, "update"),
+            "gradients": (torch.full((count,), math.nan, dtype=dtype).view(torch.uint8), "read"),
+            "state": (state, "update"),
+            "step_state": (step_state(lr=math.nan, skips=skips), "read"),
+            "norm": (torch.tensor([math.nan]).view(torch.uint8), "read"),
+        }
+        run("adamw_step", attributes, operands)
+        same = torch.equal(parameter, before[0]), torch.equal(state, before[1])
+        assert same == ((True, True) if skips else (False, False))

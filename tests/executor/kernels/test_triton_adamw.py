@@ -137,3 +137,26 @@ def test_not_finite_stays_and_finite_stays_finite(triton_device):
     assert after[:2].tolist() == values[:2].tolist()
     assert after[2].isnan()
     assert after[3:].tolist() == [largest, -largest, 0.0]
+
+
+@DTYPE
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("make", [state_of, coded_state_of])
+def test_an_update_that_may_be_skipped(triton_device, dtype, skips, make):
+    """What is skipped keeps the bits of what was there; what is not is as ever."""
+    step = StepState(step_state(lr=0.05, step=9, skips=skips))
+    state = replace(make(1100, dtype), step=step, norm=torch.tensor([3.0]))
+    if skips:
+        state.gradient.fill_(math.nan)
+    before = {name: flat.clone() for name, flat in results(state, None).items()}
+    state = replace(state, skips=step.skips)
+    tolerances = {**CLOSE["tolerances"], torch.uint8: 0.0}
+    assert_twins_agree(
+        triton_device, call, state, constants(6 if dtype == torch.bfloat16 else None),
+        results=results, tolerances=tolerances, exact=("m", "v"),
+    )  # fmt: skip
+    if skips:
+        on_device = on(triton_device, state)
+        triton_adamw.adamw(on_device, constants())
+        for name, flat in results(on_device, None).items():
+            assert torch.equal(flat.cpu(), before[name]), name

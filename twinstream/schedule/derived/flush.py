@@ -128,6 +128,16 @@ class _Placed:
                 memory.replace(Cell(access.start, access.end, leaf, version, 0, number))
         self.made_by.append(makers)
 
+    def holds(self, copy: Copy) -> bool:
+        """Whether what it copies is at its destination already: nothing that is left out came."""
+        tier, ranges = self.map.ranges(copy.tensor, copy.destination, copy.num_parts)
+        cells = [(leaf, self.memory[tier].exactly(start, end)) for start, end, leaf in ranges]
+        return all(
+            cell is not None and (cell.leaf, cell.version) == (leaf, copy.version)
+            for leaf, cell in cells
+            if leaf != GARBAGE
+        )
+
     def maker(self, leaf: str, slot: str, content: Content) -> int | None:
         """The op that put content there; None where it is not."""
         tier, ((start, end, _),) = self.map.ranges(leaf, slot, None)
@@ -152,9 +162,11 @@ class _Flush:
         for item in self._schedule.carried:
             self._placed.carry(item)
             self._may_lie(item.tensor, item.slot)
-        found = list(self._candidates())
-        for op in found:
-            self._placed.run(op)
+        found: list[Op] = []
+        for op in self._candidates():
+            if not (isinstance(op, Copy) and self._placed.holds(op)):
+                found.append(op)
+                self._placed.run(op)
         wanted = {number for number, op in enumerate(found) if op.op_id in self._updates}
         leaves = [(leaf, item.slot) for item in carried for leaf in self._leaves(item.tensor)]
         leaves.sort(key=lambda pair: self._map.slots[pair[1]].tier == DEVICE)  # host copies first
