@@ -218,7 +218,7 @@ def request_for(policy: str) -> PlanRequest:
     return PlanRequest(small("tiny"), step, MACHINE, Caps(), policy)
 
 
-@pytest.mark.parametrize("policy", ["optimal", "streaming", "resident"])
+@pytest.mark.parametrize("policy", ["streaming", "resident"])
 def test_a_step_that_clips_is_planned_with_all_updates_after_backward(policy):
     recipe = Planner(steady_state).prepared(request_for(policy)).recipe
     assert recipe.optimizer == "device_after_backward"
