@@ -194,7 +194,8 @@ def test_a_flush_is_run_for_one_pass():
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
 def test_on_a_gpu_nothing_is_warmed_up_where_the_state_is_in_place(graphs):
-    schedule = plan_of(BEFORE, "streaming", "packed")
+    """On the device, where running kernels on zeros would destroy it."""
+    schedule = plan_of(BEFORE, "resident", "packed")
     flush = flush_of(schedule)
     assert flush is not None
     memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
