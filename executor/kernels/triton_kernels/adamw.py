@@ -111,14 +111,21 @@ def _clip_scale(max_norm, norm, CLIP_EPS: tl.constexpr):
     return tl.where((max_norm == 0.0) | (max_norm == float("inf")), 1.0, scale)
 
 
+@device_function
+def _num_blocks(num_elements, skips_ptr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr):
+    num_blocks = tl.cdiv(num_elements, BLOCK)
+    if MAY_SKIP:
+        num_blocks = tl.where(tl.load(skips_ptr) != 0.0, 0, num_blocks)
+    return num_blocks
+
+
 @triton.jit
 def _adamw_kernel(
     parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, max_norm_ptr,
     norm_ptr, skips_ptr, m_scale_ptr, v_scale_ptr, num_elements, element_offset, first_stream,
-    beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1, start_2, end_2,
-    HAS_CODES: tl.constexpr, CODE_BLOCK: tl.constexpr, HAS_MASTER: tl.constexpr,
-    CLIPS: tl.constexpr, CLIP_EPS: tl.constexpr, STOCHASTIC: tl.constexpr, MAY_SKIP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1, start_2, end_2, HAS_CODES:
+    tl.constexpr, CODE_BLOCK: tl.constexpr, HAS_MASTER: tl.constexpr, CLIPS: tl.constexpr,
+    CLIP_EPS: tl.constexpr, STOCHASTIC: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
     v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
@@ -128,9 +135,7 @@ def _adamw_kernel(
     if STOCHASTIC:
         key_00, key_01 = _keys(seed_ptr, tl.cast(first_stream, tl.int64))
         key_10, key_11 = _keys(seed_ptr, tl.cast(first_stream, tl.int64) + 1)
-    num_blocks = tl.cdiv(num_elements, BLOCK)
-    if MAY_SKIP:
-        num_blocks = tl.where(tl.load(skips_ptr) != 0.0, 0, num_blocks)
+    num_blocks = _num_blocks(num_elements, skips_ptr, MAY_SKIP, BLOCK)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         if HAS_CODES:
             num_rows: tl.constexpr = BLOCK // CODE_BLOCK
