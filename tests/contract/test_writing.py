@@ -11,7 +11,7 @@ ALLOWED = {
     "twinstream.sweep.rows": "appends rows, cuts off what a kill left of one, holds the lock",
     "twinstream.sweep.images": "draws into memory",
     "twinstream.executor.weights.hf_writer": "writes more than fits in memory, tensor by tensor",
-    "twinstream.train.metrics": "appends events, cuts off what a kill left of one",
+    "twinstream.training.metrics": "appends events, cuts off what a kill left of one",
 }
 _METHODS = {
     *("write_text", "write_bytes", "touch", "mkstemp", "mkdtemp", "NamedTemporaryFile"),

@@ -17,7 +17,7 @@ from twinstream.report.palette import (
 from twinstream.report.view import size_unit
 from twinstream.schedule.document import Schedule
 from twinstream.screens.tables import readable
-from twinstream.train.metrics import EvalMetrics, StepMetrics
+from twinstream.training.metrics import EvalMetrics, StepMetrics
 
 MOST_POINTS = 2000
 FEW_STEPS = 20  # are not smoothed

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt
 from twinstream.schedule.analysis.comparison import Comparison
 from twinstream.schedule.files import DocumentError, read_document, told
 from twinstream.schedule.node import Node
-from twinstream.train.metrics import (
+from twinstream.training.metrics import (
     FILE,
     AnyEvent,
     CheckpointMetrics,

@@ -85,7 +85,7 @@ def _of_run(folder: Path, machine: str | None, output: Path) -> tuple[str, dict[
         run_summary,
     )
     from twinstream.report.run_page import run_html
-    from twinstream.train.metrics import FILE
+    from twinstream.training.metrics import FILE
 
     files = {name: folder / name for name in (FILE, PLAN, OPTIONS, COMPARISON)}
     require_own_outputs(files | {"output": output})

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from twinstream.schedule.files import DocumentError
-from twinstream.train.metrics import (
+from twinstream.training.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     MetricsLog,
