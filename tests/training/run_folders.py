@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from tests.training.test_metrics import checkpoint, evaluation, step
-from twinstream.training.metrics import FILE, MetricsLog
+from twinstream.log.metrics import FILE, MetricsLog
 
 
 def write_run(folder: Path, num_steps: int = 40) -> Path:

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tests.training.test_metrics import checkpoint, evaluation, step
-from twinstream.training.tensorboard import TensorBoardLog, TensorBoardMissingError
+from twinstream.log.tensorboard import TensorBoardLog, TensorBoardMissingError
 
 MODULE = "torch.utils.tensorboard"
 

@@ -1,1 +1,1 @@
-"""What training runs leave behind: so far their log."""
+"""From a user's options to a training run and what it comes to."""

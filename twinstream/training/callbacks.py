@@ -1,6 +1,6 @@
 """What may look on while a run trains."""
 
-from twinstream.training.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
+from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.training.preparing import Prepared
 
 

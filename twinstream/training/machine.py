@@ -5,9 +5,9 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.log.run_files import MACHINE
 from twinstream.training.options import TrainOptions
 
-MACHINE_FILE = "machine.toml"
 _SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
@@ -45,7 +45,7 @@ def keep_machine(here: Here, folder: Path) -> None:
     Raises:
         DocumentError: it cannot be written.
     """
-    save_machine(here.machine, folder / MACHINE_FILE)
+    save_machine(here.machine, folder / MACHINE)
 
 
 def shipped_for(device_name: str) -> str | None:
@@ -62,8 +62,8 @@ def shipped_for(device_name: str) -> str | None:
 def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str) -> Machine:
     if options.machine is not None:
         return load_machine(options.machine)
-    if (folder / MACHINE_FILE).exists():
-        return load_machine(folder / MACHINE_FILE)
+    if (folder / MACHINE).exists():
+        return load_machine(folder / MACHINE)
     if backend == "cpu":
         from twinstream.api import probe
 

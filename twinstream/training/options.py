@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 
+from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import told, write_text
 from twinstream.schedule.node import Node
 from twinstream.training.rates import Cooldown, Decay
 
-OPTIONS_FILE = "run.toml"
 _SHOWN = 3
 DATA, STEPS, ADAMW, PLAN, KEEP = "Data", "Steps", "AdamW", "Memory and plan", "Run"
 
@@ -23,7 +24,7 @@ class OptionsError(ArgumentError):
 
 
 def _option(panel: str, metavar: str, what: str, default: Any = None, **limits: Any) -> Any:
-    extra = {"panel": panel, "metavar": metavar}
+    extra: JsonDict = {"panel": panel, "metavar": metavar}
     return Field(default, description=what, json_schema_extra=extra, **limits)
 
 
@@ -162,7 +163,7 @@ def write_options(options: TrainOptions, folder: Path) -> None:
     """
     values = options.model_dump(mode="json", exclude_none=True)
     lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
-    write_text("\n".join(lines) + "\n", folder / OPTIONS_FILE)
+    write_text("\n".join(lines) + "\n", folder / OPTIONS)
 
 
 def _toml(value: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinstream.data.options import DataOptions
 from twinstream.data.training_data import TrainingData
+from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -28,7 +29,6 @@ from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.rates import LearningRate
 
-CACHE = "tokens"
 _FRESH_RATE, _GIVEN_RATE = 3e-4, 2e-5
 _MANY_EPOCHS = 20
 Tell = Callable[[str], None]
@@ -160,7 +160,7 @@ def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, Traini
     def opened(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
         return TrainingData.open(
             [source_of(name) for name in names], tokenizer, longest=options.seq_len, options=rows,
-            cache=options.output.parent / f".{CACHE}", vocab_size=model.spec.vocab_size,
+            cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
         )  # fmt: skip
 
     data = opened(options.data, rows)

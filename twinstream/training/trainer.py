@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from twinstream.api import require_torch
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics, MetricsLog
+from twinstream.log.run_files import RunFiles
+from twinstream.log.tensorboard import TensorBoardLog
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
+from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback
 from twinstream.training.checkpoints import (
     COMPLETE,
@@ -18,17 +23,12 @@ from twinstream.training.checkpoints import (
     Checkpoints,
     linked_copy,
 )
-from twinstream.training.folder import RunFiles
 from twinstream.training.machine import keep_machine, machine_here
-from twinstream.training.metrics import AnyEvent, CheckpointMetrics, EvalMetrics, MetricsLog
-from twinstream.training.options import TrainOptions, write_options
+from twinstream.training.options import OptionsError, TrainOptions, write_options
 from twinstream.training.preparing import Prepared, Tell, open_model, prepare
-from twinstream.training.segment_run import SegmentRun
-from twinstream.training.segments import Segment, segments
-from twinstream.training.stopping import Stop
-from twinstream.training.tensorboard import TensorBoardLog
-
-MODEL = "model"
+from twinstream.training.run.segment_run import SegmentRun
+from twinstream.training.run.segments import Segment, segments
+from twinstream.training.run.stopping import Stop
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,9 @@ class Trainer:
         require_torch()
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
         self.stop = Stop(tell)
+        every("save_every", options.save_every)  # raises before any work
         self._files = RunFiles(options.output)
-        self._files.require_usable(resume=resume)
+        _require_usable(self._files, resume=resume)
         self._checkpoints = Checkpoints(options.output)
         self._checkpoint: Checkpoint | None = self._checkpoints.latest() if resume else None
         self._prepared: Prepared | None = None
@@ -150,7 +151,7 @@ class Trainer:
         step = 0 if checkpoint is None else checkpoint.state.step
         model = None
         if checkpoint is not None and step == prepared.num_steps:
-            model = prepared.options.output / MODEL
+            model = self._files.model
             linked_copy(checkpoint.path, model, lambda path: path.name in (STATE_FILE, COMPLETE))
         measured = None
         if part is not None and timeline is not None:
@@ -190,3 +191,53 @@ class Trainer:
                 callback.on_checkpoint(event)
             else:
                 callback.on_step(event)
+
+
+def _require_usable(files: RunFiles, *, resume: bool) -> None:
+    """
+    Raises:
+        OptionsError: the folder has another run, or none to go on with, or other files.
+    """
+    folder, has_run = files.folder, files.options.exists()
+    if resume and not has_run:
+        raise OptionsError(
+            f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
+            "--resume"
+        )
+    if resume:
+        return
+    if has_run:
+        raise OptionsError(
+            f"{folder} has a run already: go on with it (--resume), or choose another folder"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionsError(
+            f"{folder} is not an empty folder: choose another one for the run, or empty it"
+        )
+
+
+def train(
+    model: str | Path,
+    data: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> TrainResult:
+    """Train a model on data: `twinstream train MODEL DATA... -o DIR`.
+
+    Args:
+        model: a Hugging Face folder, a config.json (random weights) or a preset.
+        data: files and folders: .txt, .jsonl, .parquet, .bin; `PATH=WEIGHT` gives a weight.
+        output: the folder of the run, which is made.
+        resume: go on from the last checkpoint in `output`.
+        callbacks: told of steps, evaluations and checkpoints.
+        options: fields of `TrainOptions`.
+
+    Raises:
+        TwinstreamError: an option, a file or the plan; a loss that is no number; a full disk.
+    """
+    several = [data] if isinstance(data, str | Path) else list(data)
+    given = {"model": str(model), "data": [str(one) for one in several], "output": output}
+    return Trainer(TrainOptions.of(given | options), resume=resume, callbacks=callbacks).train()

@@ -1,6 +1,5 @@
 """`train`: a model on data, with checkpoints; what it will do is told first."""
 
-from collections.abc import Mapping
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
@@ -11,18 +10,19 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, progress, screen
-from twinstream.schedule.errors import TwinstreamError
-from twinstream.screens.live import LiveLine, loss_curve
-from twinstream.screens.train_screen import checkpoint_bytes, train_screen, trained_screen
-from twinstream.training.callbacks import Callback
-from twinstream.training.metrics import (
+from twinstream.commands.runs.train_screen import checkpoint_bytes, train_screen, trained_screen
+from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     StepMetrics,
     of_kind,
     read_metrics,
 )
-from twinstream.training.options import OPTIONS_FILE, TrainOptions, read_options
+from twinstream.log.run_files import OPTIONS
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.screens.live import LiveLine, loss_curve
+from twinstream.training.callbacks import Callback
+from twinstream.training.options import TrainOptions, read_options
 from twinstream.training.preparing import Prepared
 from twinstream.training.trainer import Trainer, TrainResult
 
@@ -62,7 +62,7 @@ def train(**given: Any) -> None:
 
 
 def _options(
-    inputs: list[str], output: Path | None, flags: Mapping[str, Any], *, resume: bool
+    inputs: list[str], output: Path | None, flags: dict[str, Any], *, resume: bool
 ) -> TrainOptions:
     """From a file, the command line and, of a run that goes on, its folder."""
     base: dict[str, Any] = {}
@@ -77,8 +77,8 @@ def _options(
         base = {"model": inputs[0]} | ({"data": inputs[1:]} if inputs[1:] else {})
     if output is not None:
         base["output"] = output
-    if resume and "output" in base and (Path(base["output"]) / OPTIONS_FILE).exists():
-        path = Path(base["output"]) / OPTIONS_FILE
+    if resume and "output" in base and (Path(base["output"]) / OPTIONS).exists():
+        path = Path(base["output"]) / OPTIONS
         base, where = read_options(path) | base, f"{path}: "
     for name, told in (("model", "MODEL"), ("data", "DATA"), ("output", "-o DIR")):
         if name not in base:
@@ -93,7 +93,8 @@ class _Looking(Callback):
     """The live line, and notes above it."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._line, self._total = quiet, None, None  # type: ignore[var-annotated]
+        self._quiet = quiet
+        self._line: LiveLine | None = None
 
     def __enter__(self) -> "_Looking":
         return self

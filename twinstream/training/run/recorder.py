@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from time import perf_counter
 
+from twinstream.log.metrics import StepMetrics
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.batches import StepBatches
-from twinstream.training.metrics import StepMetrics
 from twinstream.training.rates import LearningRate
+from twinstream.training.run.batches import StepBatches
 
 
 class LossError(TwinstreamError):

@@ -5,26 +5,24 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.amounts import every
-from twinstream.training.batches import StepBatches
 from twinstream.training.checkpoints import (
     Checkpoint,
     Checkpoints,
     DataPosition,
     TrainingState,
 )
-from twinstream.training.metrics import AnyEvent, CheckpointMetrics, StepMetrics
 from twinstream.training.preparing import Prepared, Tell
-from twinstream.training.recorder import StepRecorder
-from twinstream.training.segments import Segment, state_source
-from twinstream.training.stopping import Stop
+from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.recorder import StepRecorder
+from twinstream.training.run.segments import Segment, state_source
+from twinstream.training.run.stopping import Stop
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.program.host_work import HostWork
 
 
@@ -131,12 +129,14 @@ class SegmentRun:
 
     def _host_work(self) -> "HostWork":
         """Feeds the data; takes losses and norms."""
+        import torch
+
         from twinstream.executor.program.host_work import HostWork
         from twinstream.executor.run.training import Training
 
         schedule, first = self._segment.plan.schedule, self._segment.first
         training = Training(
-            self._batches.tokens,
+            lambda step, index: torch.from_numpy(self._batches.tokens(step, index)),
             self._prepared.rate,
             self._prepared.options.seed,
             first_step=first,
@@ -146,7 +146,7 @@ class SegmentRun:
         )
         work = training.host_work(schedule)
 
-        def fetch(op: Fetch, pass_index: int, taken: "torch.Tensor") -> None:
+        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
             work.fetch(op, pass_index, taken)
             values = training.losses if op.sink == "loss" else training.norms
             self._recorder.take(op.sink, first + pass_index, values.pop())

@@ -2,17 +2,14 @@
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.data.pieces import NO_LABEL
-
-if TYPE_CHECKING:
-    import torch
 
 _KEPT_STEPS = 4  # a run is at most two passes ahead of the last that is complete
 
@@ -68,7 +65,7 @@ class StepBatches:
                 self._next += 1
             return self._steps[step]
 
-    def tokens(self, step: int, index: int) -> "torch.Tensor":
+    def tokens(self, step: int, index: int) -> NDArray[np.int32]:
         """Ids and labels of a chunk, int32 [2, chunk_tokens]."""
         return tokens_of(self.step(step).chunks, index, self._pieces)
 
@@ -81,12 +78,10 @@ class StepBatches:
         return self.step(step).targets
 
 
-def tokens_of(chunks: tuple[Chunk, ...], index: int, pieces: int) -> "torch.Tensor":
+def tokens_of(chunks: tuple[Chunk, ...], index: int, pieces: int) -> NDArray[np.int32]:
     """Ids and labels of a chunk or, where each is cut into several, of a piece."""
-    import torch
-
     whole, piece = divmod(index, pieces)
     chunk = chunks[whole]
     size = len(chunk.ids) // pieces
     inside = slice(piece * size, (piece + 1) * size)
-    return torch.from_numpy(np.stack([chunk.ids[inside], chunk.labels[inside]]))
+    return np.stack([chunk.ids[inside], chunk.labels[inside]])

@@ -1,0 +1,144 @@
+"""What a run does between its first and its last step."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.small_runs import options, state_files, trained, write_config, write_rows
+from twinstream.data.data_error import DataError
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.checkpoints import Checkpoints
+from twinstream.training.options import TrainOptions
+from twinstream.training.run.recorder import LossError
+from twinstream.training.trainer import Trainer
+
+
+def test_the_loss_falls_and_the_model_is_there(tmp_path: Path) -> None:
+    result, seen = trained(options(tmp_path, steps=12))
+    assert seen.losses[-1] < seen.losses[0] - 0.5
+    assert result.model == tmp_path / "run" / "model" and result.measured is not None
+    assert sorted(path.name for path in result.model.iterdir()) == [
+        "config.json", "model.safetensors",
+    ]  # fmt: skip
+    assert result.fill > 0.9
+    for name in ("plan.json", "comparison.json", "run.toml", "machine.toml"):
+        assert (result.folder / name).exists(), name
+
+
+def test_tokens_and_targets_are_those_of_the_data(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 30)
+    texts = [json.loads(line)["text"].encode() for line in rows.read_text().splitlines()]
+    wanted = options(tmp_path, data=(str(rows),), seq_len=256, tokens_per_step=1024, steps=20)
+    _, seen = trained(wanted)
+    in_epoch = [step for step in seen.steps if step.epoch <= 1.02]
+    total = sum(map(len, texts))
+    assert sum(step.tokens for step in in_epoch) == pytest.approx(total, rel=0.25)
+    assert all(step.targets < step.tokens <= 1024 for step in seen.steps)
+
+
+def test_the_last_steps_have_a_master(tmp_path: Path) -> None:
+    wanted = options(tmp_path, dtype="bfloat16", fp32_tail=2, max_grad_norm=0.0)
+    result, seen = trained(wanted)
+    assert [step.step for step in seen.steps] == [1, 2, 3, 4, 5, 6]
+    latest = Checkpoints(result.folder).latest()
+    assert latest is not None and latest.state.recipe.optimizer_state == "float32_master"
+    plain, other = trained(options(tmp_path / "plain", dtype="bfloat16", max_grad_norm=0.0))
+    assert seen.losses[:5] == other.losses[:5]  # the first update of the tail is the fifth's
+    assert seen.losses[5] == pytest.approx(other.losses[5], abs=0.02)
+    sizes = {name: len(data) for name, data in state_files(result.folder, 6).items()}
+    before = {name: len(data) for name, data in state_files(plain.folder, 6).items()}
+    assert sizes["opt.0.bin"] == 3 * before["opt.0.bin"]  # 12 bytes a parameter instead of 4
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    wanted = options(
+        tmp_path, learning_rate=1e3, warmup="3", steps=40, save_every="1", max_grad_norm=0.0,
+        dtype="bfloat16", weight_decay=900.0,
+    )  # fmt: skip
+    with pytest.raises(LossError, match=r"loss of step \d+ is (nan|inf)"):
+        trained(wanted)
+    latest = Checkpoints(wanted.output).latest()
+    assert latest is not None and latest.state.step >= 1
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = options(tmp_path, save_every="2", keep=5)
+    free: Any = shutil._ntuple_diskusage
+    real, calls = shutil.disk_usage, []
+
+    def usage(path: Path) -> Any:
+        calls.append(path)
+        return free(1, 1, 0) if len(calls) in (3, 4) else real(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    result, seen = trained(wanted)
+    assert [line for line in seen.lines if "no checkpoint after step 4" in line]
+    assert "too little room" in "".join(seen.lines)
+    names = [path.name for path in Checkpoints(wanted.output).complete()]
+    assert names == ["checkpoint-2", "checkpoint-6"] and result.model is not None
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    wanted = options(tmp_path)
+    monkeypatch.undo()
+    write_rows(tmp_path / "rows.jsonl")
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(WeightsError, match="No space left on device"):
+        trained(wanted)
+    assert not list(wanted.output.glob("checkpoint-*"))
+
+
+def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    trainer = Trainer(options(tmp_path, steps=None, epochs=2.0, learning_rate=None))
+    prepared = trainer.prepare()
+    assert not (tmp_path / "run").exists()
+    wanted = round(2 * prepared.data.epoch_tokens / 256)
+    assert abs(prepared.num_steps - wanted) <= 1
+    assert prepared.options.learning_rate == 3e-4 and prepared.options.backend == "cpu"
+
+
+def refused(folder: Path, kind: type[TwinstreamError], match: str, **given: Any) -> None:
+    wanted = options(folder, **given)
+    with pytest.raises(kind, match=match):
+        trained(wanted)
+    assert not (folder / "run").exists()
+
+
+def test_bad_input_is_one_message_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": \n')
+    refused(tmp_path, DataError, r"bad\.jsonl:2", data=(str(tmp_path / "bad.jsonl"),))
+    (tmp_path / "empty.jsonl").touch()
+    refused(tmp_path, DataError, "nothing to train on", data=(str(tmp_path / "empty.jsonl"),))
+    other = write_rows(tmp_path / "other.jsonl", 3, body="none of the known")
+    refused(tmp_path, DataError, "body", data=(str(other),))
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text(json.dumps({"prompt": "why?", "completion": ""}) + "\n")
+    refused(tmp_path, DataError, "has a token to learn", data=(str(chat),))
+    refused(tmp_path, TwinstreamError, "cannot read nowhere.txt", data=("nowhere.txt",))
+    refused(tmp_path, TwinstreamError, "unknown model", model="tinny")
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "config.json").write_text('{"model_type": "mamba"}')
+    refused(tmp_path, TwinstreamError, "mamba", model=str(strange / "config.json"))
+    refused(tmp_path, WeightsError, "has neither", model=str(write_config(tmp_path / "m").parent))
+
+
+def test_options_survive_their_file(tmp_path: Path) -> None:
+    from twinstream.training.options import read_options, write_options
+
+    wanted = options(tmp_path, eval_data=("a", "b=2"), chat_template='x\\y"z', epochs=0.5)
+    write_options(wanted, tmp_path)
+    assert TrainOptions.of(read_options(tmp_path / "run.toml")) == wanted
