@@ -189,7 +189,7 @@ def plan_of(
 ) -> Plan:
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
-    Slices need documents that are all of the longest length, as continuous text is cut.
+    In slices each document is a sequence of its own, filled up with padding.
 
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
@@ -197,12 +197,6 @@ def plan_of(
     longest = options.seq_len
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
-    all_long = bool((lengths == longest).all())
-    if slices_only and not all_long:
-        raise OptionsError(
-            f"chunk_tokens {options.chunk_tokens} cuts documents of up to {longest} tokens, which "
-            "only continuous text (.txt, .bin) is made of: give chunk_tokens of at least seq_len"
-        )
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens, recipe=recipe,
         packing=None if slices_only else expected_packing(lengths, longest),
@@ -210,7 +204,7 @@ def plan_of(
     try:
         return planned(options, here, spec, step)
     except InfeasiblePlan:
-        if slices_only or not all_long:
+        if slices_only:
             raise
         return planned(options, here, spec, replace(step, packing=None))
 

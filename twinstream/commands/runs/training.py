@@ -9,7 +9,7 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
-from twinstream.commands.output import print_json, print_report, progress, screen
+from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import checkpoint_bytes, train_screen, trained_screen
 from twinstream.log.metrics import (
     CheckpointMetrics,
@@ -46,8 +46,7 @@ def train(**given: Any) -> None:
     wanted = _options(inputs or [], output, flags, resume=resume)
     looking = _Looking(quiet=as_json)
     trainer = Trainer(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
-    with progress("preparing", quiet=as_json or screen().is_terminal):
-        prepared = trainer.prepare()
+    prepared = trainer.prepare()
     if not as_json:
         print_report(train_screen(prepared, trainer.steps_done), *prepared.notes)
     if dry_run:

@@ -110,6 +110,7 @@ class SegmentRun:
             chunk_tokens=work.chunk_tokens * plan.pieces,
             most_documents=2 if packing is None else packing.most_sequences,
             seed=self._prepared.options.seed,
+            alone=packing is None,
             **more,
         )
         self._batches = StepBatches(self._stream, plan.chunks_per_step, segment.first, plan.pieces)
