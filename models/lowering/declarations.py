@@ -139,6 +139,19 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
         _declare_norm(builder, shapes)
 
 
+def carried_or_used(
+    builder: ChainBuilder, workload: Workload, persistent: tuple[str, ...]
+) -> tuple[Tensor, ...]:
+    """Of a training step all tensors; of a forward alone what tasks use, and the whole state."""
+    declared = tuple(builder.tensors)
+    if not workload.forward_only:
+        return declared
+    root = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in declared}
+    kept = {root[operand.tensor] for task in builder.tasks for operand in task.operands}
+    kept.update(persistent)
+    return tuple(tensor for tensor in declared if root[tensor.tensor_id] in kept)
+
+
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     """Parameters, gradients, and optimizer state: that of each part by itself."""
     spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
