@@ -26,6 +26,10 @@ class RunOptions:
     NVIDIA's profilers (CUDA). Without `refuses_excess` a run whose context and libraries take more
     of the device than the cap leaves goes on, and reports by how much. `between` is asked before
     every pass but the first.
+
+    `in_place`: the state lies in the arenas already, as `between` passes of another schedule of
+    the same slots. So nothing is filled, and nothing done before the first pass that would write to
+    them: no warm-up, no graphs, no poison but what `poison` does during the passes.
     """
 
     backend: BackendName = "cpu"
@@ -37,6 +41,7 @@ class RunOptions:
     nvtx: bool = False
     refuses_excess: bool = True
     between: Between | None = None
+    in_place: bool = False
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

@@ -120,8 +120,8 @@ def execute_in(
     """Run a schedule, which has been proven, in memory that is there; reads no state back.
 
     `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
-    in place before the first pass. `check_attention` is the caller's too, before there is the
-    memory, since it takes some of its own.
+    in place before the first pass, unless they are (`options.in_place`). `check_attention` is the
+    caller's too, before there is the memory, since it takes some of its own.
 
     Raises:
         TwinstreamError: as `execute`.
@@ -131,6 +131,8 @@ def execute_in(
     works = bind_works(schedule, arenas, host_work, poison=options.poison)
 
     def fill_all() -> None:
+        if options.in_place:
+            return
         if options.poison:
             arenas.poison()
         fill(arenas)
