@@ -110,7 +110,10 @@ def test_every_plan_has_the_loss_of_the_step_and_leaves_the_state_alone(key):
     schedule = schedule_of(*key)
     cut = schedule.workload
     tokens = some_labels_missing(tokens_of(key)[: 2 * cut.chunks_per_round])
+    tokens[cut.chunks_per_round, 1] = -100
+    tokens[cut.chunks_per_round, 1, 1] = 7
     batch, other = (batch_of(schedule, part) for part in tokens.split(cut.chunks_per_round))
+    assert batch.num_targets > other.num_targets > 0
     found = Resting(schedule).evaluated([batch], poison=True)
 
     one_round = cut.model_copy(update={"rounds_per_step": 1})
