@@ -14,6 +14,7 @@ from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, random_tokens, training
 from tests.helpers.tiny_chains import WORKLOADS, small
 from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.pinned_pieces import host_ranges
 from twinstream.executor.program.compiled import Work, compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import RunOptions
@@ -133,6 +134,16 @@ def test_every_plan_has_the_loss_of_the_step_and_leaves_the_state_alone(key):
     losses = found.loss, alone.loss, found.loss
     expected = math.fsum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
     assert both.loss == expected
+
+
+def test_pinned_pieces_of_the_training_do_for_its_evaluation():
+    """No copy of it reaches over bytes that training does not use in one go."""
+    for key in GRID:
+        schedule = schedule_of(*key)
+        held, used = (host_ranges(each) for each in (schedule, evaluation_of(schedule)))
+        assert used
+        for one in used:
+            assert any(other.start <= one.start and one.end <= other.end for other in held)
 
 
 def execute_once(schedule: Schedule, loop: Training) -> None:
