@@ -26,7 +26,7 @@ POLICIES = ("resident", "streaming", "optimal", "full_recompute", "optimizer_off
 
 
 @cache
-def schedules(policy: str, workload: str, preset: str = "tiny") -> list[Schedule]:
+def schedules(policy: str, workload: str, preset: str = "tiny-qwen3") -> list[Schedule]:
     """At no cap, and where the policy adapts to them at caps down to the least."""
     chain = tiny_chain_of(policy, workload, preset)
     caps = [Caps()]
@@ -41,10 +41,10 @@ def put_back(schedule: Schedule) -> list[Copy]:
     return [op for op in found if isinstance(op, Copy)]
 
 
-@pytest.mark.parametrize("workload", ["packed", "sliced", "unequal"])
+@pytest.mark.parametrize("workload", ["sliced", "unequal"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policys_forward_is_proven_and_takes_less_than_the_step(policy, workload):
-    for training in schedules(policy, workload, "tiny-qwen3"):
+    for training in schedules(policy, workload):
         found = evaluation_of(training)
         assert verify(found) == []
         assert conforms(found, lower_again(found)) == []
@@ -108,7 +108,7 @@ def test_the_trainings_own_copy_that_saves_it_stays():
 
 
 def test_what_nothing_saves_is_refused():
-    training = without_home(schedules("optimal", "sliced")[-1])
+    training = without_home(schedules("optimal", "sliced", "tiny")[-1])  # its head has its own
     ops = tuple(op for op in training.ops if op.op_id != "save")
     with pytest.raises(NoEvaluation, match=r"overwrites 'param\.embedding.*saves nowhere"):
         evaluation_of(training.model_copy(update={"ops": ops}))
