@@ -1,6 +1,7 @@
 """Options: what is refused, and that the docs have them all."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_rates_rise_hold_and_fall_to_the_floor(decay: str) -> None:
     rate = LearningRate(2.0, 100, 10, decay, floor=0.25, cooldown_steps=30)  # type: ignore[arg-type]
     rates = [rate(step) for step in range(1, 101)]
     assert rates[:11] == pytest.approx([2.0 * step / 11 for step in range(1, 12)])
-    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a >= b for a, b in pairwise(rates[10:]))
     assert rate(71) == 2.0 if decay in ("wsd", "constant") else rate(71) < 2.0
     assert rate(101) == pytest.approx(2.0 if decay == "constant" else 0.5)
     middle = {"linear": 1.25, "cosine": 1.25, "wsd": 2.0, "constant": 2.0}[decay]

@@ -142,3 +142,37 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
     wanted = options(tmp_path, eval_data=("a", "b=2"), chat_template='x\\y"z', epochs=0.5)
     write_options(wanted, tmp_path)
     assert TrainOptions.of(read_options(tmp_path / "run.toml")) == wanted
+
+
+def test_evaluations_are_of_the_weights_and_change_nothing(tmp_path: Path) -> None:
+    held_out = write_rows(tmp_path / "held_out.jsonl", 17)
+    plain, before = trained(options(tmp_path / "plain"))
+    result, seen = trained(
+        options(tmp_path, eval_data=(str(held_out),), eval_every=2, save_every="4", keep=1)
+    )
+    assert seen.losses == before.losses
+    assert state_files(result.folder, 6) == state_files(plain.folder, 6)
+    assert [found.step for found in seen.evals] == [2, 4, 6]
+    assert seen.evals[0].loss > seen.evals[-1].loss == result.eval_loss
+    texts = [json.loads(line)["text"] for line in held_out.read_text().splitlines()]
+    assert seen.evals[0].tokens == sum(map(len, texts))
+    assert seen.evals[-1].loss == pytest.approx(loss_by_transformers(result.model, texts), abs=1e-5)
+    best = min(seen.evals, key=lambda found: found.loss).step
+    kept = {path.name for path in Checkpoints(result.folder).complete()}
+    assert kept == {"checkpoint-6"} | {f"checkpoint-{best}"} & {"checkpoint-4"}
+
+
+def loss_by_transformers(folder: Path | None, texts: list[str]) -> float:
+    """The mean over all tokens but the first of each document, cut as for training."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    total = count = 0.0
+    for text in texts:
+        for at in range(0, len(text), 64):
+            ids = torch.tensor([list(text[at : at + 64].encode())])
+            if ids.shape[1] > 1:
+                found = model(input_ids=ids, labels=ids).loss.item()
+                total, count = total + found * (ids.shape[1] - 1), count + ids.shape[1] - 1
+    return total / count

@@ -134,6 +134,12 @@ def chunk_of(pieces: Pieces, indices: Ints, shape: ChunkShape) -> Chunk:
     return Chunk(ids, labels, (*lengths, *_padding(num_padding, shape.longest)), num_padding)
 
 
+def empty_chunk(shape: ChunkShape) -> Chunk:
+    """Nothing but padding."""
+    no_ids, none = np.empty(0, np.int32), np.empty(0, np.int64)
+    return chunk_of(Pieces(no_ids, no_ids, none, none), none, shape)
+
+
 def _padding(num_tokens: int, longest: int) -> Sequence[int]:
     whole, rest = divmod(num_tokens, longest)
     return [longest] * whole + [rest] * (rest > 0)

@@ -18,6 +18,7 @@ from twinstream.training.checkpoints import (
 )
 from twinstream.training.preparing import Prepared, Tell
 from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.evaluating import Evaluator
 from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.segments import Segment, state_source
 from twinstream.training.run.stopping import Stop
@@ -48,6 +49,7 @@ class SegmentRun:
         self.checkpoint: Checkpoint | None = None
         self.loss: float | None = None
         self.eval_loss: float | None = None
+        self._evaluated_step: int | None = None
         self._stream: Any = None
 
     def __enter__(self) -> Self:
@@ -81,8 +83,12 @@ class SegmentRun:
         self.checkpoint, self._segment = checkpoint, segment
         self._step, self._saved_s = segment.first - 1, monotonic()
         schedule = segment.plan.schedule
-        backend: BackendName = choose_backend(self._prepared.here.backend)
+        self._backend: BackendName = choose_backend(self._prepared.here.backend)
+        backend = self._backend
         prove(schedule, backend)
+        self._evaluator = self._evaluator_of(segment)
+        if self._evaluator is not None:
+            prove(self._evaluator.schedule, backend)
         if backend == "cuda":
             expand_segments()
         check_attention(schedule, backend)
@@ -99,6 +105,12 @@ class SegmentRun:
             )  # fmt: skip
             self._at_rest(self._recorder.last_step, is_last=True)
         return timeline
+
+    def _evaluator_of(self, segment: Segment) -> Evaluator | None:
+        data = self._prepared.eval_data
+        if data is None:
+            return None
+        return Evaluator(segment.plan, data, self._prepared.options.eval_tokens)
 
     def _open_data(self, segment: Segment, checkpoint: Checkpoint | None) -> None:
         data, plan = self._prepared.data, segment.plan
@@ -167,12 +179,19 @@ class SegmentRun:
         return self._every.is_due(step, monotonic() - self._saved_s)
 
     def _evaluates_at(self, step: int) -> bool:
-        return False
+        """With a checkpoint, where it is not said how often."""
+        if self._evaluator is None:
+            return False
+        often = self._prepared.options.eval_every
+        return self._saves_at(step) if often is None else step % often == 0
 
     def _at_rest(self, step: int, *, is_last: bool) -> None:
         """All passes until this step are complete, and nothing runs."""
         self._step = step
-        if is_last or self._saves_at(step):
+        saves = is_last or self._saves_at(step)
+        if self._evaluator is not None and (is_last or self._evaluates_at(step)):
+            self._evaluate(self._evaluator, step)
+        if saves:
             try:
                 self._save(step)
             except TwinstreamError as error:
@@ -180,6 +199,12 @@ class SegmentRun:
                     raise
                 self._tell(f"no checkpoint after step {step}, training goes on: {error}")
         self._recorder.skip_time()
+
+    def _evaluate(self, evaluator: Evaluator, step: int) -> None:
+        if self._evaluated_step != step:
+            found = evaluator.evaluate(self._memory, self._backend, step)
+            self._evaluated_step, self.eval_loss = step, found.loss
+            self._record(found)
 
     def _save(self, step: int) -> None:
         start_s = perf_counter()
@@ -211,7 +236,7 @@ class SegmentRun:
             spec=prepared.model.spec,
             workload=work,
             tokens=self._recorder.tokens,
-            eval_loss=self.eval_loss,
+            eval_loss=self.eval_loss if self._evaluated_step == step else None,
         )
 
     def _write_tensors(self, folder: Any) -> None:
