@@ -49,6 +49,8 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int) -> int:
 def model_flops_per_step(spec: ModelSpec, workload: Workload) -> int:
     """Model FLOPs of all sequences of one training step, each by its own (expected) length.
 
+    Of a step that is forward only a third: backward takes two products for each of forward's.
+
     >>> from twinstream.models.presets import load_preset
     >>> from twinstream.schedule.workload import Packing
     >>> unequal = Workload(seq_len=3, chunk_tokens=4, chunks_per_round=1, rounds_per_step=2,
@@ -58,10 +60,12 @@ def model_flops_per_step(spec: ModelSpec, workload: Workload) -> int:
     >>> model_flops_per_step(tiny, unequal) == 2 * once
     True
     """
+    share = 3 if workload.forward_only else 1
     if workload.packing is None:
-        return workload.sequences_per_step * model_flops_per_sequence(spec, workload.seq_len)
+        of_one = model_flops_per_sequence(spec, workload.seq_len)
+        return workload.sequences_per_step * of_one // share
     per_chunk = sum(model_flops_per_sequence(spec, n) for n in workload.packing.expected_lengths)
-    return workload.chunks_per_round * workload.rounds_per_step * per_chunk
+    return workload.chunks_per_round * workload.rounds_per_step * per_chunk // share
 
 
 def saved_bytes_per_token(spec: ModelSpec, level: SavedLevel) -> int:

@@ -12,7 +12,7 @@ from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.workload import ModelRef, Packing
+from twinstream.schedule.workload import ModelRef, Packing, Workload
 
 
 class WarmStartError(TwinstreamError):
@@ -59,6 +59,7 @@ def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -
         ("policy", asked.policy, known.policy),
         ("model", model_ref(asked.spec), known.model),
         ("sequence length", step.seq_len, cut.seq_len),
+        ("what it computes", "a training step", _computed(cut)),
         ("packing", step.packing_of(cut.chunk_tokens), cut.packing),
         ("tokens per step", step.tokens_per_step, cut.tokens_per_step),
         ("chunk tokens", step.chunk_tokens or cut.chunk_tokens, cut.chunk_tokens),
@@ -84,6 +85,10 @@ def _recipes(known: Schedule, asked: PlanRequest) -> list[tuple[str, object, obj
         (f"the recipe's {name}", recipe.get(name), known.recipe.get(name))
         for name in sorted({*recipe, *known.recipe})
     ]
+
+
+def _computed(cut: Workload) -> str:
+    return "the forward of one alone" if cut.forward_only else "a training step"
 
 
 def _told(value: object) -> str:

@@ -25,6 +25,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "explore": "plans.exploring",
     },
     "Train it here": {
+        "train": "runs.training",
         "probe": "runs.probing",
         "run": "runs.running",
         "demo": "runs.demonstrating",

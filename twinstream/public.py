@@ -3,6 +3,7 @@
 from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.policies_compared import PoliciesCompared, compare_policies
@@ -26,12 +27,19 @@ from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
+from twinstream.training.callbacks import Callback
+from twinstream.training.options import TrainOptions
+from twinstream.training.preparing import Prepared
+from twinstream.training.trainer import Trainer, TrainResult, train
 
 __all__ = [
+    "Callback",
     "Caps",
     "Chain",
+    "CheckpointMetrics",
     "Choices",
     "Comparison",
+    "EvalMetrics",
     "Explanation",
     "InfeasiblePlan",
     "Judge",
@@ -43,6 +51,7 @@ __all__ = [
     "Planner",
     "PoliciesCompared",
     "Policy",
+    "Prepared",
     "Recipe",
     "Run",
     "RunSettings",
@@ -50,8 +59,12 @@ __all__ = [
     "SearchLimits",
     "Shortage",
     "SteadyState",
+    "StepMetrics",
     "Summary",
     "Timeline",
+    "TrainOptions",
+    "TrainResult",
+    "Trainer",
     "TrainingStep",
     "TwinstreamError",
     "Verdict",
@@ -67,6 +80,7 @@ __all__ = [
     "simulate",
     "steady_state",
     "summarize",
+    "train",
     "verify",
     "write_report",
 ]

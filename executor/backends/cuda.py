@@ -126,6 +126,7 @@ class CudaBackend:
         self.gpu.synchronize()
         if self._host.error is not None:
             raise self._host.error
+        self.forget_current()
 
     def finish(self) -> list[PassTimes]:
         self._close_pass()

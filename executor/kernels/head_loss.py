@@ -9,22 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
-from twinstream.executor.kernels.operand import DTYPES, Operands
-from twinstream.executor.kernels.step_state import StepState
-from twinstream.executor.kernels.vector.gradients import (
-    add_matmul,
-    add_vector,
-    gradient_views,
-    weight_views,
-)
-from twinstream.executor.kernels.vector.vector_ops import (
-    LogitRows,
-    NormGradients,
-    RmsNorm,
-    VectorGradient,
-    VectorOps,
-)
-from twinstream.executor.kernels.workspace import Workspace
+from twinstream.executor.kernels.head_forward import HeadForward
+from twinstream.executor.kernels.operand import Operands
+from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_views
+from twinstream.executor.kernels.vector.vector_ops import NormGradients, VectorGradient, VectorOps
 from twinstream.models.demand.workspace import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
@@ -35,73 +23,38 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> 
     The loss is the sum over tokens with a label >= 0 of cross entropy, times what `step_state`
     says: one over the number of such tokens in the step.
     """
-    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
-    num_tokens = typed_attribute(attributes, "num_tokens", int)
-    head = _Head.of(operands, attributes)
-    vocab_size, d_model = head.weight.shape
-    hidden_TD = operands["hidden"].view(dtype, (num_tokens, d_model))
-    d_hidden_TD = operands["d_hidden"].view(dtype, (num_tokens, d_model))
-    labels_T = operands["tokens"].view(torch.int32, (2, num_tokens))[1]
-    row_slice = min(typed_attribute(attributes, "row_slice", int), num_tokens)
-    workspace = Workspace(operands["scratch"].bytes)
-    normed = workspace.take((row_slice, d_model), dtype)
-    logits = workspace.take((row_slice, vocab_size), dtype)
-    rstd = workspace.take((row_slice,), torch.float32)
-    losses_T = workspace.take((num_tokens,), torch.float32)
-    d_norm_D = workspace.take((d_model,), torch.float32).zero_()
-    mode = head.weight_mode
-    for start in range(0, num_tokens, row_slice):
-        rows = slice(start, start + row_slice)
-        count = hidden_TD[rows].shape[0]
-        norm = RmsNorm(hidden_TD[rows], rstd[:count], head.norm)
-        labelled = LogitRows(logits[:count], labels_T[rows], losses_T[rows], head.loss_scale)
-        vector.write_normed(norm, normed[:count], eps=head.eps)
-        torch.mm(normed[:count], head.weight.t(), out=labelled.logits)
-        vector.cross_entropy(labelled, workspace)
-        d_logits_RV, d_hidden_RD = labelled.logits, d_hidden_TD[rows]
-        torch.mm(d_logits_RV, head.weight, out=d_hidden_RD)
-        add_matmul(head.d_weight, d_logits_RV.t(), normed[:count], mode)
+    head, gradients = HeadForward.of(operands, attributes), _Gradients.of(operands, attributes)
+    d_hidden_TD = operands["d_hidden"].view(head.hidden.dtype, tuple(head.hidden.shape))
+    d_norm_D = head.workspace.take(tuple(head.norm.shape), torch.float32).zero_()
+    mode = gradients.weight_mode
+    for part in head.slices(vector):
+        d_hidden_RD = d_hidden_TD[part.rows]
+        torch.mm(part.d_logits, head.weight, out=d_hidden_RD)
+        add_matmul(gradients.weight, part.d_logits.t(), part.normed, mode)
         d_weight = VectorGradient(d_norm_D, "update")  # summed over slices
-        gradients = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
-        vector.rms_norm_backward(norm, gradients, workspace)
+        of_norm = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
+        vector.rms_norm_backward(part.norm, of_norm, head.workspace)
         mode = "update"
-    add_vector(head.d_norm, d_norm_D, head.norm_mode)
-    loss = operands["loss"]
-    add_vector(loss.view(torch.float32, (1,)), losses_T.sum(0, keepdim=True), loss.mode)
+    add_vector(gradients.norm, d_norm_D, gradients.norm_mode)
+    head.add_loss(operands["loss"])
 
 
 @dataclass(frozen=True)
-class _Head:
-    """Weights and their gradients; `weight` is the embedding if the two are tied."""
+class _Gradients:
+    """Of the weights; `weight` is the embedding's if the two are tied."""
 
     norm: torch.Tensor  # [D]
-    d_norm: torch.Tensor  # [D]
     norm_mode: Mode
     weight: torch.Tensor  # [V, D]
-    d_weight: torch.Tensor  # [V, D]
     weight_mode: Mode
-    eps: float
-    loss_scale: torch.Tensor  # [1], float32, on the device
 
     @classmethod
-    def of(cls, operands: Operands, attributes: Attributes) -> "_Head":
-        dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
-        layout = head_layout_of(attributes)
-        weights = weight_views(operands["parameters"], layout, dtype)
-        gradients = gradient_views(operands["gradients"], layout, attributes)
-        weight_mode = operands["gradients"].mode
+    def of(cls, operands: Operands, attributes: Attributes) -> "_Gradients":
+        own = operands["gradients"]
+        gradients = gradient_views(own, head_layout_of(attributes), attributes)
+        weight_mode = own.mode
         if typed_attribute(attributes, "tied", bool):
             tied, tied_gradients = embedding_layout_of(attributes), operands["embedding_gradients"]
-            weights["head"] = weight_views(operands["embedding"], tied, dtype)["embedding"]
             gradients["head"] = gradient_views(tied_gradients, tied, attributes)["embedding"]
             weight_mode = tied_gradients.mode
-        return cls(
-            norm=weights["final_norm"],
-            d_norm=gradients["final_norm"],
-            norm_mode=operands["gradients"].mode,
-            weight=weights["head"],
-            d_weight=gradients["head"],
-            weight_mode=weight_mode,
-            eps=typed_attribute(attributes, "norm_eps", float),
-            loss_scale=StepState(operands["step_state"].bytes).loss_scale,
-        )
+        return cls(gradients["final_norm"], own.mode, gradients["head"], weight_mode)

@@ -11,6 +11,7 @@ from twinstream.executor.kernels.block.block_forward import (
 )
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
 from twinstream.executor.kernels.gradient_norm import gradient_norm, gradient_squares
+from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.vector.adamw import adamw_step
@@ -25,6 +26,7 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "block_recompute_input": block_recompute_input,
     "block_backward": block_backward,
     "head_loss": head_loss,
+    "head_evaluate": head_evaluate,
     "embed_backward": embed_backward,
     "gradient_squares": gradient_squares,
     "gradient_norm": gradient_norm,

@@ -25,8 +25,11 @@ class RunOptions:
     of the host arena is populated and pinned. `nvtx` names what every op and graph enqueues, for
     NVIDIA's profilers (CUDA). Without `refuses_excess` a run whose context and libraries take more
     of the device than the cap leaves goes on, and reports by how much. `between` is asked before
-    every pass but the first. With `state_in_place` the arenas are as another run has left them:
-    nothing is poisoned, and on CUDA no kernel is warmed up there, nor any graph captured.
+    every pass but the first.
+
+    `in_place`: the state lies in the arenas already, as `between` passes of another schedule of
+    the same slots. So nothing is filled, and nothing done before the first pass that would write to
+    them: no warm-up, no graphs, no poison but what `poison` does during the passes.
     """
 
     backend: BackendName = "cpu"
@@ -38,7 +41,7 @@ class RunOptions:
     nvtx: bool = False
     refuses_excess: bool = True
     between: Between | None = None
-    state_in_place: bool = False
+    in_place: bool = False
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

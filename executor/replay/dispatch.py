@@ -73,6 +73,8 @@ def run_passes(
                     before_ns = perf_counter_ns()
                     goes_on = options.between(number, backend.rest)
                     backend.waited_ns += perf_counter_ns() - before_ns
+                    if not gc.get_freeze_count():  # another run in between has thawed it
+                        gc.freeze()
                     if not goes_on:
                         break
                 timed = options.is_timed(number)

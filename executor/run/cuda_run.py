@@ -94,23 +94,10 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
     backend = CudaBackend(job.program, job.works, gpu)
     replay = None
     try:
-        with torch.no_grad(), gpu.libraries_pool():
-            timed = options.graphs == "auto" and not pass_options.times_all()  # what decides
-            times = {}
-            if not options.state_in_place:
-                times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
-        is_over = meter.warm({call: found.allocated_bytes for call, found in times.items()})
-        with torch.no_grad():
-            if pass_options.times_all():
-                why = "no graphs (every step is timed op by op)"
-            elif options.state_in_place:
-                why = "no graphs (nothing is warmed up where the state is in place)"
-            else:
-                replay, why = _graphs(job, options, backend, times)
-        if replay is not None and not is_over and meter.is_over():
-            replay.close()
-            gpu.release_unused()
-            replay, why = None, "no graphs (their memory would exceed the cap)"
+        if options.in_place:
+            why = "no graphs (the state is in place: nothing is warmed up)"
+        else:
+            replay, why = _warm(job, options, backend, meter, all_timed=pass_options.times_all())
         job.fill()
         gpu.synchronize()
         with gpu.libraries_pool():
@@ -122,6 +109,26 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
         backend.abort()
         if replay is not None:
             replay.close()
+
+
+def _warm(
+    job: Job, options: RunOptions, backend: CudaBackend, meter: DeviceMeter, *, all_timed: bool
+) -> tuple[GraphReplay | None, str]:
+    """Every kernel has run, and graphs are there or not; the arenas hold garbage."""
+    gpu = backend.gpu
+    with torch.no_grad(), gpu.libraries_pool():
+        timed = options.graphs == "auto" and not all_timed  # what decides
+        times = warm_up(job.program, job.arenas, job.works, backend, timed=timed)
+    is_over = meter.warm({call: found.allocated_bytes for call, found in times.items()})
+    if all_timed:
+        return None, "no graphs (every step is timed op by op)"
+    with torch.no_grad():
+        replay, why = _graphs(job, options, backend, times)
+    if replay is not None and not is_over and meter.is_over():
+        replay.close()
+        gpu.release_unused()
+        return None, "no graphs (their memory would exceed the cap)"
+    return replay, why
 
 
 def _graphs(

@@ -127,8 +127,8 @@ def execute_in(
     """Run a schedule, which has been proven, in memory that is there; reads no state back.
 
     `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
-    in place before the first pass. `check_attention` is the caller's too, before there is the
-    memory, since it takes some of its own.
+    in place before the first pass, unless they are (`options.in_place`). `check_attention` is the
+    caller's too, before there is the memory, since it takes some of its own.
 
     Raises:
         TwinstreamError: as `execute`; or the schedule consumes what it finds, and is to be run for
@@ -144,7 +144,9 @@ def execute_in(
     works = bind_works(schedule, arenas, host_work, poison=options.poison)
 
     def fill_all() -> None:
-        if options.poison and not options.state_in_place:
+        if options.in_place:
+            return
+        if options.poison:
             arenas.poison()
         fill(arenas)
 
@@ -186,7 +188,7 @@ def flush_in(
         TwinstreamError: as `execute`.
     """
     once = replace(
-        options, num_passes=1, timed_passes=None, between=None, graphs="off", state_in_place=True
+        options, num_passes=1, timed_passes=None, between=None, graphs="off", in_place=True
     )
     execute_in(flush, memory, lambda arenas: None, host_work.of_pass(num_passes), once)
     host_work.flushed(num_passes)

@@ -1,6 +1,6 @@
 """Parameters and optimizer state of a run, in the flat tensors of the schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -27,14 +27,18 @@ def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> S
     Keys are `param.GROUP` and `opt.GROUP`, with GROUP `embedding`, a layer number or `head`;
     values 1-D uint8. The same seed gives the same bits on every machine.
     """
-    generator = torch.Generator().manual_seed(seed)
     state: State = {}
-    for group in parameter_groups(spec):
-        layout = group_layout(spec, group)
-        flat = _fresh(layout, DTYPES[spec.dtype], generator)
+    for group, flat in fresh_parameters(spec, seed):
         state[f"param.{group}"] = flat
-        state[f"opt.{group}"] = _optimizer_state(spec, group, flat, recipe or Recipe())
+        state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe or Recipe())
     return state
+
+
+def fresh_parameters(spec: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each group's flat parameters in turn, as `initial_state` has them."""
+    generator = torch.Generator().manual_seed(seed)
+    for group in parameter_groups(spec):
+        yield group, _fresh(group_layout(spec, group), DTYPES[spec.dtype], generator)
 
 
 def steps_done(state: Mapping[str, torch.Tensor]) -> int:
@@ -136,7 +140,7 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
     return flat
 
 
-def _optimizer_state(
+def fresh_optimizer_state(
     spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
     """Zero m and v of each part of a group and, where the recipe has it, its float32 master.

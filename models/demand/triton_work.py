@@ -83,6 +83,13 @@ class TritonChunkWork(ChunkWork):
             self.vector("cross_entropy", 2 * t * v, launches=slices),
         )
 
+    def head_evaluate(self, row_slice: int) -> tuple[Work, ...]:
+        """The logits' gradients are written, as in training, and left unused."""
+        norm, logits, _ = super().head_evaluate(row_slice)
+        t, v = self.tokens, self.spec.vocab_size
+        slices = -(-t // row_slice)
+        return (norm, logits, self.vector("cross_entropy", 2 * t * v, launches=slices))
+
     def embed_backward(self) -> tuple[Work, ...]:
         """Tokens are copied, sorted and searched (a launch each), then their rows are added."""
         return (self.vector("embedding_backward", 3 * self.tokens * self.spec.d_model, launches=5),)

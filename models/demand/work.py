@@ -118,6 +118,16 @@ class ChunkWork:
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
         )
 
+    def head_evaluate(self, row_slice: int) -> tuple[Work, ...]:
+        """Final norm, logits in row slices, and cross entropy, which leaves a gradient unused."""
+        t, d, v = self.tokens, self.spec.d_model, self.spec.vocab_size
+        slices = -(-t // row_slice)
+        return (
+            self.vector("rms_norm", 2 * t * d, launches=slices),
+            self._times(self.matmul(row_slice, v, d), slices),
+            self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
+        )
+
     def embed_forward(self) -> tuple[Work, ...]:
         return (self.vector("embedding", 2 * self.tokens * self.spec.d_model),)
 

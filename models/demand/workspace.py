@@ -286,13 +286,23 @@ def _head_loss_triton(attributes: Attributes) -> int:
     return _head_buffers(attributes) + _partial_sums(_head_rows(attributes), d_model)
 
 
+def _head_evaluate(attributes: Attributes) -> int:
+    """What the loss alone takes, and a float32 block of logits."""
+    return _head_forward_buffers(attributes) + _float32(_head_block_elements(attributes))
+
+
 def _head_buffers(attributes: Attributes) -> int:
+    d_norm = _float32(typed_attribute(attributes, "d_model", int))
+    return _head_forward_buffers(attributes) + d_norm
+
+
+def _head_forward_buffers(attributes: Attributes) -> int:
     tokens, vocab_size, d_model = (
         typed_attribute(attributes, name, int) for name in ("num_tokens", "vocab_size", "d_model")
     )
     rows, itemsize = _head_rows(attributes), _itemsize(attributes)
     slices = aligned(rows * d_model * itemsize) + aligned(rows * vocab_size * itemsize)
-    return slices + _float32(rows) + _float32(tokens) + _float32(d_model)
+    return slices + _float32(rows) + _float32(tokens)
 
 
 def _head_rows(attributes: Attributes) -> int:
@@ -347,6 +357,7 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "block_recompute_input": _block_recompute_input,
     "block_backward": _block_backward,
     "head_loss": _head_loss,
+    "head_evaluate": _head_evaluate,
     "embed_backward": _embed_backward,
     "gradient_squares": _gradient_squares,
     "gradient_norm": _none,
@@ -356,6 +367,7 @@ _TRITON = {
     **_EAGER,
     "block_backward": _block_backward_triton,
     "head_loss": _head_loss_triton,
+    "head_evaluate": _head_forward_buffers,
     "embed_backward": _embed_backward_triton,
 }
 _FORMULAS = {

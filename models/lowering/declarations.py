@@ -89,7 +89,7 @@ class Shapes:
     def persistent(self) -> tuple[str, ...]:
         """The state, and what a step leaves for the updates that the next begins with."""
         state = tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
-        if self.recipe.optimizer != BEFORE_NEXT_USE:
+        if self.recipe.optimizer != BEFORE_NEXT_USE or self.workload.forward_only:
             return state
         norm = ("grad_norm",) if self.recipe.clips else ()
         return (*state, *(f"grad.{group}" for group in self.groups), *norm)
@@ -142,6 +142,19 @@ def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
     builder.declare(_tensor("loss", "loss", "float32", (1,)))
     if shapes.recipe.clips:
         _declare_norm(builder, shapes)
+
+
+def carried_or_used(
+    builder: ChainBuilder, workload: Workload, persistent: tuple[str, ...]
+) -> tuple[Tensor, ...]:
+    """Of a training step all tensors; of a forward alone what tasks use, and the whole state."""
+    declared = tuple(builder.tensors)
+    if not workload.forward_only:
+        return declared
+    root = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in declared}
+    kept = {root[operand.tensor] for task in builder.tasks for operand in task.operands}
+    kept.update(persistent)
+    return tuple(tensor for tensor in declared if root[tensor.tensor_id] in kept)
 
 
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:

@@ -16,7 +16,7 @@ from twinstream.models.demand.triton_work import TritonChunkWork
 from twinstream.models.demand.work import ChunkWork
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.lowering.declarations import Shapes, declare_tensors
+from twinstream.models.lowering.declarations import Shapes, carried_or_used, declare_tensors
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks, gradient_attribute
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
@@ -30,10 +30,12 @@ from twinstream.schedule.workload import ModelRef, Workload
 
 
 def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> Chain:
-    """The chain of one training step of `spec` on `workload`.
+    """The chain of one training step of `spec` on `workload`, or of its forward alone.
 
     A recipe that clips has the optimizer on the device after the whole backward pass, unless it
-    names the beginning of the next step.
+    names the beginning of the next step. The tasks of a forward alone are named as those of the
+    step; the head's makes nothing but the loss. It has the optimizer's state, too, which it leaves
+    as it is.
 
     Raises:
         TwinstreamError: the recipe clips, and has the optimizer on the host.
@@ -42,7 +44,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
     lowering.run()
     builder = lowering.builder
     return Chain(
-        tensors=tuple(builder.tensors),
+        tensors=carried_or_used(builder, workload, lowering.shapes.persistent),
         calls=builder.calls,
         tasks=tuple(builder.tasks),
         recomputes=tuple(builder.recomputes),
@@ -111,9 +113,20 @@ class _Lowering:
             Input(tensor="step_state", version=1, source="step_state", index=0)
         )
         state = self.builder.write("step_state", "step_state")
-        self.optimizer = OptimizerTasks(
-            self.builder, self.shapes, self.recipe, state.model_copy(update={"mode": "read"})
-        )
+        step_state = state.model_copy(update={"mode": "read"})
+        if self.workload.forward_only:
+            self._forward_alone(step_state)
+        else:
+            self._rounds(step_state)
+        loss = self.builder.read("loss", "loss")
+        self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
+        if self.recipe.clips and not self.workload.forward_only:
+            norm = self.builder.read("norm", "grad_norm")
+            output = Output(tensor="grad_norm", version=norm.version, sink="grad_norm")
+            self.builder.outputs.append(output)
+
+    def _rounds(self, step_state: TaskOperand) -> None:
+        self.optimizer = OptimizerTasks(self.builder, self.shapes, self.recipe, step_state)
         for round_ in range(self.workload.rounds_per_step):
             self.round_starts.append(len(self.builder.tasks))
             self._forward(round_)
@@ -121,12 +134,20 @@ class _Lowering:
             for layer in reversed(range(self.spec.num_layers)):
                 self._backward_layer(round_, layer)
             self._embed_backward(round_)
-        loss = self.builder.read("loss", "loss")
-        self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
-        if self.recipe.clips:
-            norm = self.builder.read("norm", "grad_norm")
-            output = Output(tensor="grad_norm", version=norm.version, sink="grad_norm")
-            self.builder.outputs.append(output)
+
+    def _forward_alone(self, step_state: TaskOperand) -> None:
+        builder = self.builder
+        self.round_starts.append(0)
+        self._forward(0)
+        work = self._work(0).head_evaluate
+        call = self._call("head_evaluate", work(self._row_slice), **self._head_attributes)
+        for chunk in self._chunks_reversed():
+            operands = [
+                *self._head_inputs(chunk), builder.accumulate("loss", "loss"), step_state
+            ]  # fmt: skip
+            if self.spec.tied_embeddings:
+                operands.append(builder.read("embedding", "param.embedding"))
+            self._add("head_loss", call, operands, round_=0, chunk=chunk)
 
     def _chunks_reversed(self) -> range:
         return range(self.workload.chunks_per_round - 1, -1, -1)
@@ -140,7 +161,7 @@ class _Lowering:
                 builder.inputs.append(
                     Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
                 )
-        self.optimizer.before_group("embedding", round_)
+        self._begin_group("embedding", round_)
         for chunk in chunks:
             operands = [
                 builder.read("parameters", "param.embedding"),
@@ -150,7 +171,7 @@ class _Lowering:
             call = self._call("embed_forward", self._work(0).embed_forward())
             self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
         for layer in range(self.spec.num_layers):
-            self.optimizer.before_group(str(layer), round_)
+            self._begin_group(str(layer), round_)
             for chunk in chunks:
                 operands = [
                     *self._block_inputs(layer, chunk),
@@ -162,6 +183,10 @@ class _Lowering:
                 ]
                 call = self._block_call("block_forward", chunk)
                 self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _begin_group(self, group: str, round_: int) -> None:
+        if not self.workload.forward_only:
+            self.optimizer.before_group(group, round_)
 
     def _block_inputs(self, layer: int, chunk: int) -> list[TaskOperand]:
         operands = [
@@ -177,21 +202,16 @@ class _Lowering:
 
     def _head(self, round_: int) -> None:
         builder, tied = self.builder, self.spec.tied_embeddings
-        self.optimizer.before_group("head", round_)
-        row_slice = self.recipe.row_slice(self.workload.chunk_tokens)
+        self._begin_group("head", round_)
         call = self._call(
             "head_loss",
-            self._work(0).head_loss(row_slice),
-            norm_eps=self.spec.norm_eps,
-            tied=tied,
-            row_slice=row_slice,
+            self._work(0).head_loss(self._row_slice),
+            **self._head_attributes,
             **gradient_attribute(self.recipe, self.spec.dtype),
         )
         for chunk in self._chunks_reversed():
             operands = [
-                builder.read("parameters", "param.head"),
-                builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
-                builder.read("tokens", f"tokens.{chunk}"),
+                *self._head_inputs(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 self.optimizer.gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -202,6 +222,25 @@ class _Lowering:
                 operands.append(self.optimizer.gradient("embedding_gradients", "embedding", round_))
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
         self.optimizer.after_group("head", round_)
+
+    @property
+    def _row_slice(self) -> int:
+        return self.recipe.row_slice(self.workload.chunk_tokens)
+
+    @property
+    def _head_attributes(self) -> dict[str, Attribute]:
+        return {
+            "norm_eps": self.spec.norm_eps,
+            "tied": self.spec.tied_embeddings,
+            "row_slice": self._row_slice,
+        }
+
+    def _head_inputs(self, chunk: int) -> list[TaskOperand]:
+        return [
+            self.builder.read("parameters", "param.head"),
+            self.builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
+            self.builder.read("tokens", f"tokens.{chunk}"),
+        ]
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         builder = self.builder

@@ -125,7 +125,9 @@ def test_a_text_file_begins_and_ends_once_however_many_blocks_it_has(tmp_path):
 def test_the_vocabulary_is_checked_of_what_the_cache_gives_too(tmp_path):
     path, cache = write_rows(tmp_path / "a.jsonl", 200), tmp_path / "cache"
     an_epoch(data_of(path, cache=cache).chunks(**SHAPE, seed=0))
-    data = replace(data_of(path, cache=cache), encoding=replace(data_of(path).encoding, vocab_size=97))
+    data = replace(
+        data_of(path, cache=cache), encoding=replace(data_of(path).encoding, vocab_size=97)
+    )
     with pytest.raises(DataError, match=r"a.jsonl:\d+: token id 1\d\d is outside the model's"):
         next(data.chunks(**SHAPE, seed=0))
 

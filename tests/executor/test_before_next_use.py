@@ -17,6 +17,7 @@ from twinstream.executor.memory.device_memory import DeviceMeter, MemoryReading
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.cuda_run import Job, run_on_gpu
+from twinstream.executor.run.evaluation import EvaluationBatch, evaluate_in
 from twinstream.executor.run.execute import execute, execute_in, flush_in, prove
 from twinstream.executor.run.training import step_state
 from twinstream.executor.run.work import bind_works
@@ -29,6 +30,7 @@ from twinstream.executor.state.training_state import (
 )
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.derived.flush import flush_of
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -137,6 +139,32 @@ def test_a_run_can_be_flushed_at_rest_and_go_on(policy, kind):
         assert all(torch.equal(flat, ran.state[name]) for name, flat in state.items())
 
 
+@pytest.mark.parametrize("policy", ["resident", "streaming", "optimal"])
+def test_an_evaluation_after_a_flush_has_the_loss_of_the_next_step(policy):
+    """Of its tokens, which are one round; the run goes on as if nothing had been."""
+    schedule = plan_of(BEFORE, policy, "one chunk")
+    flush, evaluation = flush_of(schedule), evaluation_of(schedule)
+    assert flush is not None
+    memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
+    loop = replace(training(schedule), max_norm=MAX_NORM, losses=[], norms=[])
+    host_work, start, losses = loop.host_work(schedule), state_of(schedule), []
+
+    def between(number, rest):
+        rest()
+        flush_in(flush, memory, host_work, number, options)
+        batch = EvaluationBatch([loop.tokens(number + 1, 0)], schedule.workload.tokens_per_step)
+        losses.append(evaluate_in(evaluation, memory, [batch], options).loss)
+        return True
+
+    options = RunOptions(num_passes=3, between=between, poison=True)
+    fill = partial(fill_carried, schedule, state=start)
+    execute_in(schedule, memory, fill, host_work, options)
+    flush_in(flush, memory, host_work, 3, options)
+    found = read_carried(schedule, Arenas(schedule, memory), start)
+    assert losses == loop.losses[1:]
+    assert_same(Outcome(loop.losses, loop.norms, found), expected("one chunk"))
+
+
 def test_the_state_is_parameters_and_optimizer_state_alone():
     names = carried_names(plan_of(BEFORE, "streaming", "packed"))
     assert {name.split(".")[0] for name in names} == {"param", "opt"}
@@ -206,7 +234,7 @@ def test_on_a_gpu_nothing_is_warmed_up_where_the_state_is_in_place(graphs):
     said = []
     for each, host_work, asked, fill in (
         (schedule, work, options, lambda: fill_carried(schedule, arenas, start)),
-        (flush, work.of_pass(3), replace(options, num_passes=1, state_in_place=True), lambda: None),
+        (flush, work.of_pass(3), replace(options, num_passes=1, in_place=True), lambda: None),
     ):
         gpu, program = FakeGpu(3, 0.5), compile_program(each)
         works = bind_works(each, Arenas(each, memory), host_work, poison=True)

@@ -7,6 +7,7 @@ from tests.executor.test_cuda_logic import on_fake_gpu, schedule_of
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.runs import bits_of, run, training
 from twinstream.executor.backends.cpu import CpuBackend
+from twinstream.executor.backends.cuda import CudaBackend
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions
@@ -79,6 +80,25 @@ def test_on_a_gpu_too(graphs):
     assert all(torch.equal(a, b) for a, b in zip(
         found.bits.state.values(), bits_of(schedule, 3).state.values(), strict=True
     ))  # fmt: skip
+
+
+def test_after_a_rest_streams_are_made_current_whatever_was_meanwhile():
+    program, gpu = compile_program(schedule_of("resident")), FakeGpu()
+    backend = CudaBackend(program, [], gpu)
+    number = next(launch.stream for launch in program.launches if not launch.on_host)
+    mine = backend.use(number)
+    gpu.use(gpu.new_stream())  # as another run does in between
+    backend.rest()
+    assert backend.use(number) is mine is gpu.current
+    backend.abort()
+
+
+def test_what_another_run_thaws_is_frozen_again(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(dispatch.gc, "get_freeze_count", lambda: 0)
+    monkeypatch.setattr(dispatch.gc, "freeze", lambda: frozen.append(1))
+    run(schedule_of("resident"), RunOptions(num_passes=3, between=lambda number, rest: True))
+    assert len(frozen) == 3  # at the begin, and after each of two asks
 
 
 def test_an_error_is_told_at_rest(monkeypatch):

@@ -1,10 +1,9 @@
 """A run on CUDA from warm-up to timeline, with torch's few calls replaced."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
+from tests.helpers.fake_cuda import on_cuda
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import training
@@ -28,21 +27,7 @@ from twinstream.schedule.timeline import Provenance
 
 @pytest.fixture
 def gpu(monkeypatch) -> FakeGpu:
-    found = FakeGpu()
-    replaced = {
-        "current_device": lambda: 0,
-        "current_stream": lambda: None,
-        "stream": lambda stream: nullcontext(),
-        "mem_get_info": lambda: (0, 10**9),
-        "memory_reserved": lambda: 5 * 10**8,
-        "get_device_name": lambda: "a GPU of the tests",
-    }
-    for name, call in replaced.items():
-        monkeypatch.setattr(torch.cuda, name, call)
-    monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: found)
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
-        monkeypatch.setenv(name, "as the user wants")
-    return found
+    return on_cuda(monkeypatch, FakeGpu())
 
 
 def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, Provenance]:

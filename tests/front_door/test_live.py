@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from tests.train.test_metrics import step
+from tests.training.test_metrics import step
 from twinstream.screens.live import LiveLine, Pace, loss_curve, step_line
 
 BLANK = 0x2800

@@ -178,3 +178,35 @@ def test_a_rope_that_is_stretched_is_told_to_every_block_and_costs_nothing():
         more = told if call.kernel.startswith("block") else {}
         assert after.calls[name].attributes == call.attributes | more
         assert after.calls[name].cost == call.cost
+
+
+@pytest.mark.parametrize("workload", [PACKED, SLICED, UNEQUAL], ids=["packed", "sliced", "unequal"])
+@pytest.mark.parametrize("name", ["8b", "1b"])
+def test_a_forward_alone_is_the_begin_of_the_step_with_a_head_that_makes_the_loss(name, workload):
+    spec = load_preset(name)
+    step, chain = lower(spec, workload), lower(spec, workload.forward)
+    before_head = workload.chunks_per_round * (1 + spec.num_layers)
+    assert chain.tasks[:before_head] == step.tasks[:before_head]
+    heads = chain.tasks[before_head:]
+    assert len(heads) == workload.chunks_per_round
+    for head, training in zip(heads, step.tasks[before_head:], strict=False):
+        assert (head.task_id, head.call) == (training.task_id, "head_evaluate")
+        given = [o for o in head.operands if o.name != "scratch"]
+        made = {"d_hidden", "gradients", "embedding_gradients", "scratch"}
+        assert given == [o for o in training.operands if o.name not in made]
+    assert 3 * chain.model_flops * workload.rounds_per_step == step.model_flops
+    assert executed_flops(chain) == chain.model_flops
+    assert [(o.tensor, o.version) for o in chain.outputs] == [("loss", workload.chunks_per_round)]
+
+
+def test_a_forward_alone_has_the_whole_state_and_nothing_of_the_backward():
+    step, chain = (lower(load_preset("8b"), each, Recipe(clips=True)) for each in (
+        PACKED, PACKED.forward
+    ))  # fmt: skip
+    assert chain.persistent == step.persistent
+    roots = {t.tensor_id for t in chain.tensors if t.parent is None}
+    assert set(chain.persistent) <= roots
+    assert not any(name.startswith(("grad", "d_")) for name in roots)
+    fresh = set(chain.tensors) - set(step.tensors)
+    assert {tensor.tensor_id for tensor in fresh} == {"scratch.head_evaluate"}
+    assert chain.recomputes == ()

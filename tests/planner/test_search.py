@@ -120,7 +120,7 @@ class Bench:
         return SimpleNamespace(limits=self.limits, choices=self.choices)
 
     cut = SimpleNamespace(bound=SimpleNamespace(step_s=BOUND_S))
-    few = small = SimpleNamespace(chain=SimpleNamespace(tasks=[None]))
+    few = small = SimpleNamespace(chain=SimpleNamespace(tasks=[None]), begins_with_updates=False)
 
     def room_bytes(self) -> int:
         return ROOM

@@ -16,6 +16,7 @@ from tests.planner.test_plan_properties import SPECS, STEPS
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
+from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.planner import Planner
@@ -147,6 +148,12 @@ def test_tokens_that_are_open_are_those_of_the_known_plan(roomy):
 def test_only_plans_of_the_same_step_are_taken(roomy, what, more):
     with pytest.raises(WarmStartError, match=f"differs in {what}: "):
         planned(900, **{"known": [roomy], **more})
+
+
+def test_an_evaluation_stands_in_for_no_step(roomy):
+    """Faster it is, though, and of one round otherwise the same."""
+    with pytest.raises(WarmStartError, match="the forward of one alone, not a training step"):
+        planned(900, known=[evaluation_of(roomy)])
 
 
 def test_only_plans_of_the_same_model_with_the_same_fixed_are_taken():

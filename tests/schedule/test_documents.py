@@ -282,3 +282,13 @@ def test_passes_in_another_order_than_they_ran_are_refused() -> None:
     where = Provenance(kind="simulated", where="here")
     with pytest.raises(ValidationError, match="ends before the one that it follows"):
         Timeline(op_ids=("a",), passes=(second, first), cold=first, step_ns=4.0, provenance=where)
+
+
+def test_a_workload_that_is_forward_only_says_so_and_has_one_round() -> None:
+    training = Workload(seq_len=8, chunk_tokens=8, chunks_per_round=3, rounds_per_step=4)
+    assert "forward_only" not in training.model_dump()
+    forward = training.forward
+    assert (forward.tokens_per_step, forward.rounds_per_step) == (24, 1)
+    assert Workload.model_validate_json(forward.model_dump_json()) == forward
+    with pytest.raises(ValidationError, match="has one round, not 4"):
+        Workload.model_validate(training.model_dump() | {"forward_only": True})

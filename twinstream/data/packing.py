@@ -35,12 +35,14 @@ class ChunkShape:
     """What a plan allows: tokens of a chunk, of its longest document, and entries of `lengths`.
 
     Padding is in `lengths` too, in pieces no longer than a document, so that a chunk with
-    nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries.
+    nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries. With `alone` a
+    chunk has one document, and padding behind it.
     """
 
     chunk_tokens: int
     longest: int
     most_documents: int
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.longest <= self.chunk_tokens:
@@ -64,6 +66,8 @@ def pack(lengths: Ints, shape: ChunkShape) -> list[Ints]:
     for each chunk and each different length.
     """
     order = np.argsort(-lengths, kind="stable")
+    if shape.alone:
+        return [order[at : at + 1] for at in range(len(order))]
     different, counts = np.unique(lengths, return_counts=True)
     bins = _Bins(shape)
     taken = 0
@@ -128,6 +132,12 @@ def chunk_of(pieces: Pieces, indices: Ints, shape: ChunkShape) -> Chunk:
         at += length
     num_padding = shape.chunk_tokens - at
     return Chunk(ids, labels, (*lengths, *_padding(num_padding, shape.longest)), num_padding)
+
+
+def empty_chunk(shape: ChunkShape) -> Chunk:
+    """Nothing but padding."""
+    no_ids, none = np.empty(0, np.int32), np.empty(0, np.int64)
+    return chunk_of(Pieces(no_ids, no_ids, none, none), none, shape)
 
 
 def _padding(num_tokens: int, longest: int) -> Sequence[int]:

@@ -142,18 +142,21 @@ class TrainingData:
         most_documents: int,
         seed: int,
         start: Position = Position(),  # noqa: B008 - frozen
+        alone: bool = False,
     ) -> ChunkStream:
         """Packed chunks without end, epoch after epoch.
 
         Args:
             chunk_tokens: T of each chunk, at least `longest`.
             most_documents: entries of a chunk's `lengths` at most, padding among them.
+            alone: each document has a chunk of its own, as models need that take a chunk in
+                slices, which know of no documents.
             start: the `position` of a stream with the same arguments, which is gone on with.
 
         Raises:
             DataError: the shape is impossible, or the position is of other data or arguments.
         """
-        shape = ChunkShape(chunk_tokens, self.longest, most_documents)
+        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone)
         name = combined_hash((self.fingerprint, seed, *asdict(shape).values()))[:16]
         if start.order not in ("", name):
             raise DataError(

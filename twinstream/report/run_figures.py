@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from twinstream.log.metrics import EvalMetrics, StepMetrics
 from twinstream.measures.residence import Residence
 from twinstream.report.palette import (
     OTHER_COLOUR,
@@ -17,7 +18,6 @@ from twinstream.report.palette import (
 from twinstream.report.view import size_unit
 from twinstream.schedule.document import Schedule
 from twinstream.screens.tables import readable
-from twinstream.train.metrics import EvalMetrics, StepMetrics
 
 MOST_POINTS = 2000
 FEW_STEPS = 20  # are not smoothed

@@ -8,10 +8,7 @@ from statistics import median
 
 from pydantic import NonNegativeInt
 
-from twinstream.schedule.analysis.comparison import Comparison
-from twinstream.schedule.files import DocumentError, read_document, told
-from twinstream.schedule.node import Node
-from twinstream.train.metrics import (
+from twinstream.log.metrics import (
     FILE,
     AnyEvent,
     CheckpointMetrics,
@@ -20,8 +17,11 @@ from twinstream.train.metrics import (
     of_kind,
     read_metrics,
 )
+from twinstream.log.run_files import COMPARISON, OPTIONS, PLAN
+from twinstream.schedule.analysis.comparison import Comparison
+from twinstream.schedule.files import DocumentError, read_document, told
+from twinstream.schedule.node import Node
 
-PLAN, OPTIONS, COMPARISON = "plan.json", "run.toml", "comparison.json"
 _NUM_NAMED = 8
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from twinstream.log.run_files import OPTIONS, PLAN
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.residence import residence
 from twinstream.report.page import Card, Page, Section, Table, Text, html_of
@@ -15,7 +16,7 @@ from twinstream.report.run_figures import (
     rate_figure,
     speed_figure,
 )
-from twinstream.report.run_folder import OPTIONS, PLAN, RunFolder, RunSummary, run_summary
+from twinstream.report.run_folder import RunFolder, RunSummary, run_summary
 from twinstream.report.share_figures import traffic_figure
 from twinstream.schedule.analysis.comparison import Comparison, Pair
 from twinstream.schedule.document import Schedule

@@ -64,6 +64,9 @@ class Workload(Node):
     A chunk packs whole sequences (chunk_tokens a multiple of seq_len) or is a contiguous slice
     of one (seq_len a multiple of chunk_tokens); then a round holds whole sequences. With
     `packing` a chunk packs whole sequences of any lengths, `seq_len` at most.
+
+    A step that is `forward_only`, of an evaluation, is the forward of one round and its loss:
+    nothing is updated.
     """
 
     seq_len: PositiveCount
@@ -71,6 +74,18 @@ class Workload(Node):
     chunks_per_round: PositiveCount
     rounds_per_step: PositiveCount
     packing: Packing | None = None
+    forward_only: bool = False
+
+    @model_validator(mode="after")
+    def _forward_is_one_round(self) -> Self:
+        if self.forward_only and self.rounds_per_step != 1:
+            raise PydanticCustomError(
+                "forward_of_rounds",
+                "a step that is forward_only has one round, not {rounds}: what rounds add up is "
+                "gradients",
+                {"rounds": self.rounds_per_step},
+            )
+        return self
 
     @model_validator(mode="after")
     def _packing_fills_chunks(self) -> Self:
@@ -116,7 +131,14 @@ class Workload(Node):
         written: dict[str, Any] = serialize(self)
         if self.packing is None:
             written.pop("packing", None)  # which is not there without what is None
+        if not self.forward_only:
+            written.pop("forward_only", None)
         return written
+
+    @property
+    def forward(self) -> "Workload":
+        """The forward of one round of this."""
+        return self.model_copy(update={"rounds_per_step": 1, "forward_only": True})
 
     @property
     def chunks_per_sequence(self) -> int:

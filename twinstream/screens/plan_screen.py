@@ -44,7 +44,7 @@ def plan_screen(
         f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}",
         f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}",
         _headlines(schedule, summary, explanation, machine),
-        _residence_table(explanation.residence, schedule.caps),
+        residence_table(explanation.residence, schedule.caps),
     ]
     if any(price.saves_s_per_step for price in explanation.prices):
         parts.append(_prices_table(explanation, summary.step_time_s))
@@ -125,7 +125,7 @@ def _recomputed(recomputed: Recomputed) -> str:
     )
 
 
-def _residence_table(residence: Residence, caps: Caps) -> Group:
+def residence_table(residence: Residence, caps: Caps) -> Group:
     """A row per role, in GiB, or in MiB where all is small; peaks add up to what is taken.
 
     What would be 0.00 has a unit of its own.

@@ -40,6 +40,12 @@ class Head:
 
     def run(self, fill=0xFF):
         """Call the kernel; a second call adds to what the first has written."""
+        run("head_loss", self.attributes, self.operands(), fill)
+        self.mode = "update"
+        return self
+
+    def operands(self):
+        """Of the next call."""
         dtype = self.hidden.dtype
         layout = head_layout_of(self.attributes)
         parameters = buffer(layout.size_bytes, 0)
@@ -68,9 +74,7 @@ class Head:
             self.written.setdefault("embedding_gradients", buffer(size_bytes))
             operands["embedding"] = (self.weight.flatten().view(torch.uint8), "read")
             operands["embedding_gradients"] = (self.written["embedding_gradients"], self.mode)
-        run("head_loss", self.attributes, operands, fill)
-        self.mode = "update"
-        return self
+        return operands
 
     def results(self):
         dtype, layout = self.hidden.dtype, head_layout_of(self.attributes)

@@ -77,15 +77,10 @@ def _of_schedule(
 
 def _of_run(folder: Path, machine: str | None, output: Path) -> tuple[str, dict[str, object]]:
     """The page, and the figures that `--json` prints."""
-    from twinstream.report.run_folder import (
-        COMPARISON,
-        OPTIONS,
-        PLAN,
-        read_run_folder,
-        run_summary,
-    )
+    from twinstream.log.metrics import FILE
+    from twinstream.log.run_files import COMPARISON, OPTIONS, PLAN
+    from twinstream.report.run_folder import read_run_folder, run_summary
     from twinstream.report.run_page import run_html
-    from twinstream.train.metrics import FILE
 
     files = {name: folder / name for name in (FILE, PLAN, OPTIONS, COMPARISON)}
     require_own_outputs(files | {"output": output})

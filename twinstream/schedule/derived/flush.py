@@ -64,17 +64,9 @@ def flush_of(schedule: Schedule) -> Schedule | None:
     Raises:
         FlushError: what is carried on the device cannot be put back there.
     """
-    tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
-    roots = {item.tensor: tensors[item.tensor].parent or item.tensor for item in schedule.carried}
-    waiting = {root for root in roots.values() if not is_state(tensors[root])}
-    updates = {
-        op.op_id
-        for op in schedule.ops
-        if isinstance(op, Compute) and any(_waits(o, tensors, waiting) for o in op.operands)
-    }
+    updates, state = _updates_and_state(schedule)
     if not updates:
         return None
-    state = tuple(item for item in schedule.carried if roots[item.tensor] not in waiting)
     ops = _Flush(schedule, updates).ops(state)
     calls = {op.call for op in ops if isinstance(op, Compute)}
     return schedule.model_copy(
@@ -89,6 +81,60 @@ def flush_of(schedule: Schedule) -> Schedule | None:
             "bound": None,
         }
     )
+
+
+def without_updates(schedule: Schedule) -> Schedule:
+    """What a pass does after a flush: it begins with no update, and finds no gradients.
+
+    Versions are as if there were none; waits are as before, and not to be relied on.
+    """
+    updates, state = _updates_and_state(schedule)
+    if not updates:
+        return schedule
+    accesses = AccessMap(schedule.tensors, schedule.slots)
+    made = {
+        access.leaf
+        for op in schedule.ops
+        if op.op_id in updates
+        for access in accesses.of(op)
+        if access.mode == "update"
+    }
+    updated = {name for number, name in enumerate(accesses.leaves) if number in made}
+    updated |= {t.parent for t in schedule.tensors if t.parent and t.tensor_id in updated}
+
+    def version(tensor: str, now: int) -> int:
+        return now - 1 if now and tensor in updated else now
+
+    def calm(op: Op) -> Op:
+        if not isinstance(op, Compute):
+            return op.model_copy(update={"version": version(op.tensor, op.version)})
+        operands = [
+            o.model_copy(update={"version": version(o.tensor, o.version)}) for o in op.operands
+        ]
+        return op.model_copy(update={"operands": tuple(operands)})
+
+    left = {item.tensor for item in schedule.carried if item not in state}
+    left |= {t.tensor_id for t in schedule.tensors if t.parent in left}
+    ops = tuple(
+        calm(op)
+        for op in schedule.ops
+        if op.op_id not in updates
+        and not (isinstance(op, Copy) and op.version == 0 and op.tensor in left)
+    )
+    return schedule.model_copy(update={"ops": ops, "carried": state})
+
+
+def _updates_and_state(schedule: Schedule) -> tuple[set[str], tuple[Carried, ...]]:
+    """Ops that make the updates of the pass before, and what of the carried is state."""
+    tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
+    roots = {item.tensor: tensors[item.tensor].parent or item.tensor for item in schedule.carried}
+    waiting = {root for root in roots.values() if not is_state(tensors[root])}
+    updates = {
+        op.op_id
+        for op in schedule.ops
+        if isinstance(op, Compute) and any(_waits(o, tensors, waiting) for o in op.operands)
+    }
+    return updates, tuple(c for c in schedule.carried if roots[c.tensor] not in waiting)
 
 
 def _waits(operand: TaskOperand, tensors: dict[str, Tensor], waiting: set[str]) -> bool:

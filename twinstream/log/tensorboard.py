@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Self
 
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, told
-from twinstream.train.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 
 _OF_A_STEP = ("loss", "learning_rate", "grad_norm", "tokens_per_s")
 _OF_AN_EVALUATION = ("loss", "perplexity")

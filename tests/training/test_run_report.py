@@ -11,13 +11,13 @@ import pytest
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from tests.front_door.small_schedule import small_schedule, timeline
 from tests.helpers.browser import browser_page
-from tests.train.run_folders import loss_at, write_run
-from tests.train.test_metrics import step
+from tests.training.run_folders import loss_at, write_run
+from tests.training.test_metrics import step
+from twinstream.log.metrics import FILE, MetricsLog
 from twinstream.measures.residence import residence
 from twinstream.report.run_figures import loss_figure, memory_figure, smoothed, thinned
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.files import write_document
-from twinstream.train.metrics import FILE, MetricsLog
 
 
 @pytest.fixture(scope="module")

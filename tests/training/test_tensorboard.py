@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from tests.train.test_metrics import checkpoint, evaluation, step
-from twinstream.train.tensorboard import TensorBoardLog, TensorBoardMissingError
+from tests.training.test_metrics import checkpoint, evaluation, step
+from twinstream.log.tensorboard import TensorBoardLog, TensorBoardMissingError
 
 MODULE = "torch.utils.tensorboard"
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from twinstream.schedule.files import DocumentError
-from twinstream.train.metrics import (
+from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     MetricsLog,
@@ -15,6 +14,7 @@ from twinstream.train.metrics import (
     of_kind,
     read_metrics,
 )
+from twinstream.schedule.files import DocumentError
 
 
 def step(number: int, loss: float = 2.0, **fields: object) -> StepMetrics:

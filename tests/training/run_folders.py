@@ -3,8 +3,8 @@
 import math
 from pathlib import Path
 
-from tests.train.test_metrics import checkpoint, evaluation, step
-from twinstream.train.metrics import FILE, MetricsLog
+from tests.training.test_metrics import checkpoint, evaluation, step
+from twinstream.log.metrics import FILE, MetricsLog
 
 
 def write_run(folder: Path, num_steps: int = 40) -> Path:

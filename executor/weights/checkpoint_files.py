@@ -1,0 +1,86 @@
+"""A checkpoint's tensors: the model as a Hugging Face folder, and a file for each other one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from twinstream.executor.weights.durable_files import make_room, sync, writing
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.hf_writer import write_hf_folder
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.files import told
+
+OPTIMIZER = "optimizer"
+_SUFFIX = ".bin"
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The tensors beside the weights, as they lie in the arenas: bytes without a header."""
+
+    folder: Path
+
+    def read(self, name: str) -> torch.Tensor:
+        """One whole tensor, 1-D uint8.
+
+        Raises:
+            WeightsError: it is not there, or cannot be read.
+        """
+        path = self._path(name)
+        try:
+            size_bytes = path.stat().st_size
+            flat = torch.empty(size_bytes, dtype=torch.uint8)
+            with path.open("rb") as file:
+                read_bytes = file.readinto(flat.numpy().data)
+        except OSError as error:
+            raise WeightsError(path, f"cannot be read: {told(error)}") from None
+        if read_bytes != size_bytes:
+            raise WeightsError(path, "has changed while it was read")
+        return flat
+
+    def write(self, names: Sequence[str], take: Callable[[str], torch.Tensor]) -> None:
+        """Write tensors one after another; all are on the disk when this returns.
+
+        Raises:
+            WeightsError: one cannot be written.
+        """
+        with writing(self.folder / OPTIMIZER, 0):
+            (self.folder / OPTIMIZER).mkdir(exist_ok=True)
+        for name in names:
+            flat = take(name)
+            with writing(self._path(name), flat.numel()):
+                self._path(name).write_bytes(flat.numpy().data)
+                sync(self._path(name))
+        with writing(self.folder, 0):
+            sync(self.folder / OPTIMIZER)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / OPTIMIZER / f"{name}{_SUFFIX}"
+
+
+def write_tensors(
+    folder: Path,
+    spec: ModelSpec,
+    names: Sequence[str],
+    take: Callable[[str], torch.Tensor],
+    *,
+    like: Path | None,
+    size_bytes: int,
+) -> None:
+    """Write all tensors of a run, one group at a time: nothing more is held.
+
+    Args:
+        names: those that the run carries, `param.GROUP` and others.
+        take: gives one of them, 1-D uint8 on the host.
+        like: the folder whose config, tokenizer and division into files are taken over.
+        size_bytes: of all of them together, for which there has to be room.
+
+    Raises:
+        WeightsError: there is too little room, or a file cannot be written.
+    """
+    make_room(folder, size_bytes)
+    write_hf_folder(folder, spec, lambda group: take(f"param.{group}"), like)
+    others = [name for name in names if not name.startswith("param.")]
+    CheckpointFiles(folder).write(others, take)

@@ -1,0 +1,1 @@
+"""The schedule of an evaluation: the forward of a training schedule, in its very arenas."""

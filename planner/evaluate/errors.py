@@ -1,0 +1,7 @@
+"""What can stand in the way of an evaluation."""
+
+from twinstream.schedule.errors import TwinstreamError
+
+
+class NoEvaluation(TwinstreamError):
+    """A schedule of training has no forward that could run by itself and leave the state alone."""

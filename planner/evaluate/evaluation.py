@@ -1,0 +1,129 @@
+"""Derive from a training schedule the one that evaluates, between two of its passes."""
+
+from collections.abc import Iterator
+
+from twinstream.models.lowering.lower import lower_again
+from twinstream.planner.evaluate.dataflow import Dataflow
+from twinstream.planner.evaluate.errors import NoEvaluation
+from twinstream.planner.evaluate.restoring import with_state_kept
+from twinstream.schedule.chain import Chain, Output, Task
+from twinstream.schedule.derived.flush import without_updates
+from twinstream.schedule.derived.waits import derive_waits
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
+from twinstream.schedule.ops import Compute, Copy, Fetch, Op, Operand
+from twinstream.schedule.proof.conforms import require_conforming
+from twinstream.schedule.proof.verify import require_safe
+
+
+def evaluation_of(training: Schedule) -> Schedule:
+    """The forward of a training schedule's first round, as a schedule of its own; proven.
+
+    It has the slots of the training, finds the state where a pass of the training leaves it, and
+    leaves it there: so it runs in the same arenas between any two passes, and its peak is no
+    higher. A pass of it takes `chunks_per_round` chunks and hands out their loss.
+
+    Ops are those of the training on which the loss depends, in their order of issue; the head
+    makes no gradients. Where they overwrite what the training carries from pass to pass, the
+    training's own copy that saves it stays, and a copy at the end puts it back. Waits are derived
+    anew: those of training also wait for what is not here.
+
+    Where a pass begins with the updates of the one before, the evaluation is of the state after
+    the training's flush, and leaves no gradients behind.
+
+    Raises:
+        NoEvaluation: the schedule is not one of training, or has no forward of the state that it
+            carries: it says what stands in the way.
+        UnsafeSchedule: the training schedule is not safe or not conforming itself.
+    """
+    require("training", training, Schedule)
+    if training.workload.forward_only:
+        raise NoEvaluation("the schedule is forward only already: give one of training")
+    training = without_updates(training)
+    forward = training.model_copy(update={"workload": training.workload.forward})
+    chain = lower_again(forward)
+    ops = _ops(training, chain)
+    schedule = forward.model_copy(
+        update={
+            "tensors": chain.tensors,
+            "calls": chain.calls,
+            "ops": derive_waits(ops, chain.tensors, training.slots),
+            "model_flops": chain.model_flops,
+            "bound": None,
+        }
+    )
+    require_safe(schedule)
+    require_conforming(schedule, chain)
+    return schedule
+
+
+def _ops(training: Schedule, chain: Chain) -> tuple[Op, ...]:
+    """Without sound waits."""
+    computes = _computes(training, chain)
+    last = max(computes)
+    flow = Dataflow(training, last + 1)
+    kept = flow.needed_by(computes)
+    results = [
+        op for output in chain.outputs for op in _handed_out(training, output, computes[last])
+    ]
+    ops = {position: computes.get(position, training.ops[position]) for position in kept}
+    return with_state_kept(training, chain, flow, ops, results)
+
+
+def _computes(training: Schedule, chain: Chain) -> dict[int, Compute]:
+    """By position in the training, its ops that carry out the tasks of a forward alone."""
+    tasks = {task.task_id: task for task in chain.tasks}
+    found = {
+        position: _forward_of(op, tasks[op.task])
+        for position, op in enumerate(training.ops)
+        if op.kind == "compute" and op.task in tasks
+    }
+    if len(found) != len(tasks):
+        missing = sorted(tasks.keys() - {op.task for op in found.values()})
+        raise NoEvaluation(
+            f"the schedule does not carry out {', '.join(missing[:3])}: it is not one of training "
+            "the model that it names"
+        )
+    return found
+
+
+def _forward_of(op: Compute, task: Task) -> Compute:
+    """The op with no operands but those of the task."""
+    given = {operand.name: operand for operand in op.operands}
+    operands = []
+    for wanted in task.operands:
+        held = given.get(wanted.name)
+        same = held is not None and (held.mode, held.version) == (wanted.mode, wanted.version)
+        if held is None or not same:
+            has = "lacks it" if held is None else f"has {held.mode} of version {held.version}"
+            raise NoEvaluation(
+                f"the forward needs {wanted.mode} of version {wanted.version} of "
+                f"'{wanted.tensor}' in op '{op.op_id}', which {has}: this step does more before "
+                "its loss than a forward of the state that it begins with"
+            )
+        operands.append(Operand(**vars(wanted), slot=held.slot))
+    return op.model_copy(
+        update={"call": task.call, "operands": tuple(operands), "label": task.label}
+    )
+
+
+def _handed_out(training: Schedule, output: Output, made_by: Compute) -> Iterator[Op]:
+    """The copy and the fetch of a result, as training has them of its last round."""
+    fetches = [op for op in training.ops if isinstance(op, Fetch) and op.sink == output.sink]
+    if not fetches:
+        raise NoEvaluation(f"the schedule hands out no '{output.sink}': it is not one of training")
+    fetch = fetches[-1]
+    source = next(o.slot for o in made_by.operands if o.tensor == output.tensor)
+    if source != fetch.slot:
+        copies = [
+            op
+            for op in training.ops
+            if isinstance(op, Copy)
+            and (op.tensor, op.version) == (fetch.tensor, fetch.version)
+            and op.destination == fetch.slot
+        ]
+        if not copies:
+            raise NoEvaluation(f"no single copy takes '{output.tensor}' to where it is handed out")
+        yield copies[-1].model_copy(update={"version": output.version, "source": source})
+    op_id = f"fetch.{output.tensor}.{output.version}"
+    yield fetch.model_copy(update={"op_id": op_id, "version": output.version})

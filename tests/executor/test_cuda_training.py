@@ -1,0 +1,35 @@
+"""`twinstream train` on a GPU: stopped, gone on with under another cap, evaluated between steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.small_runs import options, state_files, trained, write_rows
+
+pytestmark = pytest.mark.gpu
+CUDA: dict[str, Any] = {
+    "backend": "cuda", "machine": "h100", "dtype": "bfloat16", "seq_len": 128,
+    "tokens_per_step": 512, "kernels": "triton", "attention": "eager",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["model", "8bit", "float32_master"])
+def test_a_run_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    more = CUDA | {"optimizer_state": kind}
+    whole, straight = trained(options(tmp_path / "a", **more))
+    wanted = options(tmp_path / "b", **more)
+    stopped, before = trained(wanted, stop_after=3)
+    again = wanted.model_copy(update={"policy": "streaming"})
+    result, after = trained(again, resume=True)
+    assert before.losses[: stopped.step] + after.losses == straight.losses
+    assert state_files(result.folder, 6) == state_files(whole.folder, 6)
+
+
+def test_evaluations_between_steps_change_nothing(tmp_path: Path) -> None:
+    held_out = write_rows(tmp_path / "held_out.jsonl", 17)
+    plain, before = trained(options(tmp_path / "plain", **CUDA))
+    wanted = options(tmp_path, eval_data=(str(held_out),), eval_every=2, **CUDA)
+    result, seen = trained(wanted)
+    assert seen.losses == before.losses and len(seen.evals) == 3
+    assert state_files(result.folder, 6) == state_files(plain.folder, 6)

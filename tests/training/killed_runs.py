@@ -1,0 +1,89 @@
+"""A run that is killed (-9) at random moments and gone on with, beside one that is not.
+
+    python -m tests.training.killed_runs FOLDER NUM_KILLS
+
+prints in how many of the kills a checkpoint was being written, and whether the bits are equal. The
+processes are forked from one that has imported all, since that is most of a short run's time.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.training.small_runs import options, state_files, trained
+from twinstream.training.checkpoints import COMPLETE, Checkpoints
+from twinstream.training.options import TrainOptions
+
+STEPS_PER_KILL = 24
+FROM, TO = 0.6, 2.0  # when it is killed, in times of what it takes to begin
+OTHERS = [{}, {"policy": "streaming"}, {"policy": "full_recompute"}, {"host_mem": "1GiB"}]
+
+
+def main(folder: Path, num_kills: int) -> None:
+    """Kill, go on, compare."""
+    num_steps = STEPS_PER_KILL * num_kills
+    more = {"steps": num_steps, "save_every": "1", "dtype": "bfloat16"}
+    undisturbed = options(folder / "a", **{**more, "save_every": "never"})
+    log = undisturbed.output / "metrics.jsonl"
+    begun_s = time_to_begin_s(log, forked(lambda: trained(undisturbed)))
+    wanted, draw = options(folder / "b", **more), random.Random(0)
+    in_checkpoint = kills = 0
+    for _ in range(num_kills):
+        other = draw.choice(OTHERS)
+        kills += killed(wanted.model_copy(update=other), draw.uniform(FROM, TO) * begun_s)
+        found = wanted.output.glob("checkpoint-*")
+        in_checkpoint += any(not (path / COMPLETE).exists() for path in found)
+    done = Checkpoints(wanted.output).complete()
+    assert wait(forked(lambda: trained(wanted, resume=True))) == 0
+    same = state_files(wanted.output, num_steps) == state_files(undisturbed.output, num_steps)
+    print(
+        f"{kills} kills, {in_checkpoint} of them while a checkpoint was written, the last after "
+        f"{done[-1].name if done else 'no checkpoint'} of {num_steps} steps: weights and optimizer "
+        f"state are {'bit-identical' if same else 'NOT identical'}"
+    )
+    sys.exit(not (same and kills == num_kills))
+
+
+def killed(wanted: TrainOptions, after_s: float) -> bool:
+    """Start a run or go on with it, and kill it so long afterwards; whether it was not over."""
+    resume = (wanted.output / "run.toml").exists()
+    process = forked(lambda: trained(wanted, resume=resume))
+    time.sleep(after_s)
+    os.kill(process, signal.SIGKILL)
+    return wait(process) != 0
+
+
+def time_to_begin_s(log: Path, process: int) -> float:
+    """Until the first step of a run that has just been started; then its end is waited for."""
+    start_s = time.monotonic()
+    while not log.exists() or not log.stat().st_size:
+        time.sleep(0.005)
+    begun_s = time.monotonic() - start_s
+    assert wait(process) == 0
+    return begun_s
+
+
+def forked(work: Callable[[], object]) -> int:
+    """A process that does the work and ends."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        work()
+    except BaseException as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def wait(process: int) -> int:
+    """How it ended; 0 is well."""
+    return os.waitpid(process, 0)[1]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,93 @@
+"""Options: what is refused, and that the docs have them all."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.contract.package_tree import REPO
+from twinstream.schedule.errors import ArgumentError
+from twinstream.training.amounts import Every, every, source_of, steps_of
+from twinstream.training.expected import expected_packing
+from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.rates import LearningRate
+
+PAGE = REPO / "docs" / "training.md"
+BEGIN, END = "<!-- options:", "<!-- /options -->"
+
+
+def table() -> str:
+    """All options, a row each."""
+    rows = ["| option | default | what |", "|---|---|---|"]
+    for name, field in TrainOptions.model_fields.items():
+        if name in ("model", "data", "output"):
+            continue
+        default = "" if field.default in (None, (), "") else f"`{field.default}`"
+        rows.append(f"| `--{name.replace('_', '-')}` | {default} | {field.description} |")
+    return "\n".join(rows)
+
+
+def test_the_page_has_every_option(request: pytest.FixtureRequest) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    begin = text.index("\n", text.index(BEGIN)) + 1
+    found = text[begin : text.index(END)].strip()
+    if found != table() and request.config.getoption("--update-golden"):
+        PAGE.write_text(f"{text[:begin]}\n{table()}\n\n{text[text.index(END) :]}")
+    assert found == table(), "run with --update-golden"
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    known = {"model": "tiny", "data": ["a"], "output": tmp_path}
+    for wrong, message in (
+        ({"learning_rates": 1}, "no option learning_rates: did you mean 'learning_rate'"),
+        ({"beta2": 1.0}, "beta2 is 1.0: input should be less than 1"),
+        ({"data": 3}, "data is 3"),
+        ({"steps": "many"}, "steps is 'many'"),
+    ):
+        with pytest.raises(OptionsError, match=re.escape(message)):
+            TrainOptions.of(known | wrong)
+    assert TrainOptions.of(known | {"steps": "12", "epochs": "0.5"}).steps == 12
+
+
+def test_amounts() -> None:
+    assert every("x", "90s") == Every(seconds=90.0) and every("x", "never") == Every()
+    assert every("x", "5").is_due(10, 0.0) and not every("x", "5").is_due(11, 1e9)
+    assert every("x", "2h").is_due(11, 7200.0) and not every("x", "never").is_due(0, 1e9)
+    for text in ("", "0", "-1", "1.5", "0min", "1 day"):
+        with pytest.raises(ArgumentError, match="neither"):
+            every("save_every", text)
+    for text in ("", "-3", "101%", "nan%", "3.5"):
+        with pytest.raises(ArgumentError, match="neither"):
+            steps_of("warmup", text, 100)
+    assert source_of("a.jsonl=0.5").weight == 0.5 and source_of("a=b.txt").path == Path("a=b.txt")
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd", "constant"])
+def test_rates_rise_hold_and_fall_to_the_floor(decay: str) -> None:
+    rate = LearningRate(2.0, 100, 10, decay, floor=0.25, cooldown_steps=30)  # type: ignore[arg-type]
+    rates = [rate(step) for step in range(1, 101)]
+    assert rates[:11] == pytest.approx([2.0 * step / 11 for step in range(1, 12)])
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+    assert rate(71) == 2.0 if decay in ("wsd", "constant") else rate(71) < 2.0
+    assert rate(101) == pytest.approx(2.0 if decay == "constant" else 0.5)
+    middle = {"linear": 1.25, "cosine": 1.25, "wsd": 2.0, "constant": 2.0}[decay]
+    assert rate(56) == pytest.approx(middle)
+
+
+def test_wsd_falls_as_one_less_a_root() -> None:
+    rate = LearningRate(1.0, 100, 0, "wsd", cooldown_steps=40)
+    assert rate(61) == 1.0 and rate(71) == pytest.approx(0.5) and rate(101) == 0.0
+
+
+@pytest.mark.parametrize("longest", [64, 100, 2048])
+def test_expected_lengths_fill_a_chunk_as_the_data_does(longest: int) -> None:
+    import numpy as np
+
+    lengths = np.minimum(longest, np.random.default_rng(0).geometric(1 / 40, 2000)).astype(np.int64)
+    packing = expected_packing(lengths, longest)
+    assert packing.tokens == longest and packing.longest <= longest
+    found = np.array(packing.expected_lengths, float)
+    attention = (found**2).sum() / found.sum()
+    assert attention == pytest.approx((lengths**2).sum() / lengths.sum(), rel=0.5)
+    assert packing.most_sequences >= len(packing.expected_lengths)

@@ -1,0 +1,115 @@
+"""A run that stops, or is killed, goes on to the very bits of one that did not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.small_runs import options, state_files, trained, write_rows
+from twinstream.data.data_error import DataError
+from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
+from twinstream.training.checkpoints import CheckpointError, Checkpoints
+from twinstream.training.options import OptionsError, read_options
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_goes_on_under_another_cap_policy_and_recompute(tmp_path: Path, dtype: str) -> None:
+    whole, straight = trained(options(tmp_path / "a", dtype=dtype))
+    wanted = options(tmp_path / "b", dtype=dtype)
+    stopped, before = trained(wanted, stop_after=3)
+    done = stopped.step
+    assert stopped.stopped and 3 <= done < 6
+    again = wanted.model_copy(update={"policy": "full_recompute", "host_mem": "1GiB"})
+    result, after = trained(again, resume=True)
+    assert result.model is not None and result.step == 6
+    assert before.losses[:done] + after.losses == straight.losses
+    assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
+    logged = of_kind(read_metrics(wanted.output / "metrics.jsonl"), StepMetrics)
+    assert [step.step for step in logged] == [1, 2, 3, 4, 5, 6]
+    assert [step.loss for step in logged] == straight.losses
+
+
+def test_the_folder_alone_says_how_to_go_on(tmp_path: Path) -> None:
+    wanted = options(tmp_path, learning_rate=None, warmup="20%")
+    trained(wanted, stop_after=2)
+    kept = read_options(wanted.output / "run.toml")
+    assert kept["learning_rate"] == 3e-4 and kept["steps"] == 6 and kept["dtype"] == "float32"
+    result, _ = trained(type(wanted).of(kept), resume=True)
+    assert result.step == 6
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    trained(wanted, stop_after=2)
+    write_rows(tmp_path / "rows.jsonl", 121)
+    with pytest.raises(DataError, match="not that of the checkpoint"):
+        trained(wanted, resume=True)
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    trained(wanted, stop_after=2)
+    with pytest.raises(OptionsError, match="has a run already: go on with it"):
+        trained(wanted)
+    with pytest.raises(OptionsError, match="has no run to go on with"):
+        trained(options(tmp_path, output=tmp_path / "none"), resume=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(OptionsError, match="is not an empty folder"):
+        trained(options(tmp_path, output=tmp_path / "full"))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    wanted = options(tmp_path, save_every="2", keep=3)
+    trained(wanted, stop_after=5)
+    *_, before, last = Checkpoints(wanted.output).complete()
+    weights = last / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model.safetensors is \d+ bytes, and was"):
+        trained(wanted, resume=True)
+    (last / "COMPLETE").unlink()
+    result, seen = trained(wanted, resume=True)
+    assert result.step == 6 and f"checkpoint-{seen.steps[0].step - 1}" == before.name
+
+
+def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
+    wanted = options(tmp_path, save_every="1", keep=2)
+    trained(wanted)
+    names = [path.name for path in Checkpoints(wanted.output).complete()]
+    assert names == ["checkpoint-5", "checkpoint-6"]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    """The command line of a run."""
+    wanted = options(folder)
+    return [
+        sys.executable, "-m", "twinstream", "train", wanted.model, *wanted.data, "-o",
+        str(wanted.output), "--seq-len", "64", "--tokens-per-step", "256", "--steps", "12",
+        "--machine", "cpu", "--backend", "cpu", "--save-every", "1", "--data-workers", "0",
+        "--learning-rate", "1e-2", *more,
+    ]  # fmt: skip
+
+
+def test_killed_runs_go_on_to_the_same_bits(tmp_path: Path) -> None:
+    killing = [sys.executable, "-m", "tests.training.killed_runs", str(tmp_path), "4"]
+    done = subprocess.run(killing, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sigterm_leaves_a_checkpoint(tmp_path: Path) -> None:
+    wanted = [*command(tmp_path, "--no-tensorboard"), "--steps", "100000", "--save-every", "never"]
+    process = subprocess.Popen(wanted, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    log = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and (not log.exists() or not log.stat().st_size):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert "to go on: twinstream train -o" in told
+    steps = of_kind(read_metrics(log), StepMetrics)
+    names = [path.name for path in Checkpoints(tmp_path / "run").complete()]
+    assert names == [f"checkpoint-{steps[-1].step}"]

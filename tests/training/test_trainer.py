@@ -1,0 +1,199 @@
+"""What a run does between its first and its last step."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.small_runs import options, state_files, trained, write_config, write_rows
+from twinstream.data.data_error import DataError
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.planner import planner
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.checkpoints import Checkpoints
+from twinstream.training.options import TrainOptions
+from twinstream.training.run.recorder import LossError
+from twinstream.training.trainer import Trainer
+
+
+def test_the_loss_falls_and_the_model_is_there(tmp_path: Path) -> None:
+    result, seen = trained(options(tmp_path, steps=12))
+    assert seen.losses[-1] < seen.losses[0] - 0.5
+    assert result.model == tmp_path / "run" / "model" and result.measured is not None
+    assert sorted(path.name for path in result.model.iterdir()) == [
+        "config.json", "model.safetensors",
+    ]  # fmt: skip
+    assert result.fill > 0.9
+    for name in ("plan.json", "comparison.json", "run.toml", "machine.toml"):
+        assert (result.folder / name).exists(), name
+
+
+def test_tokens_and_targets_are_those_of_the_data(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 30)
+    texts = [json.loads(line)["text"].encode() for line in rows.read_text().splitlines()]
+    wanted = options(tmp_path, data=(str(rows),), seq_len=256, tokens_per_step=1024, steps=20)
+    _, seen = trained(wanted)
+    in_epoch = [step for step in seen.steps if step.epoch <= 1.02]
+    total = sum(map(len, texts))
+    assert sum(step.tokens for step in in_epoch) == pytest.approx(total, rel=0.25)
+    assert all(step.targets < step.tokens <= 1024 for step in seen.steps)
+
+
+@pytest.mark.parametrize("kind", ["model", "8bit"])
+def test_the_last_steps_have_a_master(kind: str, tmp_path: Path) -> None:
+    more = {"dtype": "bfloat16", "max_grad_norm": 0.0, "optimizer_state": kind}
+    wanted = options(tmp_path, fp32_tail=2, **more)
+    result, seen = trained(wanted)
+    assert [step.step for step in seen.steps] == [1, 2, 3, 4, 5, 6]
+    latest = Checkpoints(result.folder).latest()
+    assert latest is not None and latest.state.recipe.optimizer_state == "float32_master"
+    plain, other = trained(options(tmp_path / "plain", **more))
+    assert seen.losses[:5] == other.losses[:5]  # the first update of the tail is the fifth's
+    assert seen.losses[5] == pytest.approx(other.losses[5], abs=0.02)
+    sizes = {name: len(data) for name, data in state_files(result.folder, 6).items()}
+    before = {name: len(data) for name, data in state_files(plain.folder, 6).items()}
+    bytes_a_parameter = {"model": 4.0, "8bit": 2 + 8 / 256}[kind]
+    assert sizes["opt.0.bin"] / before["opt.0.bin"] == pytest.approx(12 / bytes_a_parameter)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
+    wanted = options(
+        tmp_path, learning_rate=1e3, warmup="3", steps=40, save_every="1", max_grad_norm=0.0,
+        dtype="bfloat16", weight_decay=900.0,
+    )  # fmt: skip
+    with pytest.raises(LossError, match=r"loss of step \d+ is (nan|inf)"):
+        trained(wanted)
+    latest = Checkpoints(wanted.output).latest()
+    assert latest is not None and latest.state.step >= 1
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = options(tmp_path, save_every="2", keep=5)
+    free: Any = shutil._ntuple_diskusage
+    real, calls = shutil.disk_usage, []
+
+    def usage(path: Path) -> Any:
+        calls.append(path)
+        return free(1, 1, 0) if len(calls) in (3, 4) else real(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    result, seen = trained(wanted)
+    assert [line for line in seen.lines if "no checkpoint after step 4" in line]
+    assert "too little room" in "".join(seen.lines)
+    names = [path.name for path in Checkpoints(wanted.output).complete()]
+    assert names == ["checkpoint-2", "checkpoint-6"] and result.model is not None
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    wanted = options(tmp_path)
+    monkeypatch.undo()
+    write_rows(tmp_path / "rows.jsonl")
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(WeightsError, match="No space left on device"):
+        trained(wanted)
+    assert not list(wanted.output.glob("checkpoint-*"))
+
+
+def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    trainer = Trainer(options(tmp_path, steps=None, epochs=2.0, learning_rate=None))
+    prepared = trainer.prepare()
+    assert not (tmp_path / "run").exists()
+    wanted = round(2 * prepared.data.epoch_tokens / 256)
+    assert abs(prepared.num_steps - wanted) <= 1
+    assert prepared.options.learning_rate == 3e-4 and prepared.options.backend == "cpu"
+
+
+def refused(folder: Path, kind: type[TwinstreamError], match: str, **given: Any) -> None:
+    wanted = options(folder, **given)
+    with pytest.raises(kind, match=match):
+        trained(wanted)
+    assert not (folder / "run").exists()
+
+
+def test_bad_input_is_one_message_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"text": \n')
+    refused(tmp_path, DataError, r"bad\.jsonl:2", data=(str(tmp_path / "bad.jsonl"),))
+    (tmp_path / "empty.jsonl").touch()
+    refused(tmp_path, DataError, "nothing to train on", data=(str(tmp_path / "empty.jsonl"),))
+    other = write_rows(tmp_path / "other.jsonl", 3, body="none of the known")
+    refused(tmp_path, DataError, "body", data=(str(other),))
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text(json.dumps({"prompt": "why?", "completion": ""}) + "\n")
+    refused(tmp_path, DataError, "has a token to learn", data=(str(chat),))
+    refused(tmp_path, TwinstreamError, "cannot read nowhere.txt", data=("nowhere.txt",))
+    refused(tmp_path, TwinstreamError, "unknown model", model="tinny")
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "config.json").write_text('{"model_type": "mamba"}')
+    refused(tmp_path, TwinstreamError, "mamba", model=str(strange / "config.json"))
+    refused(tmp_path, WeightsError, "has neither", model=str(write_config(tmp_path / "m").parent))
+
+
+def test_options_survive_their_file(tmp_path: Path) -> None:
+    from twinstream.training.options import read_options, write_options
+
+    wanted = options(tmp_path, eval_data=("a", "b=2"), chat_template='x\\y"z', epochs=0.5)
+    write_options(wanted, tmp_path)
+    assert TrainOptions.of(read_options(tmp_path / "run.toml")) == wanted
+
+
+def test_evaluations_are_of_the_weights_and_change_nothing(tmp_path: Path) -> None:
+    held_out = write_rows(tmp_path / "held_out.jsonl", 17)
+    plain, before = trained(options(tmp_path / "plain"))
+    result, seen = trained(
+        options(tmp_path, eval_data=(str(held_out),), eval_every=2, save_every="4", keep=1)
+    )
+    assert seen.losses == before.losses
+    assert state_files(result.folder, 6) == state_files(plain.folder, 6)
+    assert [found.step for found in seen.evals] == [2, 4, 6]
+    assert seen.evals[0].loss > seen.evals[-1].loss == result.eval_loss
+    texts = [json.loads(line)["text"] for line in held_out.read_text().splitlines()]
+    assert seen.evals[0].tokens == sum(map(len, texts))
+    assert seen.evals[-1].loss == pytest.approx(loss_by_transformers(result.model, texts), abs=1e-5)
+    best = min(seen.evals, key=lambda found: found.loss).step
+    kept = {path.name for path in Checkpoints(result.folder).complete()}
+    assert kept == {"checkpoint-6"} | {f"checkpoint-{best}"} & {"checkpoint-4"}
+
+
+def test_where_the_next_step_updates_evaluations_and_checkpoints_are_of_the_same_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = write_rows(tmp_path / "held_out.jsonl", 17)
+    more = {"eval_data": (str(held_out),), "eval_every": 2, "save_every": "3", "keep": 9}
+    found = {}
+    for place in ("device_after_backward", "device_before_next_use"):
+        monkeypatch.setattr(planner, "ON_DEVICE", ("device", place))
+        result, seen = trained(options(tmp_path / place, **more))
+        latest = Checkpoints(result.folder).latest()
+        assert latest is not None and latest.state.recipe.optimizer == place
+        states = [state_files(result.folder, step) for step in (3, 6)]
+        found[place] = seen.losses, [step.grad_norm for step in seen.steps], states
+        found[place] += ([one.loss for one in seen.evals],)
+    assert found["device_after_backward"] == found["device_before_next_use"]
+
+
+def loss_by_transformers(folder: Path | None, texts: list[str]) -> float:
+    """The mean over all tokens but the first of each document, cut as for training."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    total = count = 0.0
+    for text in texts:
+        for at in range(0, len(text), 64):
+            ids = torch.tensor([list(text[at : at + 64].encode())])
+            if ids.shape[1] > 1:
+                found = model(input_ids=ids, labels=ids).loss.item()
+                total, count = total + found * (ids.shape[1] - 1), count + ids.shape[1] - 1
+    return total / count

@@ -1,0 +1,1 @@
+"""What a training run writes of its steps, and under which names its folder has them."""

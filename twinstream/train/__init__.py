@@ -1,1 +1,0 @@
-"""What training runs leave behind: so far their log."""

@@ -1,0 +1,110 @@
+"""The machine that a run is planned for: the one here, with what memory is free."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.log.run_files import MACHINE
+from twinstream.training.options import TrainOptions
+
+_SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
+_DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
+
+
+@dataclass(frozen=True)
+class Here:
+    """A machine, how kernels run on it, and the caps in bytes; None is all that it has."""
+
+    machine: Machine
+    backend: str
+    device_mem: str | int | None
+    host_mem: str | int | None
+
+
+def machine_here(options: TrainOptions, folder: Path, backend: str, dtype: str) -> Here:
+    """The profile named, else that of an earlier start of the run, a shipped one, or a new one.
+
+    A CUDA device whose name says which shipped profile is its own has that; else it is measured,
+    which takes some minutes, and a CPU some seconds.
+
+    Args:
+        folder: of the run, which may have the profile that was measured when it began.
+
+    Raises:
+        TwinstreamError: the profile cannot be read, or nothing can be measured.
+    """
+    machine = _machine(options, folder, backend, dtype)
+    device_mem, host_mem = _free(options, machine, backend)
+    return Here(machine, backend, device_mem, host_mem)
+
+
+def keep_machine(here: Here, folder: Path) -> None:
+    """Write the profile into the folder of the run.
+
+    Raises:
+        DocumentError: it cannot be written.
+    """
+    save_machine(here.machine, folder / MACHINE)
+
+
+def shipped_for(device_name: str) -> str | None:
+    """The shipped profile whose name is in a device's; the longest, if several are.
+
+    >>> shipped_for("NVIDIA H100 80GB HBM3"), shipped_for("NVIDIA GH200 480GB")
+    ('h100', 'gh200')
+    """
+    plain = device_name.lower().replace(" ", "")
+    found = [name for name in machine_names() if name in plain]
+    return max(found, key=len) if found else None
+
+
+def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str) -> Machine:
+    if options.machine is not None:
+        return load_machine(options.machine)
+    if (folder / MACHINE).exists():
+        return load_machine(folder / MACHINE)
+    if backend == "cpu":
+        from twinstream.api import probe
+
+        return probe([dtype])
+    import torch
+
+    name = shipped_for(torch.cuda.get_device_name())
+    if name is not None:
+        return load_machine(name)
+    from twinstream.executor.probe.device import probed_machine
+
+    return probed_machine(lambda line: None)
+
+
+def _free(
+    options: TrainOptions, machine: Machine, backend: str
+) -> tuple[str | int | None, str | int | None]:
+    """Caps: those given, else what is free now, and no more than the profile has."""
+    from twinstream.executor.memory.host_limits import host_limits
+
+    limits = host_limits()
+    known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
+    free_host = int(_SHARE_OF_FREE * min(known)) if known else None
+    if backend == "cuda":
+        import torch
+
+        free_device: int | None = torch.cuda.mem_get_info()[0]
+    else:
+        free_device = None if free_host is None else int(_DEVICE_SHARE_OF_CPU * free_host)
+        free_host = None if free_host is None or free_device is None else free_host - free_device
+    return (
+        _least(options.device_mem, free_device, machine, "device_memory_bytes"),
+        _least(options.host_mem, free_host, machine, "host_memory_bytes"),
+    )
+
+
+def _least(
+    given: str | None, free_bytes: int | None, machine: Machine, field: str
+) -> str | int | None:
+    if given is not None or free_bytes is None:
+        return given
+    number = getattr(machine, field)
+    has = None if number is None else number.value
+    return free_bytes if has is None else min(free_bytes, int(has))

@@ -1,0 +1,182 @@
+"""All that a training run may be told: the same names in TOML, on the command line, in Python."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
+
+from twinstream.log.run_files import OPTIONS
+from twinstream.schedule.errors import ArgumentError, did_you_mean
+from twinstream.schedule.files import told, write_text
+from twinstream.schedule.node import Node
+from twinstream.training.rates import Cooldown, Decay
+
+_SHOWN = 3
+DATA, STEPS, ADAMW, PLAN, KEEP = "Data", "Steps", "AdamW", "Memory and plan", "Run"
+
+
+class OptionsError(ArgumentError):
+    """An option is unknown or cannot be what was given; says which, and where it stands."""
+
+
+def _option(panel: str, metavar: str, what: str, default: Any = None, **limits: Any) -> Any:
+    extra: JsonDict = {"panel": panel, "metavar": metavar}
+    return Field(default, description=what, json_schema_extra=extra, **limits)
+
+
+class TrainOptions(Node):
+    """Options of a run; None is chosen when it starts, and `resolved` options say what.
+
+    The description of each field is the help of its flag: `learning_rate` is `--learning-rate`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    model: str = Field(description="A Hugging Face folder, a config.json or a preset.")
+    data: tuple[str, ...] = Field(description="Files and folders, PATH or PATH=WEIGHT.")
+    output: Path = Field(description="The folder of the run.")
+
+    tokenizer: Path | None = _option(
+        DATA, "PATH", "Folder or tokenizer.json; by default the model's, and bytes without one."
+    )
+    seq_len: int = _option(
+        DATA, "N", "Tokens of the longest document; documents are packed.", 2048, ge=2, le=2**30
+    )
+    loss_on: Literal["completions", "all"] = _option(
+        DATA, "WHAT", "What is learned of prompts and conversations: completions or all.",
+        "completions",
+    )  # fmt: skip
+    long_documents: Literal["cut", "refuse"] = _option(
+        DATA, "WHAT", "Documents longer than --seq-len: cut or refuse.", "cut"
+    )
+    chat_template: Path | None = _option(DATA, "FILE", "Jinja, in place of the tokenizer's own.")
+    data_workers: int = _option(
+        DATA, "N", "Processes that tokenise beside training; 0 is none.", 2, ge=0, le=1024
+    )
+    eval_data: tuple[str, ...] = _option(DATA, "PATH", "Files to evaluate on; may repeat.", ())
+    eval_every: int | None = _option(
+        DATA, "STEPS", "Evaluate after so many steps; by default with each checkpoint.", ge=1
+    )
+    eval_tokens: int = _option(DATA, "N", "Of the evaluation, at most.", 1_000_000, ge=1)
+
+    steps: int | None = _option(STEPS, "N", "Optimizer steps.", ge=1, le=2**31 - 1)
+    epochs: float | None = _option(
+        STEPS, "X", "Times through the data, about; 1 without --steps.", gt=0, le=1e6
+    )
+    tokens_per_step: int | None = _option(
+        STEPS, "N", "Tokens of a step; by default as few as leave the optimizer 1 % of it.", ge=1
+    )
+    learning_rate: float | None = _option(
+        STEPS, "X", "At its peak; 2e-5 for given weights, 2e-4 for LoRA, 3e-4 for random ones.",
+        ge=0, le=1e3,
+    )  # fmt: skip
+    decay: Decay = _option(STEPS, "SHAPE", "constant, linear, cosine or wsd.", "cosine")
+    warmup: str = _option(STEPS, "N|SHARE", "Steps of warm-up, or a share of all.", "3%")
+    floor: float = _option(STEPS, "X", "Share of the rate to fall to.", 0.1, ge=0, le=1)
+    cooldown: str = _option(STEPS, "N|SHARE", "Of wsd: the steps of its decay.", "20%")
+    cooldown_shape: Cooldown = _option(STEPS, "SHAPE", "Of wsd: linear or 1-sqrt.", "1-sqrt")
+    seed: int = _option(STEPS, "N", "Of weights, order and rounding.", 0, ge=0, le=2**31 - 1)
+
+    weight_decay: float = _option(
+        ADAMW, "X", "Of matrices and embeddings; norms and biases have none.", 0.01, ge=0, le=1e3
+    )
+    beta1: float = _option(ADAMW, "X", "Of the first moment.", 0.9, ge=0, lt=1)
+    beta2: float = _option(ADAMW, "X", "Of the second.", 0.999, ge=0, lt=1)
+    eps: float = _option(ADAMW, "X", "Added to the root.", 1e-8, gt=0, le=1)
+    max_grad_norm: float = _option(
+        ADAMW, "X", "Gradients are clipped to this norm of all; 0 is not at all.", 1.0, ge=0
+    )
+    optimizer_state: Literal["model", "float32_master", "8bit"] = _option(
+        ADAMW, "NAME", "m and v in the model's dtype (model), float32_master, or 8bit.", "model"
+    )
+    gradients: Literal["model", "float32"] = _option(
+        ADAMW, "DTYPE", "What gradients are added up in: model or float32.", "model"
+    )
+    fp32_tail: int = _option(
+        ADAMW, "STEPS", "The last steps with a float32 master, planned anew.", 0, ge=0
+    )
+
+    dtype: Literal["bfloat16", "float32"] | None = _option(
+        PLAN, "NAME", "Of weights and activations; by default the model's."
+    )
+    device_mem: str | None = _option(PLAN, "SIZE", "Cap of device memory; by default all free.")
+    host_mem: str | None = _option(PLAN, "SIZE", "Cap of pinned host memory; by default 80% free.")
+    machine: str | None = _option(
+        PLAN, "NAME|FILE", "Profile of this machine; by default found or measured."
+    )
+    backend: Literal["auto", "cpu", "cuda"] = _option(PLAN, "NAME", "auto, cpu or cuda.", "auto")
+    policy: str = _option(PLAN, "NAME", "Of `twinstream plan`.", "optimal")
+    recompute: str | None = _option(PLAN, "LEVEL", "Of every block; by default the planner's.")
+    chunk_tokens: int | None = _option(PLAN, "N", "Tokens of a chunk.", ge=1)
+    kernels: str | None = _option(PLAN, "NAME", "auto, eager or triton.")
+    attention: str | None = _option(PLAN, "NAME", "An attention implementation.")
+
+    save_every: str = _option(
+        KEEP, "N|TIME", "A checkpoint every so many steps (500) or minutes (30min), or never.",
+        "30min",
+    )  # fmt: skip
+    keep: int = _option(KEEP, "N", "Checkpoints to keep, the last ones and the best.", 2, ge=1)
+    tensorboard: bool = _option(KEEP, "", "Log for TensorBoard, too.", False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str = "") -> "TrainOptions":
+        """Checked.
+
+        Args:
+            where: what the message begins with: a file, say.
+
+        Raises:
+            OptionsError: one is unknown, missing or wrong.
+        """
+        try:
+            return cls.model_validate(dict(given))
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+            shown = "; ".join(_told(one) for one in found[:_SHOWN])
+            more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+            raise OptionsError(f"{where}{shown}{more}") from None
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """What a TOML file says, as yet unchecked; its relative paths are as they are.
+
+    Raises:
+        OptionsError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionsError(f"cannot read {path}: {told(error)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionsError(f"{path} is not valid TOML: {error}") from None
+
+
+def write_options(options: TrainOptions, folder: Path) -> None:
+    """Write all options as they were resolved, for `twinstream train FOLDER/run.toml`.
+
+    Raises:
+        DocumentError: it cannot be written.
+    """
+    values = options.model_dump(mode="json", exclude_none=True)
+    lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
+    write_text("\n".join(lines) + "\n", folder / OPTIONS)
+
+
+def _toml(value: Any) -> str:
+    """JSON is TOML for texts, numbers, truth values and lists of them."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _told(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        hint = did_you_mean(name, TrainOptions.model_fields)
+        return f"there is no option {name}" + (f": {hint}" if hint else "")
+    if error["type"] == "missing":
+        return f"{name} is missing"
+    shown = f"{error.get('input')!r:.60}"
+    return f"{name} is {shown}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -1,0 +1,271 @@
+"""The passes of one schedule, and what is done between them: evaluations, checkpoints, the end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, Self
+
+from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Fetch
+from twinstream.schedule.timeline import Timeline
+from twinstream.training.amounts import every
+from twinstream.training.checkpoints import (
+    Checkpoint,
+    Checkpoints,
+    DataPosition,
+    TrainingState,
+)
+from twinstream.training.preparing import Prepared, Tell
+from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.evaluating import Evaluator
+from twinstream.training.run.recorder import StepRecorder
+from twinstream.training.run.segments import Segment, state_source
+from twinstream.training.run.stopping import Stop
+
+if TYPE_CHECKING:
+    from twinstream.executor.program.host_work import HostWork
+
+
+class SegmentRun:
+    """Trains segments one after another; the data goes on from one to the next.
+
+    Attributes:
+        checkpoint: the last that is complete.
+        loss, eval_loss: of the last step and evaluation; None before the first.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        checkpoints: Checkpoints,
+        record: Callable[[AnyEvent], None],
+        stop: Stop,
+        tell: Tell,
+    ) -> None:
+        self._prepared, self._checkpoints = prepared, checkpoints
+        self._record, self._stop, self._tell = record, stop, tell
+        self._every = every("save_every", prepared.options.save_every)
+        self.checkpoint: Checkpoint | None = None
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+        self._evaluated_step: int | None = None
+        self._stream: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the end was asked for before the last step."""
+        return self._stop.asked and self._step < self._prepared.num_steps
+
+    @property
+    def fill(self) -> float:
+        return 1.0 if self._stream is None else self._stream.fill
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0 if self._stream is None else self._stream.waited_s
+
+    def train(self, segment: Segment, checkpoint: Checkpoint | None) -> Timeline:
+        """All steps of a segment, from a checkpoint or the run's beginning, until stopped."""
+        from twinstream.executor.kernels.attention.canary import check_attention
+        from twinstream.executor.memory.arena_memory import arena_memory
+        from twinstream.executor.memory.device_memory import expand_segments
+        from twinstream.executor.run.execute import choose_backend, execute_in, prove
+        from twinstream.executor.state.sources import fill_from
+        from twinstream.schedule.derived.flush import flush_of
+
+        self.checkpoint, self._segment = checkpoint, segment
+        self._step, self._saved_s = segment.first - 1, monotonic()
+        schedule = segment.plan.schedule
+        self._backend: BackendName = choose_backend(self._prepared.here.backend)
+        backend = self._backend
+        prove(schedule, backend)
+        self._flush = flush_of(schedule)
+        if self._flush is not None:
+            prove(self._flush, backend)
+        self._evaluator = self._evaluator_of(segment)
+        if self._evaluator is not None:
+            prove(self._evaluator.schedule, backend)
+        if backend == "cuda":
+            expand_segments()
+        check_attention(schedule, backend)
+        self._open_data(segment, checkpoint)
+        source = state_source(self._prepared, segment, checkpoint)
+        options = RunOptions(
+            backend, 1 + segment.last - segment.first, timed_passes=1, between=self._between
+        )
+        with arena_memory(schedule, options) as self._memory:
+            self._work = self._host_work()
+            timeline = execute_in(
+                schedule, self._memory, lambda arenas: fill_from(schedule, arenas, source),
+                self._work, options,
+            )  # fmt: skip
+            self._at_rest(self._recorder.last_step, is_last=True)
+        return timeline
+
+    def _evaluator_of(self, segment: Segment) -> Evaluator | None:
+        data = self._prepared.eval_data
+        if data is None:
+            return None
+        return Evaluator(segment.plan, data, self._prepared.options.eval_tokens)
+
+    def _open_data(self, segment: Segment, checkpoint: Checkpoint | None) -> None:
+        data, plan = self._prepared.data, segment.plan
+        work, packing = plan.workload, plan.workload.packing
+        if self._stream is not None:
+            self._stream.close()
+        more = {} if checkpoint is None else {"start": checkpoint.state.position.position()}
+        self._stream = data.chunks(
+            chunk_tokens=work.chunk_tokens * plan.pieces,
+            most_documents=2 if packing is None else packing.most_sequences,
+            seed=self._prepared.options.seed,
+            alone=packing is None,
+            **more,
+        )
+        self._batches = StepBatches(self._stream, plan.chunks_per_step, segment.first, plan.pieces)
+        self._recorder = StepRecorder(
+            self._batches,
+            self._prepared.rate,
+            predicted_s=plan.predicted.step_ns / 1e9,
+            clips=segment.recipe.clips,
+            tokens=0 if checkpoint is None else checkpoint.state.tokens,
+            epoch_tokens=data.epoch_tokens,
+            on_step=self._on_step,
+        )
+
+    def _on_step(self, metrics: StepMetrics) -> None:
+        self.loss = metrics.loss
+        self._record(metrics)
+
+    def _host_work(self) -> "HostWork":
+        """Feeds the data; takes losses and norms."""
+        import torch
+
+        from twinstream.executor.run.training import Training
+
+        schedule, first = self._segment.plan.schedule, self._segment.first
+        training = Training(
+            lambda step, index: torch.from_numpy(self._batches.tokens(step, index)),
+            self._prepared.rate,
+            self._prepared.options.seed,
+            first_step=first,
+            lengths=self._batches.lengths if schedule.workload.packing is not None else None,
+            num_targets=self._batches.num_targets,
+            max_norm=self._prepared.options.max_grad_norm if self._segment.recipe.clips else 0.0,
+        )
+        work = training.host_work(schedule)
+
+        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+            work.fetch(op, pass_index, taken)
+            values = training.losses if op.sink == "loss" else training.norms
+            self._recorder.take(op.sink, first + pass_index, values.pop())
+
+        return replace(work, fetch=fetch)
+
+    def _between(self, number: int, rest: Callable[[], None]) -> bool:
+        """Before another pass; the state may be read after `rest`."""
+        step = self._segment.first - 1 + number
+        if not (self._stop.asked or self._saves_at(step) or self._evaluates_at(step)):
+            return True
+        rest()
+        self._at_rest(step, is_last=self._stop.asked)
+        return not self._stop.asked
+
+    def _saves_at(self, step: int) -> bool:
+        return self._every.is_due(step, monotonic() - self._saved_s)
+
+    def _evaluates_at(self, step: int) -> bool:
+        """With a checkpoint, where it is not said how often."""
+        if self._evaluator is None:
+            return False
+        often = self._prepared.options.eval_every
+        return self._saves_at(step) if often is None else step % often == 0
+
+    def _at_rest(self, step: int, *, is_last: bool) -> None:
+        """All passes until this step are complete, and nothing runs."""
+        self._step = step
+        self._make_updates(step)
+        saves = is_last or self._saves_at(step)
+        if self._evaluator is not None and (is_last or self._evaluates_at(step)):
+            self._evaluate(self._evaluator, step)
+        if saves:
+            try:
+                self._save(step)
+            except TwinstreamError as error:
+                if is_last:
+                    raise
+                self._tell(f"no checkpoint after step {step}, training goes on: {error}")
+        self._recorder.skip_time()
+
+    def _make_updates(self, step: int) -> None:
+        """Those that the step has left to the next one."""
+        from twinstream.executor.run.execute import flush_in
+
+        if self._flush is not None:
+            num_passes = 1 + step - self._segment.first
+            options = RunOptions(self._backend)
+            flush_in(self._flush, self._memory, self._work, num_passes, options)
+
+    def _evaluate(self, evaluator: Evaluator, step: int) -> None:
+        if self._evaluated_step != step:
+            found = evaluator.evaluate(self._memory, self._backend, step)
+            self._evaluated_step, self.eval_loss = step, found.loss
+            self._record(found)
+
+    def _save(self, step: int) -> None:
+        start_s = perf_counter()
+        if self.checkpoint is not None and self.checkpoint.state.step == step:
+            return
+        self.checkpoint = self._checkpoints.write(self._state(step), self._write_tensors)
+        self._checkpoints.prune(self._prepared.options.keep)
+        self._saved_s = monotonic()
+        took_s = perf_counter() - start_s
+        self._record(
+            CheckpointMetrics(
+                step=step,
+                path=self.checkpoint.path.name,
+                bytes=self.checkpoint.size_bytes,
+                seconds=took_s,
+                device_held_s=took_s,
+            )
+        )
+
+    def _state(self, step: int) -> TrainingState:
+        prepared, work = self._prepared, self._segment.plan.workload
+        return TrainingState(
+            step=step,
+            num_steps=prepared.num_steps,
+            seed=prepared.options.seed,
+            fingerprint=prepared.data.fingerprint,
+            position=DataPosition.of(self._batches.step(step).after),
+            recipe=self._segment.recipe,
+            spec=prepared.model.spec,
+            workload=work,
+            tokens=self._recorder.tokens,
+            eval_loss=self.eval_loss if self._evaluated_step == step else None,
+        )
+
+    def _write_tensors(self, folder: Any) -> None:
+        from twinstream.executor.memory.arenas import Arenas
+        from twinstream.executor.state.training_state import carried_names, take_carried
+        from twinstream.executor.weights.checkpoint_files import write_tensors
+
+        schedule = self._segment.plan.schedule
+        arenas, names = Arenas(schedule, self._memory), carried_names(schedule)
+        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
+        write_tensors(
+            folder,
+            self._prepared.model.spec,
+            names,
+            lambda name: take_carried(schedule, arenas, name),
+            like=self._prepared.model.files,
+            size_bytes=sum(sizes[name] for name in names),
+        )

@@ -1,0 +1,69 @@
+"""A run in stretches of steps, each with a schedule of its own, and where its state begins."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinstream.models.recipe import Recipe
+from twinstream.training.checkpoints import Checkpoint
+from twinstream.training.options import OptionsError
+from twinstream.training.preparing import Plan, Prepared, plan_again
+
+if TYPE_CHECKING:
+    from twinstream.executor.state.sources import StateSource
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps `first` to `last` by one plan."""
+
+    first: int
+    last: int
+    plan: Plan
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe.model_validate(self.plan.schedule.recipe)
+
+
+def segments(prepared: Prepared, done: int) -> list[Segment]:
+    """What is left after so many steps: all by one plan, or the last steps with a master.
+
+    Raises:
+        OptionsError: a tail is asked for that changes nothing.
+        InfeasiblePlan: the master does not fit the caps.
+    """
+    options, last = prepared.options, prepared.num_steps
+    tail, dtype = options.fp32_tail, prepared.model.spec.dtype
+    kind = prepared.recipe.state_of(dtype)
+    if tail and dtype == "float32":
+        raise OptionsError("fp32_tail: a float32 model is its own master; leave it out")
+    if not tail or kind == "float32_master":
+        return [Segment(done + 1, last, prepared.plan)] if done < last else []
+    with_master = prepared.recipe.model_copy(update={"optimizer_state": "float32_master"})
+    plan = plan_again(
+        options, prepared.here, prepared.model.spec, with_master, prepared.plan.workload
+    )
+    begin = max(0, last - tail)
+    found = [Segment(done + 1, begin, prepared.plan), Segment(max(done, begin) + 1, last, plan)]
+    return [segment for segment in found if segment.first <= segment.last]
+
+
+def state_source(prepared: Prepared, segment: Segment, checkpoint: Checkpoint | None
+                 ) -> "StateSource":  # fmt: skip
+    """The state before a segment's first step.
+
+    Raises:
+        WeightsError: a file has gone or changed.
+    """
+    from twinstream.executor.state.sources import CheckpointState, FreshState, GivenWeights
+    from twinstream.executor.weights.checkpoint_files import CheckpointFiles
+    from twinstream.executor.weights.hf_folder import HfFolder
+
+    spec = prepared.model.spec
+    if checkpoint is not None:
+        weights = HfFolder.open(checkpoint.path, spec)
+        files = CheckpointFiles(checkpoint.path)
+        return CheckpointState(weights, files, checkpoint.state.recipe, segment.recipe)
+    if prepared.model.folder is not None:
+        return GivenWeights(HfFolder.open(prepared.model.folder, spec), segment.recipe)
+    return FreshState(spec, prepared.options.seed, segment.recipe)

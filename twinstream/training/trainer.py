@@ -1,0 +1,243 @@
+"""A training run: prepared, started or gone on with, and what it comes to."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twinstream.api import require_torch
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics, MetricsLog
+from twinstream.log.run_files import RunFiles
+from twinstream.log.tensorboard import TensorBoardLog
+from twinstream.measures.metrics import Summary, summarize
+from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import Timeline
+from twinstream.training.amounts import every
+from twinstream.training.callbacks import Callback
+from twinstream.training.checkpoints import (
+    COMPLETE,
+    STATE_FILE,
+    Checkpoint,
+    Checkpoints,
+    linked_copy,
+)
+from twinstream.training.machine import keep_machine, machine_here
+from twinstream.training.options import OptionsError, TrainOptions, write_options
+from twinstream.training.preparing import Prepared, Tell, open_model, prepare
+from twinstream.training.run.segment_run import SegmentRun
+from twinstream.training.run.segments import Segment, segments
+from twinstream.training.run.stopping import Stop
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to.
+
+    Attributes:
+        folder: of the run.
+        model: its weights as a Hugging Face folder; None where the run was stopped before its end.
+        step: the last that was done.
+        loss: of that step; None where none was done.
+        eval_loss: of the last evaluation.
+        predicted, measured: of the last schedule; `measured` is None where no step was done.
+        signal: that ended it; 0 is none.
+        fill: share of the tokens that were no padding.
+        waited_s: how long steps waited for data, after the first.
+    """
+
+    folder: Path
+    model: Path | None
+    step: int
+    loss: float | None
+    eval_loss: float | None
+    predicted: Summary
+    measured: Summary | None
+    signal: int
+    fill: float
+    waited_s: float
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended before its last step."""
+        return self.model is None
+
+
+class Trainer:
+    """One run in one folder.
+
+    Args:
+        resume: go on from the folder's last checkpoint; from the start where there is none yet.
+        callbacks: told of steps, evaluations and checkpoints.
+        tell: takes a line about what is going on before the first step, and warnings.
+
+    Raises:
+        TwinstreamError: there is no torch, or the folder has another run.
+    """
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        *,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+        tell: Tell = lambda line: None,
+    ) -> None:
+        require_torch()
+        self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
+        self.stop = Stop(tell)
+        every("save_every", options.save_every)  # raises before any work
+        self._files = RunFiles(options.output)
+        _require_usable(self._files, resume=resume)
+        self._checkpoints = Checkpoints(options.output)
+        self._checkpoint: Checkpoint | None = self._checkpoints.latest() if resume else None
+        self._prepared: Prepared | None = None
+
+    @property
+    def steps_done(self) -> int:
+        """Before this start, by the checkpoint that is gone on from."""
+        return 0 if self._checkpoint is None else self._checkpoint.state.step
+
+    def prepare(self) -> Prepared:
+        """Model, data and plan; nothing is written, and it is done once.
+
+        Raises:
+            TwinstreamError: something cannot be used, or nothing fits.
+        """
+        if self._prepared is None:
+            from twinstream.executor.run.execute import choose_backend
+
+            options, folder = self._options, self._options.output
+            model = open_model(options)
+            backend = choose_backend(options.backend)
+            self._tell("looking at this machine")
+            here = machine_here(options, folder, backend, model.spec.dtype)
+            self._prepared = prepare(options, here, model, self._checkpoint, self._tell)
+        return self._prepared
+
+    def train(self) -> TrainResult:
+        """Train until the last step, or until stopped; the state is in a checkpoint then.
+
+        Raises:
+            TwinstreamError: what a run can meet: no memory, a full disk, a loss that is no number.
+        """
+        prepared = self.prepare()
+        done = self.steps_done
+        parts = segments(prepared, done)
+        self._begin(prepared)
+        for callback in self._callbacks:
+            callback.on_start(prepared)
+        with ExitStack() as stack:
+            self._log = stack.enter_context(MetricsLog(self._files.metrics)).truncated_after(done)
+            self._board = None
+            if prepared.options.tensorboard:
+                board = TensorBoardLog(self._files.tensorboard, after_step=done or None)
+                self._board = stack.enter_context(board)
+            stack.enter_context(self.stop.heeded())
+            run = SegmentRun(prepared, self._checkpoints, self._record, self.stop, self._tell)
+            stack.enter_context(run)
+            return self._trained(prepared, parts, run)
+
+    def _trained(
+        self, prepared: Prepared, parts: Sequence[Segment], run: SegmentRun
+    ) -> TrainResult:
+        checkpoint, timeline, part = self._checkpoint, None, None
+        for part in parts:
+            timeline = run.train(part, checkpoint)
+            checkpoint = run.checkpoint
+            if run.stopped:
+                break
+        step = 0 if checkpoint is None else checkpoint.state.step
+        model = None
+        if checkpoint is not None and step == prepared.num_steps:
+            model = self._files.model
+            linked_copy(checkpoint.path, model, lambda path: path.name in (STATE_FILE, COMPLETE))
+        measured = None
+        if part is not None and timeline is not None:
+            measured = self._compared(prepared, part, timeline)
+        plan = prepared.plan if part is None else part.plan
+        predicted = summarize(plan.schedule, plan.predicted, prepared.here.machine)
+        return TrainResult(
+            prepared.options.output, model, step, run.loss, run.eval_loss, predicted, measured,
+            self.stop.signal, run.fill, run.waited_s,
+        )  # fmt: skip
+
+    def _begin(self, prepared: Prepared) -> None:
+        """The folder and what identifies its run."""
+        folder = prepared.options.output
+        self._files.make()
+        self._checkpoints.remove_partial()
+        write_options(prepared.options, folder)
+        keep_machine(prepared.here, folder)
+        write_document(prepared.plan.schedule, self._files.plan)
+
+    def _compared(self, prepared: Prepared, part: Segment, timeline: Timeline) -> Summary:
+        """Write the comparison, op by op, beside the log."""
+        plan = part.plan
+        write_document(plan.schedule, self._files.plan)
+        comparison = compare(plan.schedule, plan.predicted, timeline)
+        write_document(comparison, self._files.comparison)
+        return summarize(plan.schedule, timeline, prepared.here.machine)
+
+    def _record(self, event: AnyEvent) -> None:
+        self._log.append(event)
+        if self._board is not None:
+            self._board.append(event)
+        for callback in self._callbacks:
+            if isinstance(event, EvalMetrics):
+                callback.on_eval(event)
+            elif isinstance(event, CheckpointMetrics):
+                callback.on_checkpoint(event)
+            else:
+                callback.on_step(event)
+
+
+def _require_usable(files: RunFiles, *, resume: bool) -> None:
+    """
+    Raises:
+        OptionsError: the folder has another run, or none to go on with, or other files.
+    """
+    folder, has_run = files.folder, files.options.exists()
+    if resume and not has_run:
+        raise OptionsError(
+            f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
+            "--resume"
+        )
+    if resume:
+        return
+    if has_run:
+        raise OptionsError(
+            f"{folder} has a run already: go on with it (--resume), or choose another folder"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionsError(
+            f"{folder} is not an empty folder: choose another one for the run, or empty it"
+        )
+
+
+def train(
+    model: str | Path,
+    data: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> TrainResult:
+    """Train a model on data: `twinstream train MODEL DATA... -o DIR`.
+
+    Args:
+        model: a Hugging Face folder, a config.json (random weights) or a preset.
+        data: files and folders: .txt, .jsonl, .parquet, .bin; `PATH=WEIGHT` gives a weight.
+        output: the folder of the run, which is made.
+        resume: go on from the last checkpoint in `output`.
+        callbacks: told of steps, evaluations and checkpoints.
+        options: fields of `TrainOptions`.
+
+    Raises:
+        TwinstreamError: an option, a file or the plan; a loss that is no number; a full disk.
+    """
+    several = [data] if isinstance(data, str | Path) else list(data)
+    given = {"model": str(model), "data": [str(one) for one in several], "output": output}
+    return Trainer(TrainOptions.of(given | options), resume=resume, callbacks=callbacks).train()
