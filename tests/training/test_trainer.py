@@ -197,3 +197,11 @@ def loss_by_transformers(folder: Path | None, texts: list[str]) -> float:
                 found = model(input_ids=ids, labels=ids).loss.item()
                 total, count = total + found * (ids.shape[1] - 1), count + ids.shape[1] - 1
     return total / count
+
+
+def test_few_data_make_small_steps(tmp_path: Path) -> None:
+    wanted = options(tmp_path, steps=None, tokens_per_step=None)
+    prepared = Trainer(wanted).prepare()
+    assert 20 <= prepared.num_steps <= 40 and prepared.tokens_per_step % 64 == 0
+    fixed = Trainer(options(tmp_path / "b", steps=2, tokens_per_step=None)).prepare()
+    assert fixed.tokens_per_step > prepared.tokens_per_step

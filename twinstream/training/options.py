@@ -68,7 +68,10 @@ class TrainOptions(Node):
         STEPS, "X", "Times through the data, about; 1 without --steps.", gt=0, le=1e6
     )
     tokens_per_step: int | None = _option(
-        STEPS, "N", "Tokens of a step; by default as few as leave the optimizer 1 % of it.", ge=1
+        STEPS,
+        "N",
+        "Tokens of a step; by default as few as leave the optimizer 1 % of it, and 20 steps.",
+        ge=1,
     )
     learning_rate: float | None = _option(
         STEPS, "X", "At its peak; 2e-5 for given weights, 2e-4 for LoRA, 3e-4 for random ones.",

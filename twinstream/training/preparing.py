@@ -31,6 +31,7 @@ from twinstream.training.rates import LearningRate
 
 _FRESH_RATE, _GIVEN_RATE = 3e-4, 2e-5
 _MANY_EPOCHS = 20
+_FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 Tell = Callable[[str], None]
 
 
@@ -60,6 +61,10 @@ class Plan:
         return self.schedule.workload
 
     @property
+    def tokens_per_step(self) -> int:
+        return self.workload.tokens_per_step
+
+    @property
     def pieces(self) -> int:
         """Slices of a sequence that a chunk of the data is cut into."""
         return self.workload.chunks_per_sequence
@@ -86,7 +91,7 @@ class Prepared:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.plan.workload.tokens_per_step
+        return self.plan.tokens_per_step
 
     @property
     def summary(self) -> Summary:
@@ -202,11 +207,17 @@ def plan_of(
         packing=None if slices_only else expected_packing(lengths, longest),
     )  # fmt: skip
     try:
-        return planned(options, here, spec, step)
+        plan = planned(options, here, spec, step)
     except InfeasiblePlan:
         if slices_only:
             raise
-        return planned(options, here, spec, replace(step, packing=None))
+        step = replace(step, packing=None)
+        plan = planned(options, here, spec, step)
+    wanted = (options.epochs or 1.0) * data.epoch_tokens
+    if options.steps or options.tokens_per_step or wanted >= _FEW_STEPS * plan.tokens_per_step:
+        return plan
+    tokens = max(1, int(wanted / _FEW_STEPS / longest)) * longest  # few data: smaller steps
+    return planned(options, here, spec, replace(step, tokens_per_step=tokens))
 
 
 def plan_again(
