@@ -25,12 +25,14 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorOps,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.workspace import Attributes, typed_attribute
+from twinstream.models.demand.workspace import Attributes, is_frozen, typed_attribute
 from twinstream.schedule.ops import Mode
 
 
 def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Write d_hidden; write or add the loss and the gradients of the norm and of the head.
+
+    What is frozen has no gradient.
 
     The loss is the sum over tokens with a label >= 0 of cross entropy, times what `step_state`
     says: one over the number of such tokens in the step.
@@ -48,7 +50,10 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> 
     logits = workspace.take((row_slice, vocab_size), dtype)
     rstd = workspace.take((row_slice,), torch.float32)
     losses_T = workspace.take((num_tokens,), torch.float32)
-    d_norm_D = workspace.take((d_model,), torch.float32).zero_()
+    d_weight = None  # of the norm, summed over slices
+    if head.d_norm is not None:
+        d_norm_D = workspace.take((d_model,), torch.float32).zero_()
+        d_weight = VectorGradient(d_norm_D, "update")
     mode = head.weight_mode
     for start in range(0, num_tokens, row_slice):
         rows = slice(start, start + row_slice)
@@ -60,25 +65,30 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> 
         vector.cross_entropy(labelled, workspace)
         d_logits_RV, d_hidden_RD = labelled.logits, d_hidden_TD[rows]
         torch.mm(d_logits_RV, head.weight, out=d_hidden_RD)
-        add_matmul(head.d_weight, d_logits_RV.t(), normed[:count], mode)
-        d_weight = VectorGradient(d_norm_D, "update")  # summed over slices
+        if head.d_weight is not None:
+            add_matmul(head.d_weight, d_logits_RV.t(), normed[:count], mode)
         gradients = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
         vector.rms_norm_backward(norm, gradients, workspace)
         mode = "update"
-    add_vector(head.d_norm, d_norm_D, head.norm_mode)
+    if head.d_norm is not None:
+        add_vector(head.d_norm, d_norm_D, head.norm_mode)
     loss = operands["loss"]
     add_vector(loss.view(torch.float32, (1,)), losses_T.sum(0, keepdim=True), loss.mode)
 
 
 @dataclass(frozen=True)
 class _Head:
-    """Weights and their gradients; `weight` is the embedding if the two are tied."""
+    """Weights and their gradients; `weight` is the embedding if the two are tied.
+
+    Norm and head are one group of parameters: frozen, neither has a gradient. A tied embedding is
+    frozen or not by itself.
+    """
 
     norm: torch.Tensor  # [D]
-    d_norm: torch.Tensor  # [D]
+    d_norm: torch.Tensor | None  # [D]
     norm_mode: Mode
     weight: torch.Tensor  # [V, D]
-    d_weight: torch.Tensor  # [V, D]
+    d_weight: torch.Tensor | None  # [V, D]
     weight_mode: Mode
     eps: float
     loss_scale: torch.Tensor  # [1], float32, on the device
@@ -88,20 +98,28 @@ class _Head:
         dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
         layout = head_layout_of(attributes)
         weights = weight_views(operands["parameters"], layout, dtype)
-        gradients = gradient_views(operands["gradients"], layout, attributes)
-        weight_mode = operands["gradients"].mode
+        gradients: dict[str, torch.Tensor] = {}
+        norm_mode = weight_mode = cls._mode(operands, "gradients")
+        if not is_frozen(attributes):
+            gradients = gradient_views(operands["gradients"], layout, attributes)
         if typed_attribute(attributes, "tied", bool):
-            tied, tied_gradients = embedding_layout_of(attributes), operands["embedding_gradients"]
+            tied = embedding_layout_of(attributes)
             weights["head"] = weight_views(operands["embedding"], tied, dtype)["embedding"]
-            gradients["head"] = gradient_views(tied_gradients, tied, attributes)["embedding"]
-            weight_mode = tied_gradients.mode
+            weight_mode = cls._mode(operands, "embedding_gradients")
+            if (flat := operands.get("embedding_gradients")) is not None:
+                gradients["head"] = gradient_views(flat, tied, attributes)["embedding"]
         return cls(
             norm=weights["final_norm"],
-            d_norm=gradients["final_norm"],
-            norm_mode=operands["gradients"].mode,
+            d_norm=gradients.get("final_norm"),
+            norm_mode=norm_mode,
             weight=weights["head"],
-            d_weight=gradients["head"],
+            d_weight=gradients.get("head"),
             weight_mode=weight_mode,
             eps=typed_attribute(attributes, "norm_eps", float),
             loss_scale=StepState(operands["step_state"].bytes).loss_scale,
         )
+
+    @staticmethod
+    def _mode(operands: Operands, name: str) -> Mode:
+        """Of an operand; `update` where there is none."""
+        return operands[name].mode if name in operands else "update"

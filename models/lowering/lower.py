@@ -8,6 +8,8 @@ Tensors keep their names from round to round; versions tell rounds apart.
 
 import hashlib
 import json
+from collections.abc import Callable
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -21,7 +23,9 @@ from twinstream.models.lowering.optimizer_tasks import OptimizerTasks, gradient_
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import adapter_group, first_backward_layer, trained_groups
 from twinstream.schedule.chain import Chain, Input, Output
+from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -31,10 +35,12 @@ from twinstream.schedule.workload import ModelRef, Workload
 def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> Chain:
     """The chain of one training step of `spec` on `workload`.
 
-    A recipe that clips has the optimizer on the device after the whole backward pass.
+    A recipe that clips has the optimizer on the device after the whole backward pass. What is
+    frozen has no gradient, and backward ends where nothing below is trained.
 
     Raises:
-        TwinstreamError: the recipe clips, and has the optimizer on the host.
+        TwinstreamError: the recipe clips, and has the optimizer on the host; or it leaves nothing
+            to train.
     """
     lowering = _Lowering(spec, workload, _settled(recipe or Recipe()))
     lowering.run()
@@ -51,7 +57,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         workload=workload,
         model=model_ref(spec),
         recipe=lowering.recipe.model_dump(mode="json"),
-        model_flops=model_flops_per_step(spec, workload),
+        model_flops=model_flops_per_step(spec, workload, lowering.recipe),
         library_bytes=max(map(library_bytes, builder.calls.values()), default=0),
     )
 
@@ -98,6 +104,7 @@ class _Lowering:
         self.spec, self.workload, self.recipe = spec, workload, recipe
         self.builder = ChainBuilder()
         self.shapes = Shapes(spec, workload, recipe)
+        self.trained = frozenset(trained_groups(spec, recipe))
         self.round_starts: list[int] = []
 
     def run(self) -> None:
@@ -113,9 +120,11 @@ class _Lowering:
             self.round_starts.append(len(self.builder.tasks))
             self._forward(round_)
             self._head(round_)
-            for layer in reversed(range(self.spec.num_layers)):
+            first = first_backward_layer(self.spec, self.recipe)
+            for layer in reversed(range(first, self.spec.num_layers)):
                 self._backward_layer(round_, layer)
-            self._embed_backward(round_)
+            if "embedding" in self.trained:
+                self._embed_backward(round_)
         loss = self.builder.read("loss", "loss")
         self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
         if self.recipe.clips:
@@ -148,6 +157,7 @@ class _Lowering:
                 operands = [
                     *self._block_inputs(layer, chunk),
                     builder.write("norms", f"norms.{layer}.{chunk}"),
+                    *([builder.write("low", f"low.{layer}.{chunk}")] if self.recipe.lora else []),
                     builder.write("kv", self.shapes.kv(layer, chunk)),
                     builder.write("attention", f"attention.{layer}.{chunk}"),
                     builder.write("projections", f"projections.{layer}.{chunk}"),
@@ -161,6 +171,9 @@ class _Lowering:
             self.builder.read("parameters", f"param.{layer}"),
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
+        if self.recipe.lora is not None:
+            adapters = f"param.{adapter_group(layer)}"
+            operands.append(self.builder.read("adapters", adapters))
         if self.workload.packing is not None:
             operands.append(self.builder.read("sequences", f"sequences.{chunk}"))
         if before := chunk % self.workload.chunks_per_sequence:
@@ -177,6 +190,7 @@ class _Lowering:
             norm_eps=self.spec.norm_eps,
             tied=tied,
             row_slice=row_slice,
+            **_frozen_attribute("head" not in self.trained),
             **gradient_attribute(self.recipe, self.spec.dtype),
         )
         for chunk in self._chunks_reversed():
@@ -185,15 +199,25 @@ class _Lowering:
                 builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
                 builder.read("tokens", f"tokens.{chunk}"),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
-                self.optimizer.gradient("gradients", "head", round_),
+                *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
             ]
             if tied:
                 operands.append(builder.read("embedding", "param.embedding"))
-                operands.append(self.optimizer.gradient("embedding_gradients", "embedding", round_))
+                operands += self._gradient("embedding_gradients", "embedding", round_)
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
-        self.optimizer.after_group("head", round_)
+        self._after_group("head", round_)
+
+    def _gradient(self, name: str, group: str, round_: int) -> list[TaskOperand]:
+        """The operand that takes a group's gradient, if the group is trained."""
+        if group not in self.trained:
+            return []
+        return [self.optimizer.gradient(name, group, round_)]
+
+    def _after_group(self, group: str, round_: int) -> None:
+        if group in self.trained:
+            self.optimizer.after_group(group, round_)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         builder = self.builder
@@ -201,21 +225,28 @@ class _Lowering:
             self._recomputes(round_, layer, chunk)
             reads = [
                 *self._block_inputs(layer, chunk),
-                builder.read("norms", f"norms.{layer}.{chunk}"),
+                *self._block_scalars(layer, chunk),
                 builder.read("kv", self.shapes.kv(layer, chunk)),
                 builder.read("attention", f"attention.{layer}.{chunk}"),
                 builder.read("projections", f"projections.{layer}.{chunk}"),
                 builder.update("d_hidden", f"d_hidden.{chunk}"),
-                self.optimizer.gradient("gradients", str(layer), round_),
+                *self._gradient("gradients", str(layer), round_),
+                *self._gradient("adapter_gradients", adapter_group(layer), round_),
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
-            call = self._block_call("block_backward", chunk)
+            call = self._block_call("block_backward", chunk, frozen=str(layer) not in self.trained)
             task_id = self._add(
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
             builder.bind_recomputes(before=task_id)
-        self.optimizer.after_group(str(layer), round_)
+        self._after_group(str(layer), round_)
+        self._after_group(adapter_group(layer), round_)
+
+    def _block_scalars(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What forward leaves of each token in a few numbers, and no recompute makes again."""
+        names = ("norms", "low") if self.recipe.lora else ("norms",)
+        return [self.builder.read(name, f"{name}.{layer}.{chunk}") for name in names]
 
     def _recomputes(self, round_: int, layer: int, chunk: int) -> None:
         builder = self.builder
@@ -226,7 +257,7 @@ class _Lowering:
         ):
             operands = [
                 *self._block_inputs(layer, chunk),
-                builder.read("norms", f"norms.{layer}.{chunk}"),
+                *self._block_scalars(layer, chunk),
             ]
             if level == "ATTENTION":
                 operands = [operand for operand in operands if operand.name != "context"]
@@ -258,7 +289,7 @@ class _Lowering:
                 self.optimizer.gradient("gradients", "embedding", round_),
             ]
             self._add("embed_backward", call, operands, round_=round_, chunk=chunk)
-        self.optimizer.after_group("embedding", round_)
+        self._after_group("embedding", round_)
 
     def _work(self, start: int) -> ChunkWork:
         kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
@@ -267,18 +298,18 @@ class _Lowering:
     def _start(self, chunk: int) -> int:
         return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
 
-    def _block_call(self, kernel: str, chunk: int) -> str:
+    def _block_call(self, kernel: str, chunk: int, *, frozen: bool = False) -> str:
         spec, start = self.spec, self._start(chunk)
-        call_id = f"{kernel}@{start}"
+        call_id = f"{kernel}@{start}" + (".frozen" if frozen else "")
         if call_id in self.builder.calls:
             return call_id
         work = self._work(start)
-        cost = {
+        costs: dict[str, Callable[[], tuple[Work, ...]]] = {
             "block_forward": work.block_forward,
             "block_recompute_attention": work.recompute_attention,
             "block_recompute_input": work.recompute_input,
-            "block_backward": work.block_backward,
-        }[kernel]()
+            "block_backward": partial(work.block_backward, frozen=frozen),
+        }
         attributes: dict[str, Attribute] = {
             "d_model": spec.d_model,
             "num_heads": spec.num_heads,
@@ -300,8 +331,10 @@ class _Lowering:
         if self.workload.packing is not None:
             attributes["most_sequences"] = self.workload.packing.most_sequences
         if kernel == "block_backward":
-            attributes |= gradient_attribute(self.recipe, spec.dtype)
-        return self.builder.call(call_id, self._key(kernel), attributes, cost)
+            attributes |= gradient_attribute(self.recipe, spec.dtype) | _frozen_attribute(frozen)
+        if self.recipe.lora is not None:
+            attributes |= self.recipe.lora.attributes
+        return self.builder.call(call_id, self._key(kernel), attributes, costs[kernel]())
 
     def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
         attributes: dict[str, Attribute] = {
@@ -325,3 +358,8 @@ class _Lowering:
         label = Label(kind=kind, layer=layer, chunk=chunk, round=round_)
         self.builder.add(task_id, call, operands, label)
         return task_id
+
+
+def _frozen_attribute(frozen: bool) -> dict[str, Attribute]:
+    """What a call is told of weights that have no gradient: nothing where they have one."""
+    return {"frozen": True} if frozen else {}

@@ -255,7 +255,7 @@ def _noting(work: HostWork, ends_ns: list[int]) -> HostWork:
 
 def fill_random(schedule: Schedule, arenas: Arenas, spec: ModelSpec) -> None:
     """Random parameters and a zero optimizer state in every carried slot."""
-    weights = RandomWeights(spec, _SEED)
+    weights = RandomWeights(spec, _SEED, recipe=Recipe.model_validate(schedule.recipe))
     tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
     for item in schedule.carried:
         tensor = tensors[item.tensor]
