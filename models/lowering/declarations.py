@@ -225,10 +225,10 @@ def _declare_saved(builder: ChainBuilder, shapes: Shapes, layer: int, chunk: int
     hidden = _tensor(shapes.hidden(layer, chunk), "activation", spec.dtype, (tokens, spec.d_model))
     norms = _tensor(f"norms.{layer}.{chunk}", "activation", "float32", (2, tokens))
     builder.declare(_part_of(parent, hidden, 0))
+    builder.declare(_part_of(parent, norms, hidden_bytes))
     if low_bytes:
         low = _tensor(f"low.{layer}.{chunk}", "activation", spec.dtype, (tokens, shapes.low_width))
-        builder.declare(_part_of(parent, low, hidden_bytes))
-    builder.declare(_part_of(parent, norms, hidden_bytes + low_bytes))
+        builder.declare(_part_of(parent, low, hidden_bytes + norms.size_bytes))
     if not shapes.workload.sliced:
         kv_shape = (tokens, 2, spec.num_kv_heads, spec.head_dim)
         builder.declare(_tensor(shapes.kv(layer, chunk), "context", spec.dtype, kv_shape))

@@ -42,6 +42,7 @@ from twinstream.executor.run.device_state import (
 from twinstream.executor.run.execute import execute_in, prove
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.random_weights import RandomWeights
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Fetch
