@@ -33,7 +33,8 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
 
     Raises:
         OtherRecipeError: the recipe names other kernels than torch's own, float32 gradients,
-            clipping, LoRA, frozen parameters, or another state of the optimizer than in the model's dtype.
+            clipping, LoRA, frozen parameters, or an optimizer state of another dtype than the
+            model's.
         UnknownMachineClass: it has no constants for the machine.
         OtherCutError: lengths, chunks, rounds or tokens are fixed otherwise than it cuts a step.
         SizingRefused: it would not run within the caps.
