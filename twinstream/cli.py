@@ -27,6 +27,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
     "Train it here": {
         "probe": "runs.probing",
         "run": "runs.running",
+        "export": "runs.exporting",
         "demo": "runs.demonstrating",
     },
     "How far off was the prediction?": {

@@ -150,9 +150,7 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
     return flat
 
 
-def _fresh_adapters(
-    layout: Layout, dtype: torch.dtype, generator: torch.Generator
-) -> torch.Tensor:
+def _fresh_adapters(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
         if inner.name.endswith("_a"):
