@@ -1,7 +1,7 @@
 """A folder with a PEFT adapter, checked by its headers and read into flat tensors."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -113,7 +113,7 @@ def _is_of(name: str, module: str) -> bool:
     return name.endswith((f".{module}.lora_A.weight", f".{module}.lora_B.weight"))
 
 
-def _lora(folder: Path, config: Mapping[str, Any], targets: list[str]) -> Lora:
+def _lora(folder: Path, config: Mapping[str, Any], targets: Sequence[str]) -> Lora:
     path = folder / ADAPTER_CONFIG
     for name, plain in _PLAIN.items():
         if config.get(name, "LORA" if name == "peft_type" else None) not in plain:
