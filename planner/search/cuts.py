@@ -130,7 +130,7 @@ class Cuts:
         """Those of the workloads that have a bound, the least first.
 
         Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
-        of the first; with frozen parameters, clearly longer: few plans of large chunks come near it.
+        of the first; with frozen parameters, clearly longer: plans of large chunks seldom are near.
         """
         if not workloads:
             return []

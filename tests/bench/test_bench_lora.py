@@ -41,7 +41,8 @@ def test_bench_lora_against_full_training(tokens_per_step, attention, capsys):
         bound = work.tokens_per_step / plan.bound.step_s
         with capsys.disabled():
             print(
-                f"\n{name}, {attention or 'sdpa_flash'}: {work.tokens_per_step:,} tokens a step, {work.rounds_per_step} x "
+                f"\n{name}, {attention or 'sdpa_flash'}: {work.tokens_per_step:,} tokens a step, "
+                f"{work.rounds_per_step} x "
                 f"{work.chunks_per_round} x {work.chunk_tokens}: {speeds[name]:,.0f} tokens/s, "
                 f"at most {bound:,.0f}"
             )
