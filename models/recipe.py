@@ -11,7 +11,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.adapters.lora import Lora
+from twinstream.models.adapters.lora import ADAPTERS, Lora
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
@@ -107,7 +107,7 @@ class Recipe(Node):
     def freezes(self, group: str) -> bool:
         """Whether a group of parameters is only read; adapters never are."""
         if self.lora is not None:
-            return not group.startswith("lora.")
+            return not group.startswith(ADAPTERS)
         return group in self.frozen
 
     @property

@@ -4,22 +4,16 @@ The base's groups are `embedding`, a layer by its number, and `head`; the adapte
 the group `lora.LAYER`.
 """
 
-from twinstream.models.adapters.adapter_layout import adapter_layout
+from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
+from twinstream.models.adapters.lora import ADAPTERS
 from twinstream.models.layout import Layout, group_layout, parameter_groups
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 
-_ADAPTERS = "lora."
-
 
 class NothingToTrainError(TwinstreamError):
     """A recipe freezes what the model does not have, or all that it has."""
-
-
-def adapter_group(layer: int) -> str:
-    """The group of a layer's adapters."""
-    return f"{_ADAPTERS}{layer}"
 
 
 def layer_of(group: str) -> int | None:
@@ -28,7 +22,7 @@ def layer_of(group: str) -> int | None:
     >>> layer_of("lora.3"), layer_of("3"), layer_of("head")
     (3, 3, None)
     """
-    number = group.removeprefix(_ADAPTERS)
+    number = group.removeprefix(ADAPTERS)
     return int(number) if number.isdigit() else None
 
 
@@ -61,7 +55,7 @@ def trained_groups(spec: ModelSpec, recipe: Recipe) -> tuple[str, ...]:
 
 def layout_of(spec: ModelSpec, recipe: Recipe, group: str) -> Layout:
     """How the flat parameters of a group lie."""
-    if group.startswith(_ADAPTERS):
+    if group.startswith(ADAPTERS):
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"
         return adapter_layout(spec, recipe.lora)
     return group_layout(spec, group)

@@ -6,12 +6,13 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.demand.workspace import state_bytes
 from twinstream.models.layout import Layout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import adapter_group, layout_of, trained_groups
+from twinstream.models.trained import layout_of, trained_groups
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 

@@ -20,14 +20,13 @@ from twinstream.executor.weights.peft_folder import (
     read_adapter_config,
 )
 from twinstream.executor.weights.safetensors_header import read_header
-from twinstream.models.adapters.adapter_layout import adapter_layout
+from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
 from twinstream.models.hf_config import HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import adapter_group
 from twinstream.schedule.files import told
 
 

@@ -10,10 +10,10 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from twinstream.executor.weights.weight_file import WeightFile
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights, peft_weights_of
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import adapter_group
 
 
 def write_peft_folder(

@@ -6,7 +6,7 @@ that one product makes x A^T for all of them.
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.lora import Lora, Target
+from twinstream.models.adapters.lora import ADAPTERS, Lora, Target
 from twinstream.models.layout import Layout, packed_layout
 from twinstream.models.spec import ModelSpec
 
@@ -16,6 +16,11 @@ _SITES: dict[str, tuple[Target, ...]] = {
     "gate_up": ("gate", "up"),
     "down": ("down",),
 }
+
+
+def adapter_group(layer: int) -> str:
+    """The group of a layer's adapters, beside those of the base's parameters."""
+    return f"{ADAPTERS}{layer}"
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Which tensor of a PEFT adapter file lies where in the flat tensors of adapters."""
 
-from twinstream.models.adapters.adapter_layout import adapter_layout, adapter_sites
+from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout, adapter_sites
 from twinstream.models.adapters.lora import Lora, Target
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import adapter_group
 
 PEFT_MODULES: dict[Target, str] = {
     "q": "self_attn.q_proj",
@@ -21,10 +20,10 @@ def peft_weights(spec: ModelSpec, lora: Lora) -> tuple[HfWeight, ...]:
     """Every tensor of an adapter file, layer by layer; its group is `lora.LAYER`.
 
     >>> from twinstream.models.presets import load_preset
-    >>> peft_weights(load_preset("tiny"), Lora(rank=4, alpha=8.0, targets=("q", "v")))[3]
-    ... # doctest: +NORMALIZE_WHITESPACE
+    >>> lora = Lora(rank=4, alpha=8.0, targets=("q", "v"))
+    >>> peft_weights(load_preset("tiny"), lora)[3]  # doctest: +NORMALIZE_WHITESPACE
     HfWeight(name='base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight', shape=(64, 4),
-             group='lora.0', offset_bytes=3072, size_bytes=512)
+             group='lora.0', offset_bytes=6144, size_bytes=1024)
     """
     layers = range(spec.num_layers)
     return tuple(weight for layer in layers for weight in peft_weights_of(spec, lora, layer))

@@ -13,6 +13,7 @@ from functools import partial
 
 from pydantic import ValidationError
 
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.demand.triton_work import TritonChunkWork
 from twinstream.models.demand.work import ChunkWork
@@ -23,7 +24,7 @@ from twinstream.models.lowering.optimizer_tasks import OptimizerTasks, gradient_
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import adapter_group, first_backward_layer, trained_groups
+from twinstream.models.trained import first_backward_layer, trained_groups
 from twinstream.schedule.chain import Chain, Input, Output
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
