@@ -134,7 +134,7 @@ def _whole(destination: Path) -> Iterator[Path]:
     """A folder beside the destination that takes its name once all is in it."""
     if destination.exists():
         raise WeightsError(destination, "is there already; name another folder")
-    incomplete = destination.with_name(f"{destination.name}.incomplete")
+    incomplete = destination.with_name(f".{destination.name}.incomplete")
     shutil.rmtree(incomplete, ignore_errors=True)
     try:
         yield incomplete
