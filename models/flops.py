@@ -8,7 +8,10 @@ half of the S x S scores count.
 
 from enum import StrEnum
 
+from twinstream.models.adapters.adapter_layout import adapter_sites
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import first_backward_layer, trained_groups
 from twinstream.schedule.workload import Workload
 
 FP32_BYTES = 4
@@ -22,12 +25,16 @@ class SavedLevel(StrEnum):
     FULL = "FULL"
 
 
-def model_flops_per_sequence(spec: ModelSpec, seq_len: int) -> int:
+def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | None = None) -> int:
     """Model FLOPs of training on one sequence: forward and backward, nothing recomputed.
 
     L (3 matmul + 3 attention) + 3 head, since backward takes two products for each of forward's:
     matmul 2 S d (2 d_q + 2 d_kv + 3 f) is Q, K, V, output, gate, up and down; attention
     0.5 x 2 x (2 S S d_q) is QK^T and PV; head 2 S d V is the LM head, tied or not.
+
+    Of what a recipe freezes, backward takes the product for the gradient of the input only, and
+    none below the first layer that is trained or has something trained below it. Adapters take
+    3 x 2 S r (in + out) for each target, forward and backward.
 
     Returns:
         FLOPs, a count (not FLOP/s).
@@ -40,13 +47,28 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int) -> int:
     >>> model_flops_per_sequence(load_preset("tiny"), 1024)
     8254390272
     """
+    recipe = recipe or Recipe()
+    trained = trained_groups(spec, recipe)
     matmul = 2 * seq_len * spec.d_model * (2 * spec.d_q + 2 * spec.d_kv + 3 * spec.d_ff)
     attention = 2 * seq_len * seq_len * spec.d_q
     head = 2 * seq_len * spec.d_model * spec.vocab_size
-    return spec.num_layers * 3 * (matmul + attention) + 3 * head
+    num_back = spec.num_layers - first_backward_layer(spec, recipe)
+    num_trained = sum(group.isdigit() for group in trained)
+    blocks = (spec.num_layers + num_back) * (matmul + attention) + num_back * attention
+    head_trains = ("embedding" if spec.tied_embeddings else "head") in trained
+    adapters = _adapter_flops(spec, seq_len, recipe)
+    return blocks + num_trained * matmul + (3 if head_trains else 2) * head + adapters
 
 
-def model_flops_per_step(spec: ModelSpec, workload: Workload) -> int:
+def _adapter_flops(spec: ModelSpec, seq_len: int, recipe: Recipe) -> int:
+    """Of both products, forward, and of their four in backward."""
+    if recipe.lora is None:
+        return 0
+    per_block = sum(site.num_parameters for site in adapter_sites(spec, recipe.lora))
+    return 3 * spec.num_layers * 2 * seq_len * per_block
+
+
+def model_flops_per_step(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> int:
     """Model FLOPs of all sequences of one training step, each by its own (expected) length.
 
     Of a step that is forward only a third: backward takes two products for each of forward's.
@@ -62,9 +84,10 @@ def model_flops_per_step(spec: ModelSpec, workload: Workload) -> int:
     """
     share = 3 if workload.forward_only else 1
     if workload.packing is None:
-        of_one = model_flops_per_sequence(spec, workload.seq_len)
-        return workload.sequences_per_step * of_one // share
-    per_chunk = sum(model_flops_per_sequence(spec, n) for n in workload.packing.expected_lengths)
+        per_sequence = model_flops_per_sequence(spec, workload.seq_len, recipe)
+        return workload.sequences_per_step * per_sequence // share
+    lengths = workload.packing.expected_lengths
+    per_chunk = sum(model_flops_per_sequence(spec, length, recipe) for length in lengths)
     return workload.chunks_per_round * workload.rounds_per_step * per_chunk // share
 
 

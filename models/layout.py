@@ -60,7 +60,7 @@ def block_layout(spec: ModelSpec) -> Layout:
         ("gate_up_proj", (2 * spec.d_ff, spec.d_model)),
         ("down_proj", (spec.d_model, spec.d_ff)),
     ]
-    return _pack(shapes, spec.itemsize)
+    return packed_layout(shapes, spec.itemsize)
 
 
 def head_layout(spec: ModelSpec) -> Layout:
@@ -68,12 +68,12 @@ def head_layout(spec: ModelSpec) -> Layout:
     shapes: list[tuple[str, tuple[int, ...]]] = [("final_norm", (spec.d_model,))]
     if not spec.tied_embeddings:
         shapes += [("head", (spec.vocab_size, spec.d_model))]
-    return _pack(shapes, spec.itemsize)
+    return packed_layout(shapes, spec.itemsize)
 
 
 def embedding_layout(spec: ModelSpec) -> Layout:
     """Return the layout of the embedding, which is also the LM head if the two are tied."""
-    return _pack([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
+    return packed_layout([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
 
 
 def parameter_groups(spec: ModelSpec) -> tuple[str, ...]:
@@ -93,7 +93,8 @@ def group_layout(spec: ModelSpec, group: str) -> Layout:
     return head_layout(spec) if group == "head" else block_layout(spec)
 
 
-def _pack(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> Layout:
+def packed_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> Layout:
+    """Tensors of these names and shapes one after the other, each aligned."""
     tensors: list[InnerTensor] = []
     end_bytes = 0
     for name, shape in shapes:

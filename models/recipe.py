@@ -1,9 +1,17 @@
 """The training recipe: what decides the bits of a run, apart from the data."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from twinstream.models.adapters.lora import ADAPTERS, Lora
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
@@ -58,6 +66,10 @@ class Recipe(Node):
     the step: a number of `step_state`, as the learning rate. All updates follow the norm then.
 
     `kernels` that are left open (None) are chosen with the machine, when a plan is asked for.
+
+    `frozen` groups of parameters (`embedding`, a layer by its number, `head`) are only read: they
+    have no gradient, no optimizer state and no update. With `lora` the whole base is frozen, and
+    the adapters of every layer train.
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -71,6 +83,36 @@ class Recipe(Node):
     optimizer_state: OptimizerState = "model"
     clips: bool = False
     kernels: KernelChoice | None = None
+    lora: Lora | None = None
+    frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    @field_validator("frozen")
+    @classmethod
+    def _sorted(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(given)))
+
+    @model_validator(mode="after")
+    def _base_is_frozen_once(self) -> Self:
+        if self.lora is not None and self.frozen:
+            raise PydanticCustomError(
+                "frozen_twice", "with LoRA the whole base is frozen; leave out what to freeze"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Documents, and what is known by their hash, only tell of LoRA and freezing if used."""
+        document: dict[str, object] = serialize(self)
+        for name in ("lora", "frozen"):
+            if not getattr(self, name):
+                del document[name]
+        return document
+
+    def freezes(self, group: str) -> bool:
+        """Whether a group of parameters is only read; adapters never are."""
+        if self.lora is not None:
+            return not group.startswith(ADAPTERS)
+        return group in self.frozen
 
     @property
     def implementations(self) -> KernelChoice:

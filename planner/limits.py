@@ -15,6 +15,7 @@ class SearchLimits:
     chunks_per_round: int = 8  # chunks that one round has at the most, of short sequences
     blocks: int = 20_000  # blocks of the few rounds of a cut that is bounded
     cuts: int = 2  # cuts that are planned
+    frozen_cuts: int = 4  # the same with frozen parameters: bounds of many cuts are nearly equal
     near_equal: float = 1.015  # x the bound: what a further cut may gain has to be more
     slow: float = 1.2  # x the tasks alone: from there on smaller chunks are bounded, too
 

@@ -28,6 +28,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "train": "runs.training",
         "probe": "runs.probing",
         "run": "runs.running",
+        "export": "runs.exporting",
         "demo": "runs.demonstrating",
     },
     "How far off was the prediction?": {

@@ -7,6 +7,8 @@ from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.policies_compared import PoliciesCompared, compare_policies
+from twinstream.models.adapters.lora import Lora, lora_of
+from twinstream.models.freezing import frozen_groups
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
@@ -44,6 +46,7 @@ __all__ = [
     "InfeasiblePlan",
     "Judge",
     "KernelChoice",
+    "Lora",
     "Machine",
     "ModelSpec",
     "Packing",
@@ -74,8 +77,10 @@ __all__ = [
     "conforms",
     "execute",
     "explain",
+    "frozen_groups",
     "load_machine",
     "load_model",
+    "lora_of",
     "plan",
     "simulate",
     "steady_state",

@@ -13,48 +13,66 @@ from twinstream.executor.kernels.head_forward import HeadForward
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import NormGradients, VectorGradient, VectorOps
-from twinstream.models.demand.workspace import Attributes, typed_attribute
+from twinstream.models.demand.workspace import Attributes, is_frozen, typed_attribute
 from twinstream.schedule.ops import Mode
 
 
 def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Write d_hidden; write or add the loss and the gradients of the norm and of the head.
 
+    What is frozen has no gradient.
+
     The loss is the sum over tokens with a label >= 0 of cross entropy, times what `step_state`
     says: one over the number of such tokens in the step.
     """
     head, gradients = HeadForward.of(operands, attributes), _Gradients.of(operands, attributes)
     d_hidden_TD = operands["d_hidden"].view(head.hidden.dtype, tuple(head.hidden.shape))
-    d_norm_D = head.workspace.take(tuple(head.norm.shape), torch.float32).zero_()
+    d_weight = None  # of the norm, summed over slices
+    if gradients.norm is not None:
+        d_norm_D = head.workspace.take(tuple(head.norm.shape), torch.float32).zero_()
+        d_weight = VectorGradient(d_norm_D, "update")
     mode = gradients.weight_mode
     for part in head.slices(vector):
         d_hidden_RD = d_hidden_TD[part.rows]
         torch.mm(part.d_logits, head.weight, out=d_hidden_RD)
-        add_matmul(gradients.weight, part.d_logits.t(), part.normed, mode)
-        d_weight = VectorGradient(d_norm_D, "update")  # summed over slices
+        if gradients.weight is not None:
+            add_matmul(gradients.weight, part.d_logits.t(), part.normed, mode)
         of_norm = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
         vector.rms_norm_backward(part.norm, of_norm, head.workspace)
         mode = "update"
-    add_vector(gradients.norm, d_norm_D, gradients.norm_mode)
+    if gradients.norm is not None:
+        add_vector(gradients.norm, d_norm_D, gradients.norm_mode)
     head.add_loss(operands["loss"])
 
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Of the weights; `weight` is the embedding's if the two are tied."""
+    """Of the weights; `weight` is the embedding's if the two are tied.
 
-    norm: torch.Tensor  # [D]
+    Norm and head are one group of parameters: frozen, neither has a gradient. A tied embedding is
+    frozen or not by itself.
+    """
+
+    norm: torch.Tensor | None  # [D]
     norm_mode: Mode
-    weight: torch.Tensor  # [V, D]
+    weight: torch.Tensor | None  # [V, D]
     weight_mode: Mode
 
     @classmethod
     def of(cls, operands: Operands, attributes: Attributes) -> "_Gradients":
-        own = operands["gradients"]
-        gradients = gradient_views(own, head_layout_of(attributes), attributes)
-        weight_mode = own.mode
+        layout = head_layout_of(attributes)
+        gradients: dict[str, torch.Tensor] = {}
+        norm_mode = weight_mode = cls._mode(operands, "gradients")
+        if not is_frozen(attributes):
+            gradients = gradient_views(operands["gradients"], layout, attributes)
         if typed_attribute(attributes, "tied", bool):
-            tied, tied_gradients = embedding_layout_of(attributes), operands["embedding_gradients"]
-            gradients["head"] = gradient_views(tied_gradients, tied, attributes)["embedding"]
-            weight_mode = tied_gradients.mode
-        return cls(gradients["final_norm"], own.mode, gradients["head"], weight_mode)
+            tied = embedding_layout_of(attributes)
+            weight_mode = cls._mode(operands, "embedding_gradients")
+            if (flat := operands.get("embedding_gradients")) is not None:
+                gradients["head"] = gradient_views(flat, tied, attributes)["embedding"]
+        return cls(gradients.get("final_norm"), norm_mode, gradients.get("head"), weight_mode)
+
+    @staticmethod
+    def _mode(operands: Operands, name: str) -> Mode:
+        """Of an operand; `update` where there is none."""
+        return operands[name].mode if name in operands else "update"

@@ -6,11 +6,13 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.demand.workspace import state_bytes
 from twinstream.models.layout import Layout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import layout_of, trained_groups
 from twinstream.schedule.derived.flush import is_state
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -24,13 +26,33 @@ _INIT_STD = 0.02
 def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> State:
     """Fresh parameters (normal, std 0.02; norms one; biases zero) and fresh optimizer state.
 
-    Keys are `param.GROUP` and `opt.GROUP`, with GROUP `embedding`, a layer number or `head`;
-    values 1-D uint8. The same seed gives the same bits on every machine.
+    Keys are `param.GROUP` and `opt.GROUP`, with GROUP `embedding`, a layer number, `head`, or
+    `lora.LAYER`; values 1-D uint8. What the recipe freezes has no `opt`. The same seed gives the
+    same bits on every machine, those of the base whether there are adapters or not.
     """
+    recipe = recipe or Recipe()
+    trained = trained_groups(spec, recipe)
     state: State = {}
     for group, flat in fresh_parameters(spec, seed):
         state[f"param.{group}"] = flat
-        state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe or Recipe())
+        if group in trained:
+            state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe)
+    return state | adapter_state(spec, seed, recipe)
+
+
+def adapter_state(spec: ModelSpec, seed: int, recipe: Recipe) -> State:
+    """Fresh adapters and their optimizer state, to go with a base that is there already.
+
+    A is uniform within 1 / sqrt(in_features), which is PEFT's default, and B zero: the model is the
+    base until the first update. Empty where the recipe has no adapters.
+    """
+    state: State = {}
+    generator = torch.Generator().manual_seed(seed)
+    for layer in range(spec.num_layers if recipe.lora else 0):
+        group = adapter_group(layer)
+        flat = _fresh_adapters(layout_of(spec, recipe, group), DTYPES[spec.dtype], generator)
+        state[f"param.{group}"] = flat
+        state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe)
     return state
 
 
@@ -140,6 +162,16 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
     return flat
 
 
+def _fresh_adapters(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
+    for inner in layout.tensors:
+        if inner.name.endswith("_a"):
+            view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
+            random, bound = torch.empty(view.numel()), float(inner.shape[1]) ** -0.5
+            view.copy_(random.uniform_(-bound, bound, generator=generator))
+    return flat
+
+
 def fresh_optimizer_state(
     spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
@@ -151,7 +183,7 @@ def fresh_optimizer_state(
     kind, values = recipe.state_of(spec.dtype), parameters.view(DTYPES[spec.dtype])
     state = torch.zeros(state_bytes(kind, spec.dtype, values.numel()), dtype=torch.uint8)
     if kind == "float32_master":
-        for part in optimizer_parts(spec, group):
+        for part in optimizer_parts(spec, group, recipe):
             start, count = part.element_offset, part.num_elements
             all_masters = state.view(torch.float32)
             master = all_masters[3 * start + 2 * count : 3 * (start + count)]

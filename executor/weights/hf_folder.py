@@ -1,7 +1,7 @@
 """A Hugging Face folder's weights, checked by their headers and read into flat tensors."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -63,36 +63,52 @@ class HfFolder:
         size_bytes = group_layout(self.spec, group).size_bytes
         assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
         assert destination.device.type == "cpu" and destination.is_contiguous()
-        by_file: dict[Path, list[HfWeight]] = defaultdict(list)
-        end_bytes = 0
-        weights = sorted(hf_weights_of(self.spec, group), key=lambda weight: weight.offset_bytes)
-        for weight in weights:
-            destination[end_bytes : weight.offset_bytes].zero_()
-            end_bytes = weight.end_bytes
-            by_file[self.stored[weight.name].file].append(weight)
-        destination[end_bytes:].zero_()
-        for path, inside in by_file.items():
-            try:
-                with path.open("rb") as file:
-                    for weight in inside:
-                        self._read(file, weight, destination)
-            except OSError as error:
-                raise WeightsError(path, f"cannot be read: {told(error)}") from None
+        read_weights(self.stored, hf_weights_of(self.spec, group), self.spec.dtype, destination)
 
-    def _read(self, file: BufferedReader, weight: HfWeight, destination: torch.Tensor) -> None:
-        stored = self.stored[weight.name]
-        source = _STORED_DTYPES[stored.dtype]
-        flat = destination[weight.offset_bytes : weight.end_bytes]
-        file.seek(stored.start_bytes)
-        if source == DTYPES[self.spec.dtype]:
-            _fill(file, flat, weight.name)
-            return
-        values = flat.view(DTYPES[self.spec.dtype])
-        block = torch.empty(min(_BLOCK_ELEMENTS, values.numel()), dtype=source)
-        for part in torch.split(values, _BLOCK_ELEMENTS):
-            read = block[: part.numel()]
-            _fill(file, read.view(torch.uint8), weight.name)
-            part.copy_(read)
+
+def read_weights(
+    stored: Mapping[str, StoredTensor],
+    inside: Sequence[HfWeight],
+    dtype: str,
+    destination: torch.Tensor,
+) -> None:
+    """Fill a flat tensor of `dtype` with the weights in it; what lies between them is zeroed.
+
+    Args:
+        destination: 1-D uint8 on the host.
+
+    Raises:
+        WeightsError: a file has gone or changed since its header was read.
+    """
+    by_file: dict[Path, list[HfWeight]] = defaultdict(list)
+    end_bytes = 0
+    for weight in sorted(inside, key=lambda weight: weight.offset_bytes):
+        destination[end_bytes : weight.offset_bytes].zero_()
+        end_bytes = weight.end_bytes
+        by_file[stored[weight.name].file].append(weight)
+    destination[end_bytes:].zero_()
+    for path, weights in by_file.items():
+        try:
+            with path.open("rb") as file:
+                for weight in weights:
+                    flat = destination[weight.offset_bytes : weight.end_bytes]
+                    _read(file, stored[weight.name], flat.view(DTYPES[dtype]), weight.name)
+        except OSError as error:
+            raise WeightsError(path, f"cannot be read: {told(error)}") from None
+
+
+def _read(file: BufferedReader, stored: StoredTensor, values: torch.Tensor, name: str) -> None:
+    """Read a tensor, converting its values if they are of another dtype."""
+    source = _STORED_DTYPES[stored.dtype]
+    file.seek(stored.start_bytes)
+    if source == values.dtype:
+        _fill(file, values.view(torch.uint8), name)
+        return
+    block = torch.empty(min(_BLOCK_ELEMENTS, values.numel()), dtype=source)
+    for part in torch.split(values, _BLOCK_ELEMENTS):
+        read = block[: part.numel()]
+        _fill(file, read.view(torch.uint8), name)
+        part.copy_(read)
 
 
 def _fill(file: BufferedReader, destination: torch.Tensor, name: str) -> None:
@@ -125,13 +141,31 @@ def _sharded(folder: Path, mapped: Mapping[str, str]) -> dict[str, StoredTensor]
 
 
 def _check(folder: Path, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> None:
-    """Refuse weights that are not those of the model; all that is wrong in one message."""
-    weights = {weight.name: weight for weight in hf_weights(spec)}
+    """Refuse weights that are not those of the model."""
+    harmless = {name for name in stored if name == LM_HEAD or name.endswith(_HARMLESS)}
+    weights = hf_weights(spec)
+    if problems := stored_problems(weights, stored, harmless):
+        missing = [weight.name for weight in weights if weight.name not in stored]
+        raise WeightsError(
+            folder, f"not the weights of '{spec.name}': {'; '.join(problems)}. {_advice(missing)}"
+        )
+
+
+def stored_problems(
+    expected: Sequence[HfWeight],
+    stored: Mapping[str, StoredTensor],
+    harmless: Collection[str] = (),
+) -> list[str]:
+    """All that is wrong with the tensors of files; none if they are those expected.
+
+    What is `harmless` may be there too.
+    """
+    weights = {weight.name: weight for weight in expected}
     missing = [name for name in weights if name not in stored]
     extra = [
         f"{name} ({tensor.file.name})"
         for name, tensor in stored.items()
-        if name not in weights and name != LM_HEAD and not name.endswith(_HARMLESS)
+        if name not in weights and name not in harmless
     ]
     here = [(weight, stored[name]) for name, weight in weights.items() if name in stored]
     misshapen = [
@@ -144,11 +178,7 @@ def _check(folder: Path, spec: ModelSpec, stored: Mapping[str, StoredTensor]) ->
         for weight, tensor in here
         if tensor.dtype not in _STORED_DTYPES
     ]
-    problems = _told_problems(missing, extra, misshapen, other_dtype)
-    if problems:
-        raise WeightsError(
-            folder, f"not the weights of '{spec.name}': {'; '.join(problems)}. {_advice(missing)}"
-        )
+    return _told_problems(missing, extra, misshapen, other_dtype)
 
 
 def _told_problems(

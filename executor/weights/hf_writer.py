@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,22 +11,12 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
 from twinstream.executor.weights.model_files import write_model_files
-from twinstream.executor.weights.safetensors_header import DTYPES, NewTensor, new_header
+from twinstream.executor.weights.weight_file import WeightFile
 from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of
 from twinstream.models.layout import group_layout, parameter_groups
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
-
-
-@dataclass(frozen=True)
-class _Shard:
-    """A file to be: its first bytes, where in it each tensor begins, and its size."""
-
-    path: Path
-    header: bytes
-    starts: Mapping[str, int]
-    size_bytes: int
 
 
 def write_hf_folder(
@@ -56,12 +45,14 @@ def write_hf_folder(
         HfConfigError: there is no `like`, and no family of transformers is like this model.
     """
     files = _division(spec, like, max_shard_bytes)
-    shards = {name: _shard(destination / name, spec, inside) for name, inside in files.items()}
-    make_room(destination, sum(shard.size_bytes for shard in shards.values()))
+    shards = [
+        WeightFile.of(destination / name, spec.dtype, inside) for name, inside in files.items()
+    ]
+    make_room(destination, sum(shard.size_bytes for shard in shards))
     if has_weights(destination):
         raise WeightsError(destination, "has weights already; write to another folder")
     write_model_files(destination, spec, like)
-    _write_shards(spec, list(shards.values()), read_group)
+    _write_shards(spec, shards, read_group)
     if list(files) != [SINGLE]:
         write_file(destination / INDEX, _index(spec, files))
     with writing(destination, 0):
@@ -104,40 +95,21 @@ def _by_size(weights: Sequence[HfWeight], max_shard_bytes: int) -> dict[str, lis
     }
 
 
-def _shard(path: Path, spec: ModelSpec, inside: Sequence[HfWeight]) -> _Shard:
-    dtype = DTYPES[spec.dtype]
-    tensors = [NewTensor(weight.name, dtype, weight.shape) for weight in inside]
-    return _Shard(path, *new_header(tensors))
-
-
 def _write_shards(
-    spec: ModelSpec, shards: Sequence[_Shard], read_group: Callable[[str], torch.Tensor]
+    spec: ModelSpec, shards: Sequence[WeightFile], read_group: Callable[[str], torch.Tensor]
 ) -> None:
     for shard in shards:
-        with writing(shard.path, shard.size_bytes), shard.path.open("xb") as file:
-            file.write(shard.header)
-            file.truncate(shard.size_bytes)
+        shard.create()
     for group in parameter_groups(spec):
         flat = read_group(group)
         assert flat.dtype == torch.uint8
         assert flat.shape == (group_layout(spec, group).size_bytes,), (group, flat.shape)
         inside = hf_weights_of(spec, group)
         for shard in shards:
-            _write_group(shard, [weight for weight in inside if weight.name in shard.starts], flat)
+            shard.write(inside, flat)
     for shard in shards:
         with writing(shard.path, shard.size_bytes):
             sync(shard.path)
-
-
-def _write_group(shard: _Shard, weights: Sequence[HfWeight], flat: torch.Tensor) -> None:
-    """Write what one shard holds of one group."""
-    if not weights:
-        return
-    content = flat.numpy().data
-    with writing(shard.path, shard.size_bytes), shard.path.open("r+b") as file:
-        for weight in weights:
-            file.seek(shard.starts[weight.name])
-            file.write(content[weight.offset_bytes : weight.end_bytes])
 
 
 def _index(spec: ModelSpec, files: Mapping[str, Sequence[HfWeight]]) -> bytes:

@@ -19,51 +19,53 @@ class TritonChunkWork(ChunkWork):
     """What Triton's kernels demand for one chunk."""
 
     def block_forward(self) -> tuple[Work, ...]:
-        t, s = self.tokens, self.spec
+        t, s, covers = self.tokens, self.spec, self.adapters.covers
         return (
             self._norms_and_residual(),
-            self.matmul(t, s.d_q, s.d_model),
-            self.matmul(t, 2 * s.d_kv, s.d_model),
+            self.matmul(t, s.d_q, s.d_model, accumulate=covers("qkv")),
+            self.matmul(t, 2 * s.d_kv, s.d_model, accumulate=covers("qkv")),
             self.vector("rope", 2 * t * (s.d_q + s.d_kv), launches=2),
             self.attention_forward(),
-            self.matmul(t, s.d_model, s.d_q),
-            self.matmul(t, 2 * s.d_ff, s.d_model),
+            self.matmul(t, s.d_model, s.d_q, accumulate=covers("o")),
+            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=covers("gate_up")),
             self.vector("swiglu", 3 * t * s.d_ff),
             # addmm copies the residual stream to its output and accumulates onto it
             self.vector("copy", 2 * t * s.d_model),
             self.matmul(t, s.d_model, s.d_ff, accumulate=True),
+            *self.adapters.forward(),
         )
 
     def recompute_attention(self) -> tuple[Work, ...]:
-        t, s = self.tokens, self.spec
+        t, s, covers = self.tokens, self.spec, self.adapters.covers
         return (
             self._norms_and_residual(),
-            self.matmul(t, s.d_q, s.d_model),
-            self.matmul(t, s.d_model, s.d_q),
-            self.matmul(t, 2 * s.d_ff, s.d_model),
+            self.matmul(t, s.d_q, s.d_model, accumulate=covers("qkv")),
+            self.matmul(t, s.d_model, s.d_q, accumulate=covers("o")),
+            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=covers("gate_up")),
+            *self.adapters.recompute(),
         )
 
-    def block_backward(self) -> tuple[Work, ...]:
-        t, s = self.tokens, self.spec
+    def block_backward(self, *, frozen: bool = False) -> tuple[Work, ...]:
+        t, s, covers = self.tokens, self.spec, self.adapters.covers
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
+        # gate, up and a gradient in; two out, and the product if a gradient of weights needs it
+        swiglu_tensors = 6 if covers("down") or not frozen else 5
         works = [
-            self.vector("swiglu", 6 * t * f),  # gate, up and a gradient in; two and the product out
-            self.gradient_matmul(d, f, t),
-            self.matmul(t, f, d),
-            self._norm_backward(),
-            self.gradient_matmul(2 * f, d, t),
-            self.matmul(t, d, 2 * f),
-            self.gradient_matmul(d, q, t),
-            self.matmul(t, q, d),
-            self._rope_backward(),
+            self.vector("swiglu", swiglu_tensors * t * f),
+            self.matmul(t, f, d, accumulate=covers("down")),
+            self._norm_backward(frozen=frozen, normed=covers("gate_up")),
+            self.matmul(t, d, 2 * f, accumulate=covers("gate_up")),
+            self.matmul(t, q, d, accumulate=covers("o")),
+            self._rope_backward(frozen=frozen),
             self.attention_backward(),
-            self._norm_backward(),
-            self.gradient_matmul(q + 2 * k, d, t),
-            self.matmul(t, d, q + 2 * k),
+            self._norm_backward(frozen=frozen, normed=covers("qkv") or s.qk_norm),
+            self.matmul(t, d, q + 2 * k, accumulate=covers("qkv")),
+            *([] if frozen else self.weight_gradients()),
+            *self.adapters.backward(),
         ]
         if s.qk_norm:
             works.append(self.matmul(t, k, d))
-        if s.qkv_bias:
+        if s.qkv_bias and not frozen:
             works.append(self._summed("bias", t * (q + 2 * k), q + 2 * k, t, launches=2))
         if self.workload.sliced:
             elements = 2 * t * k
@@ -75,11 +77,12 @@ class TritonChunkWork(ChunkWork):
         """The row of logits is read for its sum, and again, from the L2 cache, for its gradient."""
         t, d, v = self.tokens, self.spec.d_model, self.spec.vocab_size
         slices = -(-t // row_slice)
-        norm = self._summed("rms_norm", 5 * row_slice * d, d, row_slice, launches=3)
-        logits, d_norm = self.matmul(row_slice, v, d), self.matmul(row_slice, d, v)
-        per_slice = (norm, logits, d_norm, self.gradient_matmul(v, d, row_slice))
+        if self.recipe.freezes("head"):
+            norm = self.vector("rms_norm", 5 * row_slice * d, launches=2)
+        else:
+            norm = self._summed("rms_norm", 5 * row_slice * d, d, row_slice, launches=3)
         return (
-            *(self._times(work, slices) for work in per_slice),
+            *(self._times(work, slices) for work in (norm, *self.head_matmuls(row_slice))),
             self.vector("cross_entropy", 2 * t * v, launches=slices),
         )
 
@@ -98,17 +101,24 @@ class TritonChunkWork(ChunkWork):
         """Reads x, writes it normed; reads x and what is added, writes their sum and it normed."""
         return self.vector("rms_norm", 6 * self.tokens * self.spec.d_model, launches=2)
 
-    def _norm_backward(self) -> Work:
-        """The norm again (2); x and both gradients read, one written (4); sums of the weight's."""
+    def _norm_backward(self, *, frozen: bool, normed: bool) -> Work:
+        """The norm again (2); x and both gradients read, one written (4); sums of the weight's.
+
+        Of a `frozen` weight no sums, and the norm again only where `normed` rows are needed.
+        """
         t, d = self.tokens, self.spec.d_model
+        if frozen:
+            return self.vector("rms_norm", (6 if normed else 4) * t * d, launches=1 + normed)
         return self._summed("rms_norm", 6 * t * d, d, t, launches=3)
 
-    def _rope_backward(self) -> Work:
+    def _rope_backward(self, *, frozen: bool) -> Work:
         """Q rotated again; the gradients of Q and K turned back, through their norms if any."""
         t, s = self.tokens, self.spec
         if not s.qk_norm:
             return self.vector("rope", t * (4 * s.d_q + 2 * s.d_kv), launches=3)
         moved = t * (5 * s.d_q + 3 * s.d_kv)
+        if frozen:
+            return self.vector("rope", moved, launches=3)
         return self._summed("rope", moved, 2 * s.head_dim, t, launches=5)
 
     def _summed(

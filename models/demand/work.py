@@ -13,6 +13,7 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
+from twinstream.models.demand.adapter_work import AdapterWork
 from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.demand.workspace import state_bytes, sum_shares
 from twinstream.models.recipe import OptimizerState, Recipe
@@ -61,13 +62,14 @@ class ChunkWork:
         t, s = self.tokens, self.spec
         return (
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
-            self.matmul(t, s.d_q + 2 * s.d_kv, s.d_model),
+            self.matmul(t, s.d_q + 2 * s.d_kv, s.d_model, accumulate=self.adapters.covers("qkv")),
             self.vector("rope", 2 * t * (s.d_q + s.d_kv)),
             self.attention_forward(),
             self.matmul(t, s.d_model, s.d_q, accumulate=True),
-            self.matmul(t, 2 * s.d_ff, s.d_model),
+            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=self.adapters.covers("gate_up")),
             self.vector("swiglu", 3 * t * s.d_ff),
             self.matmul(t, s.d_model, s.d_ff, accumulate=True),
+            *self.adapters.forward(),
         )
 
     def recompute_attention(self) -> tuple[Work, ...]:
@@ -75,9 +77,10 @@ class ChunkWork:
         t, s = self.tokens, self.spec
         return (
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
-            self.matmul(t, s.d_q, s.d_model),
+            self.matmul(t, s.d_q, s.d_model, accumulate=self.adapters.covers("qkv")),
             self.matmul(t, s.d_model, s.d_q, accumulate=True),
-            self.matmul(t, 2 * s.d_ff, s.d_model),
+            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=self.adapters.covers("gate_up")),
+            *self.adapters.recompute(),
         )
 
     def recompute_input(self) -> tuple[Work, ...]:
@@ -85,36 +88,43 @@ class ChunkWork:
         rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
         return (*self.recompute_attention(), rope, self.attention_forward())
 
-    def block_backward(self) -> tuple[Work, ...]:
+    def block_backward(self, *, frozen: bool = False) -> tuple[Work, ...]:
+        """`frozen` weights take no gradient; their input's gradient goes on all the same."""
         t, s = self.tokens, self.spec
         d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
+        covers = self.adapters.covers
         works = (
-            self.matmul(t, f, d),  # gradient of the SwiGLU product
-            self.gradient_matmul(d, f, t),
+            self.matmul(t, f, d, accumulate=covers("down")),  # gradient of the SwiGLU product
             self.vector("swiglu_backward", 6 * t * f, launches=2),
-            self.matmul(t, d, 2 * f),
-            self.gradient_matmul(2 * f, d, t),
+            self.matmul(t, d, 2 * f, accumulate=covers("gate_up")),
             self.vector("rms_norm_backward", 8 * t * d, launches=2),
-            self.matmul(t, q, d),
-            self.gradient_matmul(d, q, t),
+            self.matmul(t, q, d, accumulate=covers("o")),
             self.attention_backward(),
             self.vector("rope_backward", 3 * t * (q + k)),
-            self.matmul(t, d, q + 2 * k),
-            self.gradient_matmul(q + 2 * k, d, t),
+            self.matmul(t, d, q + 2 * k, accumulate=covers("qkv")),
             self.vector("rms_norm_backward", 4 * t * d, launches=2),
+            *([] if frozen else self.weight_gradients()),
+            *self.adapters.backward(),
         )
         return (*works, self.matmul(t, k, d)) if s.qk_norm else works
+
+    def weight_gradients(self) -> tuple[Work, ...]:
+        """Of the four matrices of a block."""
+        t, s = self.tokens, self.spec
+        return (
+            self.gradient_matmul(s.d_model, s.d_ff, t),
+            self.gradient_matmul(2 * s.d_ff, s.d_model, t),
+            self.gradient_matmul(s.d_model, s.d_q, t),
+            self.gradient_matmul(s.d_q + 2 * s.d_kv, s.d_model, t),
+        )
 
     def head_loss(self, row_slice: int) -> tuple[Work, ...]:
         """Final norm, logits in row slices, cross entropy, and the backward of all three."""
         t, d, v = self.tokens, self.spec.d_model, self.spec.vocab_size
         slices = -(-t // row_slice)
-        logits = self.matmul(row_slice, v, d)
-        d_norm = self.matmul(row_slice, d, v)
-        d_head = self.gradient_matmul(v, d, row_slice)
         return (
             self.vector("rms_norm", 6 * t * d, launches=3),
-            *(self._times(work, slices) for work in (logits, d_norm, d_head)),
+            *(self._times(work, slices) for work in self.head_matmuls(row_slice)),
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
         )
 
@@ -128,11 +138,24 @@ class ChunkWork:
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
         )
 
+    def head_matmuls(self, row_slice: int) -> tuple[Work, ...]:
+        """Logits, their rows' gradient and, unless the LM head is frozen, its own; of a slice."""
+        d, v = self.spec.d_model, self.spec.vocab_size
+        logits, d_norm = self.matmul(row_slice, v, d), self.matmul(row_slice, d, v)
+        if self.recipe.freezes("embedding" if self.spec.tied_embeddings else "head"):
+            return (logits, d_norm)
+        return (logits, d_norm, self.gradient_matmul(v, d, row_slice))
+
     def embed_forward(self) -> tuple[Work, ...]:
         return (self.vector("embedding", 2 * self.tokens * self.spec.d_model),)
 
     def embed_backward(self) -> tuple[Work, ...]:
         return (self.vector("embedding_backward", 4 * self.tokens * self.spec.d_model),)
+
+    @property
+    def adapters(self) -> AdapterWork:
+        """What LoRA adds to a block."""
+        return AdapterWork(self.spec, self.recipe, self.tokens)
 
     @property
     def tokens(self) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from twinstream.models.adapters.adapter_layout import low_widths
+from twinstream.models.adapters.lora import lora_of_attributes
 from twinstream.models.demand.attention_scratch import attention_scratch_bytes
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.layout import aligned
@@ -79,6 +81,11 @@ def most_packed(attributes: Attributes) -> int:
     if "most_sequences" not in attributes:
         return 0
     return typed_attribute(attributes, "most_sequences", int)
+
+
+def is_frozen(attributes: Attributes) -> bool:
+    """Whether the weights of a call have no gradient: not unless it says so."""
+    return "frozen" in attributes and typed_attribute(attributes, "frozen", bool)
 
 
 def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:
@@ -166,6 +173,12 @@ class _Block:
     qkv_bias: bool
     attention: str
     attention_shape: AttentionShape
+    frozen: bool
+    low_widths: Mapping[str, int]
+
+    def low(self, site: str) -> int:
+        """Bytes of the gradient of x A^T of a site's adapters."""
+        return aligned(self.tokens * self.low_widths.get(site, 0) * self.itemsize)
 
     @property
     def q(self) -> int:
@@ -192,7 +205,15 @@ def _block(attributes: Attributes) -> _Block:
         qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
         attention=typed_attribute(attributes, "attention", str),
         attention_shape=attention_shape(attributes),
+        frozen=is_frozen(attributes),
+        low_widths=_low_widths(attributes),
     )
+
+
+def _low_widths(attributes: Attributes) -> Mapping[str, int]:
+    """Columns of x A^T at each site of a block's adapters."""
+    lora = lora_of_attributes(attributes)
+    return {} if lora is None else low_widths(lora)
 
 
 def attention_shape(attributes: Attributes) -> AttentionShape:
@@ -234,23 +255,27 @@ def _block_recompute_input(attributes: Attributes) -> int:
 
 
 def _block_backward(attributes: Attributes) -> int:
-    block = _block(attributes)
-    return _backward_with(block, _normed(block), lambda width: 0)
+    return _backward_with(_block(attributes), 0, lambda width: 0)
 
 
 def _block_backward_triton(attributes: Attributes) -> int:
-    """Beside the gradients of gate and up: SwiGLU's product, then normed rows and sums."""
+    """Room for SwiGLU's product, where a gradient needs it, and for sums."""
     block = _block(attributes)
-    product = aligned(block.tokens * block.f * block.itemsize)
-    normed = _normed(block) + _partial_sums(block.tokens, block.d)
-    beside_ffn = max(product, normed)
-    return _backward_with(block, beside_ffn, lambda width: _partial_sums(block.tokens, width))
+    if not block.frozen:
+        product = aligned(block.tokens * block.f * block.itemsize)
+        return _backward_with(block, product, lambda width: _partial_sums(block.tokens, width))
+    product = aligned(block.tokens * block.f * block.itemsize) if block.low("down") else 0
+    return _backward_with(block, product, lambda width: 0)
 
 
-def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]) -> int:
-    """`sums_of` is what the gradient of a vector of so many weights takes to be summed up."""
+def _backward_with(block: _Block, product: int, sums_of: Callable[[int], int]) -> int:
+    """`sums_of` is what the gradient of a vector of so many weights takes to be summed up.
+
+    Beside the gradients of gate and up: SwiGLU's product, then normed rows; and what adapters take.
+    """
     tokens, itemsize = block.tokens, block.itemsize
-    ffn = aligned(tokens * 2 * block.f * itemsize) + beside_ffn
+    rows = _normed(block) + max(block.low("gate_up"), sums_of(block.d))
+    ffn = aligned(tokens * 2 * block.f * itemsize) + max(product + block.low("down"), rows)
     d_qkv = aligned(tokens * (block.q + 2 * block.k) * itemsize)
     d_attention_and_rotated_q = 2 * aligned(tokens * block.q * itemsize)
     normed, widths = _normed(block), [block.d]
@@ -259,8 +284,9 @@ def _backward_with(block: _Block, beside_ffn: int, sums_of: Callable[[int], int]
         widths.append(block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
-    attention = d_attention_and_rotated_q + block.attention_scratch("backward")
-    return max(ffn, d_qkv + max(attention, normed + max(sums_of(width) for width in widths)))
+    scratch = max(block.attention_scratch("backward"), block.low("o"))
+    beside_rows = max(block.low("qkv"), *(sums_of(width) for width in widths))
+    return max(ffn, d_qkv + max(d_attention_and_rotated_q + scratch, normed + beside_rows))
 
 
 def _partial_sums(num_rows: int, width: int) -> int:
@@ -282,6 +308,8 @@ def _head_loss(attributes: Attributes) -> int:
 
 def _head_loss_triton(attributes: Attributes) -> int:
     """The same without a block of logits; with partial sums of the norm's gradient."""
+    if is_frozen(attributes):
+        return _head_buffers(attributes)
     d_model = typed_attribute(attributes, "d_model", int)
     return _head_buffers(attributes) + _partial_sums(_head_rows(attributes), d_model)
 
@@ -292,6 +320,8 @@ def _head_evaluate(attributes: Attributes) -> int:
 
 
 def _head_buffers(attributes: Attributes) -> int:
+    if is_frozen(attributes):
+        return _head_forward_buffers(attributes)
     d_norm = _float32(typed_attribute(attributes, "d_model", int))
     return _head_forward_buffers(attributes) + d_norm
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
+from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS, state_bytes
 from twinstream.models.layout import block_layout, group_layout, parameter_groups
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.trained import all_groups, layout_of, trained_groups
 from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
 
@@ -25,12 +27,14 @@ class OptimizerPart:
     num_elements: int
 
 
-def optimizer_parts(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
+def optimizer_parts(
+    spec: ModelSpec, group: str, recipe: Recipe | None = None
+) -> tuple[OptimizerPart, ...]:
     """Embedding and head are updated in parts no larger than a layer; a layer is one.
 
-    A part begins at a whole block of 8-bit codes.
+    A part begins at a whole block of 8-bit codes. The recipe says what adapters there are.
     """
-    total = group_layout(spec, group).size_bytes // spec.itemsize
+    total = layout_of(spec, recipe or Recipe(), group).size_bytes // spec.itemsize
     num_parts = -(-total // (block_layout(spec).size_bytes // spec.itemsize))
     if num_parts == 1:
         return (OptimizerPart(group, 0, total),)
@@ -57,6 +61,8 @@ def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[
     (0, 128, 49280, 49408)
     """
     ranges: list[int] = []
+    if group not in parameter_groups(spec):  # adapters are matrices
+        return ()
     tensors = group_layout(spec, group).tensors
     for before, tensor in zip((None, *tensors), tensors, strict=False):
         if len(tensor.shape) > 1:
@@ -83,19 +89,35 @@ class Shapes:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        return parameter_groups(self.spec)
+        """All groups of parameters: the base's, then those of adapters."""
+        return all_groups(self.spec, self.recipe)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Those that have a gradient and an optimizer state."""
+        return trained_groups(self.spec, self.recipe)
 
     @property
     def persistent(self) -> tuple[str, ...]:
         """The state, and what a step leaves for the updates that the next begins with."""
-        state = tuple(f"{kind}.{group}" for group in self.groups for kind in ("param", "opt"))
+        trained = set(self.trained)
+        state = tuple(
+            f"{kind}.{group}"
+            for group in self.groups
+            for kind in (("param", "opt") if group in trained else ("param",))
+        )
         if self.recipe.optimizer != BEFORE_NEXT_USE or self.workload.forward_only:
             return state
         norm = ("grad_norm",) if self.recipe.clips else ()
-        return (*state, *(f"grad.{group}" for group in self.groups), *norm)
+        return (*state, *(f"grad.{group}" for group in self.trained), *norm)
 
     def group_bytes(self, group: str) -> int:
-        return group_layout(self.spec, group).size_bytes
+        return layout_of(self.spec, self.recipe, group).size_bytes
+
+    @property
+    def low_width(self) -> int:
+        """Columns of what a block's adapters leave for its backward pass; 0 without any."""
+        return sum(low_widths(self.recipe.lora).values()) if self.recipe.lora else 0
 
     @property
     def gradient_dtype(self) -> str:
@@ -158,9 +180,15 @@ def carried_or_used(
 
 
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
-    """Parameters, gradients, and optimizer state: that of each part by itself."""
+    """Parameters, gradients, and optimizer state: that of each part by itself.
+
+    What is frozen has parameters only, which nobody takes in parts.
+    """
     spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
-    parts = optimizer_parts(shapes.spec, group)
+    if shapes.recipe.freezes(group):
+        builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", spec.dtype)
+        return
+    parts = optimizer_parts(shapes.spec, group, shapes.recipe)
     state = shapes.recipe.state_of(spec.dtype)
     state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(state, spec.dtype)
     kinds: tuple[tuple[str, Role, str, Callable[[int], int]], ...] = (
@@ -197,9 +225,9 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
 
 def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
     """A sum of squares for each group, and the norm over all of them."""
-    squares = _tensor("grad_squares", "scratch", "float32", (len(shapes.groups),))
+    squares = _tensor("grad_squares", "scratch", "float32", (len(shapes.trained),))
     builder.declare(squares)
-    for index, group in enumerate(shapes.groups):
+    for index, group in enumerate(shapes.trained):
         part = _tensor(f"grad_squares.{group}", "scratch", "float32", (1,))
         builder.declare(_part_of("grad_squares", part, index * part.size_bytes))
     builder.declare(_tensor("grad_norm", "loss", "float32", (1,)))
@@ -209,12 +237,16 @@ def _declare_saved(builder: ChainBuilder, shapes: Shapes, layer: int, chunk: int
     """What backward needs of one block and chunk, grouped by recompute level."""
     spec, tokens = shapes.spec, shapes.workload.chunk_tokens
     hidden_bytes = tokens * spec.d_model * spec.itemsize
+    low_bytes = tokens * shapes.low_width * spec.itemsize
     parent = f"input.{layer}.{chunk}"
-    builder.declare_flat(parent, hidden_bytes + 8 * tokens, "activation", spec.dtype)
+    builder.declare_flat(parent, hidden_bytes + low_bytes + 8 * tokens, "activation", spec.dtype)
     hidden = _tensor(shapes.hidden(layer, chunk), "activation", spec.dtype, (tokens, spec.d_model))
     norms = _tensor(f"norms.{layer}.{chunk}", "activation", "float32", (2, tokens))
     builder.declare(_part_of(parent, hidden, 0))
     builder.declare(_part_of(parent, norms, hidden_bytes))
+    if low_bytes:
+        low = _tensor(f"low.{layer}.{chunk}", "activation", spec.dtype, (tokens, shapes.low_width))
+        builder.declare(_part_of(parent, low, hidden_bytes + norms.size_bytes))
     if not shapes.workload.sliced:
         kv_shape = (tokens, 2, spec.num_kv_heads, spec.head_dim)
         builder.declare(_tensor(shapes.kv(layer, chunk), "context", spec.dtype, kv_shape))

@@ -8,9 +8,12 @@ Tensors keep their names from round to round; versions tell rounds apart.
 
 import hashlib
 import json
+from collections.abc import Callable
+from functools import partial
 
 from pydantic import ValidationError
 
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.demand.triton_work import TritonChunkWork
 from twinstream.models.demand.work import ChunkWork
@@ -21,7 +24,9 @@ from twinstream.models.lowering.optimizer_tasks import OptimizerTasks, gradient_
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import first_backward_layer, trained_groups
 from twinstream.schedule.chain import Chain, Input, Output
+from twinstream.schedule.cost import Work
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -33,12 +38,13 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
     """The chain of one training step of `spec` on `workload`, or of its forward alone.
 
     A recipe that clips has the optimizer on the device after the whole backward pass, unless it
-    names the beginning of the next step. The tasks of a forward alone are named as those of the
-    step; the head's makes nothing but the loss. It has the optimizer's state, too, which it leaves
-    as it is.
+    names the beginning of the next step. What is frozen has no gradient, and backward ends where
+    nothing below is trained. The tasks of a forward alone are named as those of the step; the
+    head's makes nothing but the loss. It has the optimizer's state, too, which it leaves as it is.
 
     Raises:
-        TwinstreamError: the recipe clips, and has the optimizer on the host.
+        TwinstreamError: the recipe clips, and has the optimizer on the host; or it leaves nothing
+            to train.
     """
     lowering = _Lowering(spec, workload, _settled(recipe or Recipe()))
     lowering.run()
@@ -55,7 +61,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         workload=workload,
         model=model_ref(spec),
         recipe=lowering.recipe.model_dump(mode="json"),
-        model_flops=model_flops_per_step(spec, workload),
+        model_flops=model_flops_per_step(spec, workload, lowering.recipe),
         library_bytes=max(map(library_bytes, builder.calls.values()), default=0),
     )
 
@@ -105,6 +111,7 @@ class _Lowering:
         self.spec, self.workload, self.recipe = spec, workload, recipe
         self.builder = ChainBuilder()
         self.shapes = Shapes(spec, workload, recipe)
+        self.trained = frozenset(trained_groups(spec, recipe))
         self.round_starts: list[int] = []
 
     def run(self) -> None:
@@ -131,9 +138,11 @@ class _Lowering:
             self.round_starts.append(len(self.builder.tasks))
             self._forward(round_)
             self._head(round_)
-            for layer in reversed(range(self.spec.num_layers)):
+            first = first_backward_layer(self.spec, self.recipe)
+            for layer in reversed(range(first, self.spec.num_layers)):
                 self._backward_layer(round_, layer)
-            self._embed_backward(round_)
+            if "embedding" in self.trained:
+                self._embed_backward(round_)
 
     def _forward_alone(self, step_state: TaskOperand) -> None:
         builder = self.builder
@@ -172,10 +181,12 @@ class _Lowering:
             self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
         for layer in range(self.spec.num_layers):
             self._begin_group(str(layer), round_)
+            self._begin_group(adapter_group(layer), round_)
             for chunk in chunks:
                 operands = [
                     *self._block_inputs(layer, chunk),
                     builder.write("norms", f"norms.{layer}.{chunk}"),
+                    *([builder.write("low", f"low.{layer}.{chunk}")] if self.recipe.lora else []),
                     builder.write("kv", self.shapes.kv(layer, chunk)),
                     builder.write("attention", f"attention.{layer}.{chunk}"),
                     builder.write("projections", f"projections.{layer}.{chunk}"),
@@ -185,7 +196,7 @@ class _Lowering:
                 self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
 
     def _begin_group(self, group: str, round_: int) -> None:
-        if not self.workload.forward_only:
+        if group in self.trained and not self.workload.forward_only:
             self.optimizer.before_group(group, round_)
 
     def _block_inputs(self, layer: int, chunk: int) -> list[TaskOperand]:
@@ -193,6 +204,9 @@ class _Lowering:
             self.builder.read("parameters", f"param.{layer}"),
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
+        if self.recipe.lora is not None:
+            adapters = f"param.{adapter_group(layer)}"
+            operands.append(self.builder.read("adapters", adapters))
         if self.workload.packing is not None:
             operands.append(self.builder.read("sequences", f"sequences.{chunk}"))
         if before := chunk % self.workload.chunks_per_sequence:
@@ -207,21 +221,32 @@ class _Lowering:
             "head_loss",
             self._work(0).head_loss(self._row_slice),
             **self._head_attributes,
+            **_frozen_attribute("head" not in self.trained),
             **gradient_attribute(self.recipe, self.spec.dtype),
         )
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
-                self.optimizer.gradient("gradients", "head", round_),
+                *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
             ]
             if tied:
                 operands.append(builder.read("embedding", "param.embedding"))
-                operands.append(self.optimizer.gradient("embedding_gradients", "embedding", round_))
+                operands += self._gradient("embedding_gradients", "embedding", round_)
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
-        self.optimizer.after_group("head", round_)
+        self._after_group("head", round_)
+
+    def _gradient(self, name: str, group: str, round_: int) -> list[TaskOperand]:
+        """The operand that takes a group's gradient, if the group is trained."""
+        if group not in self.trained:
+            return []
+        return [self.optimizer.gradient(name, group, round_)]
+
+    def _after_group(self, group: str, round_: int) -> None:
+        if group in self.trained:
+            self.optimizer.after_group(group, round_)
 
     @property
     def _row_slice(self) -> int:
@@ -248,21 +273,28 @@ class _Lowering:
             self._recomputes(round_, layer, chunk)
             reads = [
                 *self._block_inputs(layer, chunk),
-                builder.read("norms", f"norms.{layer}.{chunk}"),
+                *self._block_scalars(layer, chunk),
                 builder.read("kv", self.shapes.kv(layer, chunk)),
                 builder.read("attention", f"attention.{layer}.{chunk}"),
                 builder.read("projections", f"projections.{layer}.{chunk}"),
                 builder.update("d_hidden", f"d_hidden.{chunk}"),
-                self.optimizer.gradient("gradients", str(layer), round_),
+                *self._gradient("gradients", str(layer), round_),
+                *self._gradient("adapter_gradients", adapter_group(layer), round_),
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
-            call = self._block_call("block_backward", chunk)
+            call = self._block_call("block_backward", chunk, frozen=str(layer) not in self.trained)
             task_id = self._add(
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
             builder.bind_recomputes(before=task_id)
-        self.optimizer.after_group(str(layer), round_)
+        self._after_group(str(layer), round_)
+        self._after_group(adapter_group(layer), round_)
+
+    def _block_scalars(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What forward leaves of each token in a few numbers, and no recompute makes again."""
+        names = ("norms", "low") if self.recipe.lora else ("norms",)
+        return [self.builder.read(name, f"{name}.{layer}.{chunk}") for name in names]
 
     def _recomputes(self, round_: int, layer: int, chunk: int) -> None:
         builder = self.builder
@@ -273,7 +305,7 @@ class _Lowering:
         ):
             operands = [
                 *self._block_inputs(layer, chunk),
-                builder.read("norms", f"norms.{layer}.{chunk}"),
+                *self._block_scalars(layer, chunk),
             ]
             if level == "ATTENTION":
                 operands = [operand for operand in operands if operand.name != "context"]
@@ -305,7 +337,7 @@ class _Lowering:
                 self.optimizer.gradient("gradients", "embedding", round_),
             ]
             self._add("embed_backward", call, operands, round_=round_, chunk=chunk)
-        self.optimizer.after_group("embedding", round_)
+        self._after_group("embedding", round_)
 
     def _work(self, start: int) -> ChunkWork:
         kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
@@ -314,18 +346,18 @@ class _Lowering:
     def _start(self, chunk: int) -> int:
         return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
 
-    def _block_call(self, kernel: str, chunk: int) -> str:
+    def _block_call(self, kernel: str, chunk: int, *, frozen: bool = False) -> str:
         spec, start = self.spec, self._start(chunk)
-        call_id = f"{kernel}@{start}"
+        call_id = f"{kernel}@{start}" + (".frozen" if frozen else "")
         if call_id in self.builder.calls:
             return call_id
         work = self._work(start)
-        cost = {
+        costs: dict[str, Callable[[], tuple[Work, ...]]] = {
             "block_forward": work.block_forward,
             "block_recompute_attention": work.recompute_attention,
             "block_recompute_input": work.recompute_input,
-            "block_backward": work.block_backward,
-        }[kernel]()
+            "block_backward": partial(work.block_backward, frozen=frozen),
+        }
         attributes: dict[str, Attribute] = {
             "d_model": spec.d_model,
             "num_heads": spec.num_heads,
@@ -347,8 +379,10 @@ class _Lowering:
         if self.workload.packing is not None:
             attributes["most_sequences"] = self.workload.packing.most_sequences
         if kernel == "block_backward":
-            attributes |= gradient_attribute(self.recipe, spec.dtype)
-        return self.builder.call(call_id, self._key(kernel), attributes, cost)
+            attributes |= gradient_attribute(self.recipe, spec.dtype) | _frozen_attribute(frozen)
+        if self.recipe.lora is not None:
+            attributes |= self.recipe.lora.attributes
+        return self.builder.call(call_id, self._key(kernel), attributes, costs[kernel]())
 
     def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
         attributes: dict[str, Attribute] = {
@@ -372,3 +406,8 @@ class _Lowering:
         label = Label(kind=kind, layer=layer, chunk=chunk, round=round_)
         self.builder.add(task_id, call, operands, label)
         return task_id
+
+
+def _frozen_attribute(frozen: bool) -> dict[str, Attribute]:
+    """What a call is told of weights that have no gradient: nothing where they have one."""
+    return {"frozen": True} if frozen else {}

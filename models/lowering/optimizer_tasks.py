@@ -19,6 +19,7 @@ from twinstream.models.lowering.declarations import (
 )
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.trained import layer_of
 from twinstream.schedule.chain import Input
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
@@ -48,7 +49,7 @@ class OptimizerTasks:
         self._host_adds = recipe.optimizer == "host_after_backward"
         self._begun: set[str] = set()
         if self._host_adds and shapes.workload.rounds_per_step > 1:
-            for group in shapes.groups:
+            for group in shapes.trained:
                 size, dtype = shapes.gradient_bytes(group), shapes.gradient_dtype
                 builder.declare_flat(f"round_grad.{group}", size, "gradient", dtype)
 
@@ -74,7 +75,7 @@ class OptimizerTasks:
             self._add_on_host(group, round_)
         if not last:
             return
-        is_last = group == self.shapes.groups[0]
+        is_last = group == self.shapes.trained[0]
         if self.recipe.clips:
             self._sum_squares(group)
             if is_last:
@@ -95,10 +96,10 @@ class OptimizerTasks:
 
     def _in_order(self) -> tuple[str, ...]:
         """Groups as they are updated after the whole backward pass."""
-        first, *layers, last = self.shapes.groups
+        trained = self.shapes.trained
         if self.recipe.optimizer == "device_after_backward":
-            return (first, last, *layers)
-        return self.shapes.groups
+            return tuple(sorted(trained, key=lambda group: layer_of(group) is not None))
+        return trained
 
     def _add_on_host(self, group: str, round_: int) -> None:
         self._begun.discard(group)
@@ -112,8 +113,7 @@ class OptimizerTasks:
             self.builder.update("sum", f"grad.{group}"),
             self.builder.read("gradients", f"round_grad.{group}"),
         ]
-        layer = int(group) if group.isdigit() else None
-        label = Label(kind="accumulate", layer=layer, round=round_)
+        label = Label(kind="accumulate", layer=layer_of(group), round=round_)
         self.builder.add(f"r{round_}.accumulate.{group}", call, operands, label)
 
     def _sum_squares(self, group: str) -> None:
@@ -131,12 +131,11 @@ class OptimizerTasks:
             self.builder.read("gradients", f"grad.{group}"),
             self.builder.write("squares", f"grad_squares.{group}"),
         ]
-        layer = int(group) if group.isdigit() else None
-        label = Label(kind="gradient_squares", layer=layer)
+        label = Label(kind="gradient_squares", layer=layer_of(group))
         self.builder.add(f"gradient_squares.{group}", call, operands, label)
 
     def _take_norm(self) -> None:
-        num_groups = len(self.shapes.groups)
+        num_groups = len(self.shapes.trained)
         call = self.builder.call(
             "gradient_norm",
             f"gradient_norm/{self.recipe.implementations.vector}",
@@ -152,7 +151,7 @@ class OptimizerTasks:
     def _update(self, group: str) -> None:
         """One AdamW task per part of the group's flat tensor."""
         builder = self.builder
-        for part in optimizer_parts(self.shapes.spec, group):
+        for part in optimizer_parts(self.shapes.spec, group, self.recipe):
             operands = [
                 builder.update("parameters", f"param.{part.suffix}"),
                 builder.read("gradients", f"grad.{part.suffix}"),
@@ -161,8 +160,7 @@ class OptimizerTasks:
             ]
             if self.recipe.clips:
                 operands.append(builder.read("norm", "grad_norm"))
-            layer = int(group) if group.isdigit() else None
-            label = Label(kind="optimizer_step", layer=layer)
+            label = Label(kind="optimizer_step", layer=layer_of(group))
             builder.add(f"optimizer.{part.suffix}", self._call(group, part), operands, label)
 
     def _call(self, group: str, part: OptimizerPart) -> str:

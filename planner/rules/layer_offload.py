@@ -58,7 +58,8 @@ def _placements(chain: Chain) -> Iterator[RulePlacement]:
 
 def _placed(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:
     tasks = at_level(chain, level)
-    at_home = HostContent.of(chain, units).units
+    frozen = {name for name, unit in units.units.items() if unit.persistent}
+    at_home = HostContent.of(chain, units).units | frozen
     made_at = {
         (leaf.leaf, leaf.makes): position
         for position, task in enumerate(tasks)

@@ -38,6 +38,11 @@ class Cuts:
         self.caps, self.choices = request.caps, request.choices
         self._bounds: dict[Workload, Relaxation | None] = {}
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether parameters of the model are only read."""
+        return bool(self.request.recipe.lora or self.request.recipe.frozen)
+
     @cached_property
     def usual(self) -> list[Cut]:
         """The preferred cuts, least bound first; where copies make even the best slow, others.
@@ -125,7 +130,7 @@ class Cuts:
         """Those of the workloads that have a bound, the least first.
 
         Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
-        of the first.
+        of the first; with frozen parameters, clearly longer: plans of large chunks seldom are near.
         """
         if not workloads:
             return []
@@ -135,6 +140,7 @@ class Cuts:
             return []
         first = self.bound(workloads[0])
         least_s = inf if first is None or every else first.step_s
+        least_s *= self.limits.near_equal if self.is_frozen else 1.0
         left = [w for w in workloads[1:] if self._alone_s(w) < least_s]
         with ThreadPoolExecutor(_SOLVERS) as pool:
             bounds = [first, *pool.map(self.bound, left)]

@@ -39,7 +39,8 @@ def promising(cuts: Cuts, plans: Sequence[Attempt]) -> Iterator[Cut]:
         plans: those found so far; the caller adds to them.
     """
     limits = cuts.limits
-    most = 1 if cuts.choices.effort == "quick" else limits.cuts
+    most = limits.frozen_cuts if cuts.is_frozen else limits.cuts
+    most = 1 if cuts.choices.effort == "quick" else most
     for planned, cut in enumerate(cuts.usual):
         if (best := fastest(plans)) is not None:
             pays = cut.bound.step_s * 1e9 * limits.near_equal < best.step_ns

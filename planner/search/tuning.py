@@ -15,6 +15,7 @@ from twinstream.planner.search.workbench import Workbench
 _AT_HOME: Mapping[str, Home] = {
     "parameter": "host", "gradient": "host", "optimizer_state": "host",
 }  # fmt: skip
+_BASE_STAYS: Mapping[str, Home] = {"parameter": "device"}
 _LEAST_ROOM_BYTES = 2**20
 
 
@@ -43,9 +44,12 @@ def tuning_path(
             return
     for choices in _homes(bench, tried):
         yield from _first_that_fits(bench, choices, tried, best)
-        if is_quick or tried[-1].judged is None:
-            return
-        if best is not None and _is_hopeless(tried[-1], best, limits):
+        fails = tried[-1].judged is None or (
+            best is not None and _is_hopeless(tried[-1], best, limits)
+        )
+        if fails and choices.homes == _BASE_STAYS:
+            continue
+        if fails or is_quick:
             return
         yield from _turns(bench, choices, tried)
     best = _best(tried)
@@ -69,6 +73,11 @@ def fastest(tried: Iterable[Attempt]) -> Attempt | None:
     return min(tried, key=lambda attempt: attempt.step_ns, default=None)
 
 
+def _fastest_ns(tried: Iterable[Attempt]) -> float:
+    """Infinite where there is no plan."""
+    return min((attempt.step_ns for attempt in tried), default=inf)
+
+
 def _best(tried: Iterable[Attempt]) -> Attempt:
     """The fastest of those that the program decided."""
     return min((a for a in tried if a.knobs.rule is None), key=lambda attempt: attempt.step_ns)
@@ -81,8 +90,16 @@ def _homes(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Choices]:
     the host it all takes turns on the device, which packs better than it bounds. So where plans of
     the one are far from the bound, the other is tried, too; and where a pass begins with updates,
     whose loads all queue up there. Not where the device has room for all.
+    Then a frozen base may stay there whole: where that costs next to nothing it is planned so at
+    first, since the program, which may move what is never written back, leaves links no slack.
     """
     limits, choices, room = bench.cuts.limits, bench.cuts.choices, bench.room_bytes()
+    if choices.open and bench.holds_all_state and bench.cuts.is_frozen:
+        stays = replace(choices, homes=_BASE_STAYS)
+        if bench.relaxed_s(stays, room) <= limits.near_equal * bench.relaxed_s(choices, room) < inf:
+            yield stays
+            if _fastest_ns(tried) <= limits.near_equal * _bound_ns(bench):
+                return
     at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
     home_s = some_s = inf
     if choices.open and not bench.holds_all_state:

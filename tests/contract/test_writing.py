@@ -10,7 +10,7 @@ ALLOWED = {
     "twinstream.schedule.files": "writes files whole",
     "twinstream.sweep.rows": "appends rows, cuts off what a kill left of one, holds the lock",
     "twinstream.sweep.images": "draws into memory",
-    "twinstream.executor.weights.hf_writer": "writes more than fits in memory, tensor by tensor",
+    "twinstream.executor.weights.weight_file": "writes more than fits in memory, tensor by tensor",
     "twinstream.executor.weights.checkpoint_files": "writes tensors where there is no other copy",
     "twinstream.training.checkpoints": "copies files that are on the disk, where links fail",
     "twinstream.log.metrics": "appends events, cuts off what a kill left of one",

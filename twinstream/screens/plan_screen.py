@@ -1,6 +1,6 @@
 """What `plan` prints: one plan on one screen of 80 columns and 40 lines, or all policies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -29,6 +29,7 @@ from twinstream.screens.tables import (
 
 _GIB = 2**30
 _MIB = 2**20
+_FEW_LAYERS = 4
 WIDTH = 78
 _MOST_OF_HOST = 0.9
 
@@ -97,9 +98,30 @@ def _headlines(
     if isinstance(kernels, dict):  # schedules of before name none
         bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
         table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}{bits}")
+    if told := trained_text(schedule.recipe):
+        table.add_row("trains", told)
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))
     return table
+
+
+def trained_text(recipe: Mapping[str, object]) -> str:
+    """What a recipe trains, where that is not all.
+
+    >>> trained_text({"frozen": ["0", "1", "head"]})
+    'all but layers 0, 1 and head, which are frozen'
+    """
+    match recipe:
+        case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets]}}:
+            names = ", ".join(map(str, targets))
+            return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen"
+        case {"frozen": [*groups]} if groups:
+            layers = sorted((str(g) for g in groups if str(g).isdigit()), key=int)
+            named = [str(group) for group in groups if not str(group).isdigit()]
+            few = f"layers {', '.join(layers)}"
+            parts = [few if len(layers) <= _FEW_LAYERS else f"{len(layers)} layers"][: len(layers)]
+            return f"all but {' and '.join([*parts, *named])}, which are frozen"
+    return ""
 
 
 def _waits(explanation: Explanation) -> str:

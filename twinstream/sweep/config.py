@@ -12,8 +12,10 @@ from typing import Any
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.freezing import trained_of
 from twinstream.models.lowering.lower import model_ref
 from twinstream.models.presets import load_model
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.policies import UnknownPolicyError, policy_names
@@ -25,9 +27,10 @@ from twinstream.sweep.sources import sources_hash
 Value = str | int | float
 MACHINE_NUMBER = "machine."
 _COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
-_TEXTS = ("model", "machine", "policy", "effort")
+_TEXTS = ("model", "machine", "policy", "effort", "lora", "freeze")
 _SIZES = ("device_mem", "host_mem")
-NAMES = ("model", "machine", *_COUNTS, *_SIZES, "policy", "effort")
+NAMES = ("model", "machine", *_COUNTS, *_SIZES, "policy", "effort", "lora", "freeze")
+_NOT_ASKED = "none"
 _REQUIRED = ("model", "machine", "seq_len")
 
 
@@ -209,13 +212,21 @@ class _Loader:
         if model not in self._specs:
             self._specs[model] = load_model(self._path(model))
         counts: dict[str, Any] = {name: values[name] for name in _COUNTS if name in values}
+        step = TrainingStep(**counts, recipe=self._recipe(values))
         request = PlanRequest.of(
-            self._specs[model], self._machine(values), step=TrainingStep(**counts),
+            self._specs[model], self._machine(values), step=step,
             device_mem=_size(values, "device_mem"), host_mem=_size(values, "host_mem"),
             policy=str(values.get("policy", DEFAULT_POLICY)),
         )  # fmt: skip
         effort: Any = values.get("effort", "normal")
         return Cell(values, request.with_effort(effort))
+
+    def _recipe(self, values: Mapping[str, Value]) -> Recipe:
+        """With adapters and what is frozen: patterns with commas in between, or `none`."""
+        lora, freeze = (str(values.get(name, _NOT_ASKED)) for name in ("lora", "freeze"))
+        patterns = [] if freeze == _NOT_ASKED else freeze.split(",")
+        spec = self._specs[str(values["model"])]
+        return trained_of(spec, None if lora == _NOT_ASKED else lora, patterns)
 
     def _machine(self, values: Mapping[str, Value]) -> Machine:
         changes = {

@@ -42,6 +42,7 @@ from twinstream.executor.run.device_state import (
 from twinstream.executor.run.execute import execute_in, prove
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.random_weights import RandomWeights
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Fetch
@@ -255,7 +256,7 @@ def _noting(work: HostWork, ends_ns: list[int]) -> HostWork:
 
 def fill_random(schedule: Schedule, arenas: Arenas, spec: ModelSpec) -> None:
     """Random parameters and a zero optimizer state in every carried slot."""
-    weights = RandomWeights(spec, _SEED)
+    weights = RandomWeights(spec, _SEED, recipe=Recipe.model_validate(schedule.recipe))
     tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
     for item in schedule.carried:
         tensor = tensors[item.tensor]

@@ -12,6 +12,7 @@ import torch
 
 from twinstream.executor.kernels.attention.implementation import AttentionGradients
 from twinstream.executor.kernels.attention.registry import attention_implementation
+from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_forward import project, write_rotated_q
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.operand import Operands
@@ -28,33 +29,50 @@ from twinstream.schedule.ops import Mode
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradients of the block's weights, and that of its output on the way to its input."""
+    """The gradients of the block's weights, and that of its output on the way to its input.
+
+    Frozen weights have none: `by_name` is empty. Those of adapters are beside them.
+    """
 
     by_name: Mapping[str, torch.Tensor]
     mode: Mode
+    adapters: AdapterGradients
     d_hidden: torch.Tensor  # [T, D]
+
+    @classmethod
+    def of(cls, block: BlockOperands, attributes: Attributes) -> "_Gradients":
+        call, operands = block.call, block.operands
+        adapters = AdapterGradients.of(block.adapters, operands, call, attributes)
+        d_hidden = block.tokens_by_width("d_hidden")
+        if call.frozen:
+            return cls({}, "update", adapters, d_hidden)
+        flat = operands["gradients"]
+        return cls(gradient_views(flat, call.layout, attributes), flat.mode, adapters, d_hidden)
+
+    def needs(self, weight: str, site: str) -> bool:
+        """Whether a gradient takes the input of a projection."""
+        return weight in self.by_name or site in self.adapters.adapters.sites
 
     def add_matmul(self, name: str, d_out: torch.Tensor, x: torch.Tensor) -> None:
         """Add d_out^T @ x to the gradient of a projection."""
-        add_matmul(self.by_name[name], d_out.t(), x, self.mode)
+        if name in self.by_name:
+            add_matmul(self.by_name[name], d_out.t(), x, self.mode)
 
-    def vector(self, name: str) -> VectorGradient:
-        return VectorGradient(self.by_name[name], self.mode)
+    def vector(self, name: str) -> VectorGradient | None:
+        """Where the gradient of a norm or a bias goes; None where that is frozen."""
+        return VectorGradient(self.by_name[name], self.mode) if name in self.by_name else None
 
 
 def block_backward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Turn the gradient of the output into that of the input; add the gradients of the weights.
 
+    Frozen weights have no gradients; those of adapters are added likewise.
+
     A slice of a sequence also adds to the gradients of all K and V that it saw. Those of its own
     are then complete, because later slices ran before, and go on through the projections.
     """
     block = BlockOperands.of(operands, attributes, vector)
-    flat = operands["gradients"]
-    gradients = _Gradients(
-        by_name=gradient_views(flat, block.call.layout, attributes),
-        mode=flat.mode,
-        d_hidden=block.tokens_by_width("d_hidden"),
-    )
+    gradients = _Gradients.of(block, attributes)
     with block.workspace.frame():
         _ffn_backward(block, gradients)
     spec = block.call.spec
@@ -70,10 +88,24 @@ def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
     d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
     _swiglu_backward(block, gradients, d_gate_up_T2F)
     normed_TD = block.take(block.call.spec.d_model)
-    block.vector.write_normed(block.norm("ffn_norm"), normed_TD)
+    if gradients.needs("gate_up_proj", "gate_up"):
+        block.vector.write_normed(block.norm("ffn_norm"), normed_TD)
     gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed_TD)
-    d_normed_TD = torch.mm(d_gate_up_T2F, block.weights["gate_up_proj"], out=normed_TD)
-    _norm_backward(block, gradients, "ffn_norm", d_normed_TD)
+    outputs = block.gate_and_up(d_gate_up_T2F)
+    _input_gradient(block, gradients, "gate_up", outputs, d_gate_up_T2F, normed_TD)
+    _norm_backward(block, gradients, "ffn_norm", normed_TD)
+
+
+def _input_gradient(
+    block: BlockOperands, gradients: _Gradients, site: str, d_outputs: Mapping[str, torch.Tensor],
+    d_out: torch.Tensor, x_TI: torch.Tensor,
+) -> None:  # fmt: skip
+    """Turn the input of a site into its gradient; add those of the site's adapters before."""
+    weight = block.weights[f"{site}_proj"]
+    with block.workspace.frame():
+        d_low = block.adapters.write_low_gradient(site, d_outputs, block.workspace)
+        gradients.adapters.add(site, d_outputs, x_TI, d_low)
+        block.adapters.input_gradient(site, d_low, d_out, weight, x_TI)
 
 
 def _swiglu_backward(
@@ -86,17 +118,22 @@ def _swiglu_backward(
     """
     d_ff, vector, d_hidden = block.call.spec.d_ff, block.vector, gradients.d_hidden
     product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
-    if vector.product_with_backward:
-        torch.mm(d_hidden, block.weights["down_proj"], out=d_product_TF)
-        with block.workspace.frame():
-            product_TF = block.take(d_ff)
-            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, product_TF)
+    weight, d_outputs = block.weights["down_proj"], {"down": d_hidden}
+    needs_product = gradients.needs("down_proj", "down")
+    with block.workspace.frame():
+        d_low = block.adapters.write_low_gradient("down", d_outputs, block.workspace)
+        block.adapters.input_gradient("down", d_low, d_hidden, weight, d_product_TF)
+        room_TF = None
+        if needs_product and vector.product_with_backward:
+            product_TF = room_TF = block.take(d_ff)
+            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, room_TF)
+        elif needs_product:
+            vector.write_swiglu(block.gate_up, product_TF)
+        if needs_product:
             gradients.add_matmul("down_proj", d_hidden, product_TF)
-        return
-    vector.write_swiglu(block.gate_up, product_TF)
-    gradients.add_matmul("down_proj", d_hidden, product_TF)
-    torch.mm(d_hidden, block.weights["down_proj"], out=d_product_TF)
-    vector.swiglu_backward(block.gate_up, d_gate_up_T2F, None)
+            gradients.adapters.add("down", d_outputs, product_TF, d_low)
+        if room_TF is None:
+            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, None)
 
 
 def _attention_backward(
@@ -106,7 +143,11 @@ def _attention_backward(
     spec = block.call.spec
     d_out_TQ, rotated_TQ = block.take(spec.d_q), block.take(spec.d_q)
     gradients.add_matmul("o_proj", gradients.d_hidden, block.attention_out)
-    torch.mm(gradients.d_hidden, block.weights["o_proj"], out=d_out_TQ)
+    with block.workspace.frame():
+        d_outputs, weight = {"o": gradients.d_hidden}, block.weights["o_proj"]
+        d_low = block.adapters.write_low_gradient("o", d_outputs, block.workspace)
+        gradients.adapters.add("o", d_outputs, block.attention_out, d_low)
+        block.adapters.input_gradient("o", d_low, gradients.d_hidden, weight, d_out_TQ)
     write_rotated_q(block, rotated_TQ)
     d_kv_T2KE = torch.unflatten(d_qkv_TN[:, spec.d_q :], 1, (2, spec.num_kv_heads, spec.head_dim))
     sums = _context_gradient(block) if block.call.sliced else d_kv_T2KE
@@ -140,19 +181,20 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     """From rotated Q and K, and V, to the block's input."""
     spec = block.call.spec
     normed_TD = block.take(spec.d_model)
-    block.vector.write_normed(block.norm("attention_norm"), normed_TD)
-    q_columns, k_columns = slice(0, spec.d_q), slice(spec.d_q, spec.d_q + spec.d_kv)
+    if spec.qk_norm or gradients.needs("qkv_proj", "qkv"):
+        block.vector.write_normed(block.norm("attention_norm"), normed_TD)
+    d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
     k_TK = None
     if spec.qk_norm:
         k_TK = block.take(spec.d_kv)
-        project(block, normed_TD, k_columns, k_TK)
-    _head_backward(block, gradients, "q_norm", d_qkv_TN[:, q_columns], block.q)
-    _head_backward(block, gradients, "k_norm", d_qkv_TN[:, k_columns], k_TK)
-    if spec.qkv_bias:
-        block.vector.add_column_sums(d_qkv_TN, gradients.vector("qkv_bias"), block.workspace)
+        project(block, normed_TD, "k", k_TK)
+    _head_backward(block, gradients, "q_norm", d_outputs["q"], block.q)
+    _head_backward(block, gradients, "k_norm", d_outputs["k"], k_TK)
+    if (bias := gradients.vector("qkv_bias")) is not None:
+        block.vector.add_column_sums(d_qkv_TN, bias, block.workspace)
     gradients.add_matmul("qkv_proj", d_qkv_TN, normed_TD)
-    d_normed_TD = torch.mm(d_qkv_TN, block.weights["qkv_proj"], out=normed_TD)
-    _norm_backward(block, gradients, "attention_norm", d_normed_TD)
+    _input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed_TD)
+    _norm_backward(block, gradients, "attention_norm", normed_TD)
 
 
 def _head_backward(

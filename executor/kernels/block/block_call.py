@@ -6,8 +6,10 @@ from functools import cached_property
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
+from twinstream.models.adapters.lora import Lora, lora_of_attributes
 from twinstream.models.demand.workspace import (
     Attributes,
+    is_frozen,
     most_packed,
     required_attributes,
     typed_attribute,
@@ -36,6 +38,7 @@ class BlockCall:
     """Which block it is and where the chunk of `num_tokens` lies in sequences of `seq_len`.
 
     It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
+    `frozen` weights have no gradient; adapters, if there are any, do.
     """
 
     spec: ModelSpec
@@ -44,6 +47,8 @@ class BlockCall:
     chunk_start: int
     attention: str
     most_packed: int
+    frozen: bool = False
+    lora: Lora | None = None
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -62,6 +67,8 @@ class BlockCall:
             chunk_start=typed_attribute(attributes, "chunk_start", int),
             attention=typed_attribute(attributes, "attention", str),
             most_packed=most_packed(attributes),
+            frozen=is_frozen(attributes),
+            lora=lora_of_attributes(attributes),
         )
 
     @property

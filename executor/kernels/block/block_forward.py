@@ -15,10 +15,11 @@ from twinstream.models.demand.workspace import Attributes
 def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
     """Write the block's output and all that a backward of any level needs."""
     block = BlockOperands.of(operands, attributes, vector)
-    spec = block.call.spec
+    spec, adapters = block.call.spec, block.adapters
     with block.workspace.frame():
         normed = block.take(spec.d_model)
         vector.write_normed(block.norm("attention_norm"), normed, eps=spec.norm_eps)
+        adapters.write_low("qkv", normed)
         _write_q(block, normed)
         _write_kv(block, normed)
     _write_attention(block)
@@ -26,8 +27,12 @@ def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps)
     with block.workspace.frame():
         product = block.take(spec.d_ff)
         vector.write_swiglu(block.gate_up, product)
-        output = block.tokens_by_width("output")
-        torch.addmm(block.x_o, product, block.weights["down_proj"].t(), out=output)
+        output, residual = block.tokens_by_width("output"), block.x_o
+        if "down" in adapters.sites:
+            adapters.write_low("down", product)
+            adapters.add_share("down", "down", residual, output)
+            residual = output
+        torch.addmm(residual, product, block.weights["down_proj"].t(), out=output)
 
 
 def block_recompute_attention(
@@ -49,7 +54,7 @@ def block_recompute_input(operands: Operands, attributes: Attributes, vector: Ve
 
 def _write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     """Q as projected, with its bias, before q_norm and RoPE."""
-    project(block, normed_TD, slice(0, block.call.spec.d_q), block.q)
+    project(block, normed_TD, "q", block.q)
 
 
 def _write_attention(block: BlockOperands) -> None:
@@ -73,26 +78,51 @@ def _write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
     Without `eps` the norm's rstd is there already. The output of attention is rounded before it
     is added, as a module's output would be, so that its addition is part of the norm's pass.
     """
+    adapters, is_forward = block.adapters, eps is not None
     with block.workspace.frame():
         normed = block.take(block.call.spec.d_model)
-        torch.mm(block.attention_out, block.weights["o_proj"].t(), out=block.x_o)
+        if is_forward:
+            adapters.write_low("o", block.attention_out)
+        has_share = adapters.write_shares("o", [("o", block.x_o)])
+        _add_product(block.attention_out, block.weights["o_proj"], block.x_o, has_share=has_share)
         hidden = block.tokens_by_width("hidden")
         block.vector.write_normed(block.norm("ffn_norm"), normed, eps=eps, residual_TD=hidden)
-        torch.mm(normed, block.weights["gate_up_proj"].t(), out=block.gate_up)
+        if is_forward:
+            adapters.write_low("gate_up", normed)
+        outputs = list(block.gate_and_up(block.gate_up).items())
+        has_share = adapters.write_shares("gate_up", outputs)
+        _add_product(normed, block.weights["gate_up_proj"], block.gate_up, has_share=has_share)
 
 
-def project(block: BlockOperands, normed_TD: torch.Tensor, rows: slice, out: torch.Tensor) -> None:
-    """Apply some rows of qkv_proj and of its bias."""
-    weight = block.weights["qkv_proj"][rows].t()
-    if block.call.spec.qkv_bias:
-        torch.addmm(block.weights["qkv_bias"][rows], normed_TD, weight, out=out)
+def project(block: BlockOperands, normed_TD: torch.Tensor, names: str, out: torch.Tensor) -> None:
+    """Apply the rows of qkv_proj and of its bias that make Q, K or V, or some of them."""
+    columns = [block.qkv_columns[name] for name in names]
+    rows = slice(columns[0].start, columns[-1].stop)
+    weight = block.weights["qkv_proj"][rows]
+    bias = block.weights["qkv_bias"][rows] if block.call.spec.qkv_bias else None
+    widths = [each.stop - each.start for each in columns]
+    outputs = list(zip(names, torch.split(out, widths, dim=1), strict=True))
+    if block.adapters.write_shares("qkv", outputs, bias):
+        torch.addmm(out, normed_TD, weight.t(), out=out)
+    elif bias is not None:
+        torch.addmm(bias, normed_TD, weight.t(), out=out)
     else:
-        torch.mm(normed_TD, weight, out=out)
+        torch.mm(normed_TD, weight.t(), out=out)
+
+
+def _add_product(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, has_share: bool
+) -> None:
+    """out (+)= x W^T: added to what adapters have written there, if they have."""
+    if has_share:
+        torch.addmm(out, x, weight.t(), out=out)
+    else:
+        torch.mm(x, weight.t(), out=out)
 
 
 def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     kv = block.kv
-    project(block, normed_TD, slice(block.call.spec.d_q, None), kv.flatten(1))
+    project(block, normed_TD, "kv", kv.flatten(1))
     keys = kv[:, 0]
     block.vector.write_rotated(keys, block.head_norm("k_norm"), block.rope, keys)
 

@@ -17,6 +17,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
     Starts,
 )
+from twinstream.executor.kernels.block.adapters import Adapters
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import weight_views
@@ -37,6 +38,7 @@ class BlockOperands:
     workspace: Workspace
     rope: Rope
     starts: Starts | None
+    adapters: Adapters
 
     @classmethod
     def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "BlockOperands":
@@ -53,7 +55,8 @@ class BlockOperands:
             spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
             spec.rope_scaling,
         )  # fmt: skip
-        return cls(call, weights, operands, vector, workspace, rope, starts)
+        adapters = Adapters.of(operands, call)
+        return cls(call, weights, operands, vector, workspace, rope, starts, adapters)
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:
         """A [T, D] operand: hidden, output, d_hidden."""
@@ -152,6 +155,21 @@ class BlockOperands:
         tokens, dtype = self.call.num_tokens, self.call.dtype
         offset_bytes = tokens * columns_before * dtype.itemsize
         return self.operands["projections"].view(dtype, (tokens, width), offset_bytes)
+
+    @property
+    def qkv_columns(self) -> dict[str, slice]:
+        """Columns of Q, K and V in qkv_proj's output."""
+        d_q, d_kv = self.call.spec.d_q, self.call.spec.d_kv
+        return {
+            "q": slice(0, d_q),
+            "k": slice(d_q, d_q + d_kv),
+            "v": slice(d_q + d_kv, d_q + 2 * d_kv),
+        }
+
+    def gate_and_up(self, both_T2F: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The columns of gate and of up."""
+        d_ff = self.call.spec.d_ff
+        return {"gate": both_T2F[:, :d_ff], "up": both_T2F[:, d_ff:]}
 
     def by_head(self, x_TQ: torch.Tensor) -> torch.Tensor:
         """[T, Q] as [T, H, E], or the columns of K as [T, K, E]."""

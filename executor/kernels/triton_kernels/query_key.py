@@ -40,18 +40,22 @@ def rotated_backward(
         _rotate(d_THE, None, rope, d_THE, backward=True)
         return
     num_tokens, num_heads, head_dim = d_THE.shape
-    num_programs, x = partial_sums(num_tokens), norm.x
+    num_programs, x, d_weight = partial_sums(num_tokens), norm.x, norm.d_weight
     heads, half = triton.next_power_of_2(num_heads), triton.next_power_of_2(head_dim // 2)
     with workspace.frame():
-        partial_PE = workspace.take((num_programs, head_dim), torch.float32)
+        shares = x  # which is not written unless shares are asked for
+        if d_weight is not None:
+            shares = workspace.take((num_programs, head_dim), torch.float32)
         launch(
             _normed_rotated_backward_kernel, (num_programs,), d_THE, x, norm.norm.weight,
-            partial_PE, _positions(rope, d_THE), d_THE.stride(0), d_THE.stride(1), x.stride(0),
+            shares, _positions(rope, d_THE), d_THE.stride(0), d_THE.stride(1), x.stride(0),
             x.stride(1), num_tokens, num_heads, rope.seq_len, rope.chunk_start, norm.norm.eps,
             LOG2_THETA=log2(rope.theta), **_scaling(rope), HAS_POSITIONS=rope.positions is not None,
-            HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
+            HAS_D_WEIGHT=d_weight is not None, HALF=head_dim // 2, HEADS=heads, BLOCK=half,
+            num_warps=warps_for(heads * half, 8),
         )  # fmt: skip
-        add_partial_sums(partial_PE, norm.d_weight)
+        if d_weight is not None:
+            add_partial_sums(shares, d_weight)
 
 
 def _rotate(
@@ -174,7 +178,8 @@ def _normed_rotated_backward_kernel(
     d_ptr, x_ptr, weight_ptr, partial_ptr, positions_ptr, d_stride, d_head_stride, x_stride,
     x_head_stride, num_tokens, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
     FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CONTEXT: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_D_WEIGHT: tl.constexpr, HALF: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
@@ -203,14 +208,16 @@ def _normed_rotated_backward_kernel(
         rstd = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, axis=1) / (2 * HALF) + eps)[:, None]
         x_1 *= rstd
         x_2 *= rstd
-        sums_1 += d_normed_1 * x_1
-        sums_2 += d_normed_2 * x_2
+        if HAS_D_WEIGHT:
+            sums_1 += d_normed_1 * x_1
+            sums_2 += d_normed_2 * x_2
         d_normed_1 *= weight_1
         d_normed_2 *= weight_2
         mean = tl.sum(d_normed_1 * x_1 + d_normed_2 * x_2, axis=1)[:, None] / (2 * HALF)
         dtype = d_ptr.dtype.element_ty
         tl.store(d_token, rounded((d_normed_1 - x_1 * mean) * rstd, dtype), mask=inside)
         tl.store(d_token + HALF, rounded((d_normed_2 - x_2 * mean) * rstd, dtype), mask=inside)
-    share = partial_ptr + program.to(tl.int64) * (2 * HALF) + columns
-    tl.store(share, tl.sum(sums_1, axis=0), mask=columns < HALF)
-    tl.store(share + HALF, tl.sum(sums_2, axis=0), mask=columns < HALF)
+    if HAS_D_WEIGHT:
+        share = partial_ptr + program.to(tl.int64) * (2 * HALF) + columns
+        tl.store(share, tl.sum(sums_1, axis=0), mask=columns < HALF)
+        tl.store(share + HALF, tl.sum(sums_2, axis=0), mask=columns < HALF)

@@ -35,15 +35,19 @@ def write_normed(
 def rms_norm_backward(norm: RmsNorm, gradients: NormGradients, workspace: Workspace) -> None:
     num_rows, width = norm.x.shape
     num_programs, block = partial_sums(num_rows), triton.next_power_of_2(width)
+    d_weight, shares = gradients.d_weight, norm.rstd  # which are not written unless asked for
     with workspace.frame():
-        partial_PD = workspace.take((num_programs, width), torch.float32)
+        if d_weight is not None:
+            shares = workspace.take((num_programs, width), torch.float32)
         launch(
             _norm_backward_kernel, (num_programs,), norm.x, norm.rstd, norm.weight,
-            gradients.d_out, gradients.d_x, partial_PD, norm.x.stride(0),
+            gradients.d_out, gradients.d_x, shares, norm.x.stride(0),
             gradients.d_out.stride(0), gradients.d_x.stride(0), num_rows, width,
-            ACCUMULATE=gradients.accumulate, BLOCK=block, num_warps=warps_for(block, 16),
+            ACCUMULATE=gradients.accumulate, HAS_D_WEIGHT=d_weight is not None, BLOCK=block,
+            num_warps=warps_for(block, 16),
         )  # fmt: skip
-        add_partial_sums(partial_PD, gradients.d_weight)
+        if d_weight is not None:
+            add_partial_sums(shares, d_weight)
 
 
 @triton.jit
@@ -76,7 +80,8 @@ def _normed_kernel(
 @triton.jit
 def _norm_backward_kernel(
     x_ptr, rstd_ptr, weight_ptr, d_out_ptr, d_x_ptr, partial_ptr, x_stride, d_out_stride,
-    d_x_stride, num_rows, width, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    d_x_stride, num_rows, width, ACCUMULATE: tl.constexpr, HAS_D_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -95,12 +100,14 @@ def _norm_backward_kernel(
         if ACCUMULATE:
             before = tl.load(d_x_row, mask=inside, other=0.0).to(tl.float32)
         x_hat = x * rstd
-        d_weight += d_out * x_hat
+        if HAS_D_WEIGHT:
+            d_weight += d_out * x_hat
         d_x_hat = d_out * weight
         mean = tl.sum(d_x_hat * x_hat, axis=0) / width
         d_x = (d_x_hat - x_hat * mean) * rstd
         if ACCUMULATE:
             d_x += before
         tl.store(d_x_row, rounded(d_x, d_x_ptr.dtype.element_ty), mask=inside)
-    share = partial_ptr + program.to(tl.int64) * width + columns
-    tl.store(share, d_weight, mask=inside)
+    if HAS_D_WEIGHT:
+        share = partial_ptr + program.to(tl.int64) * width + columns
+        tl.store(share, d_weight, mask=inside)

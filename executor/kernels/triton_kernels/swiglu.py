@@ -23,11 +23,11 @@ def swiglu_backward(
     gate_up_T2F: torch.Tensor, d_T2F: torch.Tensor, product_TF: torch.Tensor | None
 ) -> None:
     num_tokens, d_ff = d_T2F.shape[0], d_T2F.shape[1] // 2
-    assert product_TF is not None, "it is made in the same pass"
+    out_TF = d_T2F if product_TF is None else product_TF  # which is not written unless asked for
     launch(
         _swiglu_backward_kernel, (num_tokens, triton.cdiv(d_ff, _BLOCK)), gate_up_T2F, d_T2F,
-        product_TF, gate_up_T2F.stride(0), d_T2F.stride(0), product_TF.stride(0), d_ff,
-        BLOCK=_BLOCK, num_warps=_WARPS,
+        out_TF, gate_up_T2F.stride(0), d_T2F.stride(0), out_TF.stride(0), d_ff,
+        HAS_PRODUCT=product_TF is not None, BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def _swiglu_kernel(
 @triton.jit
 def _swiglu_backward_kernel(
     gate_up_ptr, d_ptr, product_ptr, gate_up_stride, d_stride, product_stride, d_ff,
-    BLOCK: tl.constexpr,
+    HAS_PRODUCT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -68,6 +68,7 @@ def _swiglu_backward_kernel(
     d_silu = sigmoid + silu * (1.0 - sigmoid)
     dtype = d_ptr.dtype.element_ty
     tl.store(d_gates + d_ff, rounded(d_product * silu, dtype), mask=inside)
-    products = product_ptr + token * product_stride + columns
-    tl.store(products, rounded(silu * up, product_ptr.dtype.element_ty), mask=inside)
+    if HAS_PRODUCT:
+        products = product_ptr + token * product_stride + columns
+        tl.store(products, rounded(silu * up, product_ptr.dtype.element_ty), mask=inside)
     tl.store(d_gates, rounded(d_silu * d_product * up, dtype), mask=inside)

@@ -40,7 +40,7 @@ def rotated_backward(
             weight_E = norm.norm.weight.float()
             d_weight_E += normed_backward(gradient, x_hat, rstd_TH1, weight_E)
         d_THE[rows].copy_(gradient)
-    if norm is not None:
+    if norm is not None and norm.d_weight is not None:
         add_vector(norm.d_weight.tensor, d_weight_E, norm.d_weight.mode)
 
 

@@ -41,7 +41,8 @@ def rms_norm_backward(norm: RmsNorm, gradients: NormGradients, workspace: Worksp
         if gradients.accumulate:
             gradient.add_(gradients.d_x[rows])
         gradients.d_x[rows].copy_(gradient)
-    add_vector(gradients.d_weight.tensor, d_weight_D, gradients.d_weight.mode)
+    if gradients.d_weight is not None:
+        add_vector(gradients.d_weight.tensor, d_weight_D, gradients.d_weight.mode)
 
 
 def normed_backward(

@@ -43,21 +43,27 @@ class VectorGradient:
 
 @dataclass(frozen=True)
 class NormGradients:
-    """`d_x` is overwritten, or with `accumulate` added to; d_out and d_x may be one tensor."""
+    """`d_x` is overwritten, or with `accumulate` added to; d_out and d_x may be one tensor.
+
+    A frozen weight has no gradient.
+    """
 
     d_out: torch.Tensor  # [T, D]
     d_x: torch.Tensor  # [T, D]
-    d_weight: VectorGradient
+    d_weight: VectorGradient | None
     accumulate: bool
 
 
 @dataclass(frozen=True)
 class HeadNormBackward:
-    """The norm of each head that came before RoPE, its input, and its weight's gradient."""
+    """The norm of each head that came before RoPE, its input, and its weight's gradient.
+
+    A frozen weight has none.
+    """
 
     norm: HeadNorm
     x: torch.Tensor  # [T, H, E]
-    d_weight: VectorGradient
+    d_weight: VectorGradient | None
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ class ChainMemory:
 
     def _fill(self, chain: Chain) -> None:
         spec = ModelSpec.model_validate(chain.model.spec)
-        weights = RandomWeights(spec, _SEED)
+        recipe = Recipe.model_validate(chain.recipe)
+        weights = RandomWeights(spec, _SEED, recipe=recipe)
         generator = torch.Generator().manual_seed(_SEED)
         for name, buffer in self._buffers.items():
             if name.startswith("param."):
@@ -96,8 +97,6 @@ class ChainMemory:
                     dtype=torch.int32,
                 )  # fmt: skip
                 buffer.copy_(ids.view(torch.uint8))
-        packed = step_state(
-            Recipe.model_validate(chain.recipe), 1, _LEARNING_RATE, _SEED, num_targets=1
-        )
+        packed = step_state(recipe, 1, _LEARNING_RATE, _SEED, num_targets=1)
         state = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
         self._buffers["step_state"].copy_(state)

@@ -14,6 +14,7 @@ from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.run.training import sequences_tensor
+from twinstream.models.adapters.lora import Lora
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -98,6 +99,8 @@ class Step:
     device: str = "cpu"
     gradients_in: str = "model"
     lengths: tuple[int, ...] = ()
+    lora: Lora | None = None
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         num_chunks = self.tokens.shape[1] // self.chunk_tokens
@@ -105,7 +108,10 @@ class Step:
             seq_len=self.seq_len, chunk_tokens=self.chunk_tokens, chunks_per_round=num_chunks,
             rounds_per_step=1, packing=self.packing,
         )  # fmt: skip
-        recipe = Recipe(kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in)
+        recipe = Recipe(
+            kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in, lora=self.lora,
+            frozen=self.frozen,
+        )  # fmt: skip
         self.chain = lower(self.spec, work, recipe)
         self.layouts = flat_layouts(self.spec)
         self.tensors = {tensor.tensor_id: tensor for tensor in self.chain.tensors}

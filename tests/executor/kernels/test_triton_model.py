@@ -17,6 +17,8 @@ from tests.executor.kernels.families import (
     tiny_spec,
 )
 from tests.executor.kernels.test_same_bits import all_bits, assert_same_bits
+from twinstream.models.adapters.adapter_layout import adapter_layout
+from twinstream.models.adapters.lora import lora_of
 
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
@@ -61,6 +63,38 @@ def test_recomputes_and_content_that_is_overwritten_change_no_bit(triton_device)
         for options in ({}, {"recompute": "INPUT", "fill": 0})
     )
     assert_same_bits(again, kept)
+
+
+@pytest.mark.parametrize(
+    "options", [{"lora": lora_of("r=3,targets=q,o,up,down")}, {"frozen": ("0", "head")}]
+)
+def test_frozen_weights_agree_with_the_eager_kernels(options, triton_device):
+    """Gradients of adapters and of what is left to train, with qk_norm and tied embeddings."""
+    spec = one_layer("qwen3", "float32")
+    tokens = random_tokens(spec, num_sequences=2)[:, :SEQ_LEN]
+    parameters = adapters_of(spec, options.get("lora"))
+    found = []
+    for vector, device in (("triton", triton_device), ("eager", "cpu")):
+        step = kernel_step(spec, tokens, SEQ_LEN, vector=vector, device=device, **options)
+        step.parameters |= parameters
+        step.run()
+        buffers = step.buffers.items()
+        found.append({name: flat.cpu() for name, flat in buffers if name.startswith("grad.")})
+    assert found[0].keys() == found[1].keys()
+    assert found[0].keys() == ({"grad.lora.0"} if parameters else {"grad.embedding"})
+    for name, flat in found[1].items():
+        expected = flat.view(torch.float32)
+        error = (found[0][name].view(torch.float32) - expected).abs().max()
+        assert error <= 1e-5 * expected.abs().max(), name
+
+
+def adapters_of(spec, lora):
+    """Random A and B of the only layer."""
+    if lora is None:
+        return {}
+    generator = torch.Generator().manual_seed(2)
+    num_elements = adapter_layout(spec, lora).size_bytes // 4
+    return {"lora.0": (0.1 * torch.randn(num_elements, generator=generator)).view(torch.uint8)}
 
 
 @pytest.mark.gpu

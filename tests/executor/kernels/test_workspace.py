@@ -11,6 +11,7 @@ from tests.executor.kernels.families import tiny_spec
 from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.registry import kernel_keys
 from twinstream.executor.kernels.workspace import Workspace, WorkspaceExhaustedError
+from twinstream.models.adapters.lora import lora_of
 from twinstream.models.demand.workspace import workspace_bytes
 from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.schedule.errors import TwinstreamError
@@ -45,7 +46,9 @@ def launch_nothing(monkeypatch) -> None:
         monkeypatch.setattr(module, "launch", lambda *arguments, **options: None)
 
 
-def step_of(shape: str, family: str, dtype: str, recompute: str, vector: str) -> Step:
+def step_of(
+    shape: str, family: str, dtype: str, recompute: str, vector: str, **trained: object
+) -> Step:
     chunk_tokens, seq_len, sizes = SHAPES[shape]
     spec = tiny_spec(family, dtype).model_copy(update={"num_layers": 1, **sizes})
     generator = torch.Generator().manual_seed(0)
@@ -59,7 +62,7 @@ def step_of(shape: str, family: str, dtype: str, recompute: str, vector: str) ->
     tokens = torch.randint(0, spec.vocab_size, (2, num_tokens), generator=generator)
     return Step(
         spec, parameters, tokens, chunk_tokens, seq_len, 1.0, recompute=recompute, vector=vector,
-        lengths=LENGTHS.get(shape, ()),
+        lengths=LENGTHS.get(shape, ()), **trained,
     )  # fmt: skip
 
 
@@ -71,6 +74,14 @@ def step_of(shape: str, family: str, dtype: str, recompute: str, vector: str) ->
 @pytest.mark.parametrize("vector", ["eager", "triton"])
 def test_formulas_are_exact(monkeypatch, shape, family, dtype, level, vector):
     """What the formula says is enough, one alignment unit less is too little."""
+    step = step_of(shape, family, dtype, level, vector)
+    other = {"ATTENTION": "block_recompute_input", "INPUT": "block_recompute_attention"}[level]
+    assert run_with_too_little_first(monkeypatch, step) == set(SCRATCH_KERNELS) - {other}
+
+
+def run_with_too_little_first(monkeypatch, step: Step) -> set[str]:
+    """Which kernels ran, each of them once with one unit less than its formula says."""
+    vector = step.vector
     if vector == "triton":
         pytest.importorskip("triton")
         launch_nothing(monkeypatch)
@@ -79,7 +90,7 @@ def test_formulas_are_exact(monkeypatch, shape, family, dtype, level, vector):
     def one_unit_less(kernel, attributes):
         return workspace_bytes(kernel, attributes) - ALIGNMENT_BYTES
 
-    def run_with_too_little_first(kernel, attributes, operands, fill, vector):
+    def run_twice(kernel, attributes, operands, fill, vector):
         if kernel in SCRATCH_KERNELS:
             tried.add(kernel)
             with monkeypatch.context() as patch, pytest.raises(WorkspaceExhaustedError):
@@ -87,10 +98,27 @@ def test_formulas_are_exact(monkeypatch, shape, family, dtype, level, vector):
                 run(kernel, attributes, operands, fill, vector)
         run(kernel, attributes, operands, fill, vector)
 
-    monkeypatch.setattr(driver, "run", run_with_too_little_first)
-    step_of(shape, family, dtype, level, vector).run()
-    other = {"ATTENTION": "block_recompute_input", "INPUT": "block_recompute_attention"}[level]
-    assert tried == set(SCRATCH_KERNELS) - {other}
+    monkeypatch.setattr(driver, "run", run_twice)
+    step.run()
+    return tried
+
+
+@pytest.mark.parametrize("shape", ["sliced", "wide", "narrow FFN", "unequal"])
+@pytest.mark.parametrize("vector", ["eager", "triton"])
+@pytest.mark.parametrize(
+    "trained",
+    [
+        {"lora": lora_of("r=5")},
+        {"lora": lora_of("r=500,targets=o")},
+        {"lora": lora_of("r=300,targets=q,k,down")},
+        {"frozen": ("0", "head")},
+    ],
+    ids=["LoRA", "wide o", "wide down", "frozen"],
+)
+def test_formulas_of_what_is_frozen_are_exact(monkeypatch, shape, vector, trained):
+    step = step_of(shape, "qwen3", "bfloat16", "ATTENTION", vector, **trained)
+    tried = run_with_too_little_first(monkeypatch, step)
+    assert {"block_backward", "head_loss"} <= tried
 
 
 def test_every_kernel_has_a_formula_and_unknown_ones_are_named():

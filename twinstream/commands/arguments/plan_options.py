@@ -126,6 +126,24 @@ class PlanOptions:
             "parameters (float32_master), or 8bit.",
         ),
     ] = None
+    lora: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "OPTIONS",
+            "Freeze the model and train adapters beside its projections: r=16,alpha=32,"
+            "targets=q,k,v,o,gate,up,down, of which any may be left out (but not all).",
+        ),
+    ] = None
+    freeze: Annotated[
+        list[str] | None,
+        _option(
+            _PLAN,
+            "PATTERN",
+            "Do not train weights whose Hugging Face names match, as 'model.layers.[0-3].*'; whole "
+            "layers, embedding or head. May be given again.",
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         _option(

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.freezing import trained_of
 from twinstream.models.hf_config import DTYPES
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -57,7 +58,7 @@ def request_of(wanted: PlanOptions) -> PlanRequest:
     spec, machine = _spec(wanted), load_machine(wanted.machine)
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec)),
+        recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec), spec),
         packing=Packing.of(lengths) if len(set(lengths)) > 1 else None,
     )  # fmt: skip
     if overhead is not None:
@@ -100,7 +101,9 @@ def _kernels(wanted: PlanOptions, machine: Machine, spec: ModelSpec) -> KernelCh
     return kernels_for(machine, wanted.kernels or "auto", attention)
 
 
-def _recipe(wanted: PlanOptions, policy: str, kernels: KernelChoice | None) -> Recipe:
+def _recipe(
+    wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: ModelSpec
+) -> Recipe:
     _require_known("--gradients", wanted.gradients, _GRADIENTS)
     _require_known("--optimizer-state", wanted.optimizer_state, _STATES)
     _require_known("--optimizer", wanted.optimizer, ON_DEVICE)
@@ -110,9 +113,11 @@ def _recipe(wanted: PlanOptions, policy: str, kernels: KernelChoice | None) -> R
             f"policy '{policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: leave out "
             "--optimizer"
         )
+    trained = trained_of(spec, wanted.lora, wanted.freeze or ())
     return Recipe.model_validate(
         {
-            "kernels": kernels, "optimizer": wanted.optimizer or ON_DEVICE[0],
+            "kernels": kernels, "lora": trained.lora, "frozen": trained.frozen,
+            "optimizer": wanted.optimizer or ON_DEVICE[0],
             "gradients": wanted.gradients or _GRADIENTS[0],
             "optimizer_state": wanted.optimizer_state or _STATES[0],
         }

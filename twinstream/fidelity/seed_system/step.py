@@ -33,7 +33,8 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
 
     Raises:
         OtherRecipeError: the recipe names other kernels than torch's own, float32 gradients,
-            clipping, or another state of the optimizer than in the model's dtype.
+            clipping, LoRA, frozen parameters, or an optimizer state of another dtype than the
+            model's.
         UnknownMachineClass: it has no constants for the machine.
         OtherCutError: lengths, chunks, rounds or tokens are fixed otherwise than it cuts a step.
         SizingRefused: it would not run within the caps.
@@ -72,6 +73,11 @@ def _require_its_recipe(recipe: Recipe) -> None:
         raise OtherRecipeError(
             f"policy '{NAME}' adds gradients up, and has the optimizer's state, in the model's "
             "dtype: leave out --gradients and --optimizer-state"
+        )
+    if recipe.lora or recipe.frozen:
+        raise OtherRecipeError(
+            f"policy '{NAME}' trains all parameters: leave out --lora and --freeze, or plan with "
+            "another policy"
         )
     if recipe.clips:
         raise OtherRecipeError(f"policy '{NAME}' does not clip gradients: plan with another policy")

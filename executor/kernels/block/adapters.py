@@ -1,0 +1,157 @@
+"""LoRA in a block: y = x W^T + low B^T with low = scale x A^T, and its gradients, by hand.
+
+The adapters' share of an output is written first, and the base's product added to it: it is
+rounded by itself, and the sum once. The same goes for the gradient of an input. `low` is saved
+from forward to backward. Legend: T tokens, R columns of low at a site (rank x targets), I width
+of the input, O of an output.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.kernels.block.block_call import BlockCall
+from twinstream.executor.kernels.operand import Operands
+from twinstream.executor.kernels.vector.gradients import (
+    add_matmul,
+    gradient_views,
+    weight_views,
+)
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.adapters.adapter_layout import AdapterSite, adapter_layout, adapter_sites
+from twinstream.models.demand.workspace import Attributes
+from twinstream.schedule.ops import Mode
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of a block; one without LoRA has no sites."""
+
+    sites: Mapping[str, AdapterSite]
+    scale: float
+    weights: Mapping[str, torch.Tensor]
+    low: Mapping[str, torch.Tensor]  # by site, [T, R]
+
+    @classmethod
+    def of(cls, operands: Operands, call: BlockCall) -> "Adapters":
+        lora = call.lora
+        if lora is None:
+            return cls({}, 0.0, {}, {})
+        sites = {site.name: site for site in adapter_sites(call.spec, lora)}
+        weights = weight_views(operands["adapters"], adapter_layout(call.spec, lora), call.dtype)
+        low, before_bytes = {}, 0
+        for name, site in sites.items():
+            shape = (call.num_tokens, site.low_width)
+            low[name] = operands["low"].view(call.dtype, shape, before_bytes)
+            before_bytes += low[name].numel() * call.dtype.itemsize
+        return cls(sites, lora.scale, weights, low)
+
+    def write_low(self, site: str, x_TI: torch.Tensor) -> None:
+        """Forward only; a recompute finds it there."""
+        if site in self.sites:
+            self._write_scaled(x_TI, self.weights[f"{site}_a"].t(), self.low[site])
+
+    def write_shares(
+        self, site: str, outputs: Sequence[tuple[str, torch.Tensor]],
+        bias: torch.Tensor | None = None,
+    ) -> bool:  # fmt: skip
+        """Start outputs, by projection, with the adapters' share; whether there are any.
+
+        The share of one that is no target is its bias or zero. The columns of `bias` are those of
+        all outputs together.
+        """
+        if site not in self.sites:
+            return False
+        start = 0
+        for name, out_TO in outputs:
+            end = start + out_TO.shape[1]
+            self._write_share(site, name, out_TO, None if bias is None else bias[start:end])
+            start = end
+        return True
+
+    def add_share(self, site: str, name: str, base_TO: torch.Tensor, out_TO: torch.Tensor) -> None:
+        """out = base + the adapters' share."""
+        torch.addmm(base_TO, self.low_of(site, name), self.weights[f"{name}_b"].t(), out=out_TO)
+
+    def write_low_gradient(
+        self, site: str, d_outputs: Mapping[str, torch.Tensor], workspace: Workspace
+    ) -> torch.Tensor | None:
+        """The gradient of x A^T, [T, R], from those of a site's outputs; in the workspace."""
+        if site not in self.sites:
+            return None
+        low = self.low[site]
+        d_low_TR = workspace.take((low.shape[0], low.shape[1]), low.dtype)
+        for name in self.sites[site].adapted:
+            columns = d_low_TR[:, self._columns(site, name)]
+            self._write_scaled(d_outputs[name], self.weights[f"{name}_b"], columns)
+        return d_low_TR
+
+    def input_gradient(
+        self, site: str, d_low_TR: torch.Tensor | None, d_out_TO: torch.Tensor,
+        weight_OI: torch.Tensor, out_TI: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """out = d_low A + d_out W."""
+        if d_low_TR is None:
+            torch.mm(d_out_TO, weight_OI, out=out_TI)
+            return
+        torch.mm(d_low_TR, self.weights[f"{site}_a"], out=out_TI)
+        torch.addmm(out_TI, d_out_TO, weight_OI, out=out_TI)
+
+    def _write_share(
+        self, site: str, name: str, out_TO: torch.Tensor, bias_O: torch.Tensor | None
+    ) -> None:
+        if name in self.sites[site].adapted:
+            low, b_RO = self.low_of(site, name), self.weights[f"{name}_b"].t()
+            if bias_O is None:
+                torch.mm(low, b_RO, out=out_TO)
+            else:
+                torch.addmm(bias_O, low, b_RO, out=out_TO)
+        elif bias_O is None:
+            out_TO.zero_()
+        else:
+            out_TO.copy_(bias_O)
+
+    def _write_scaled(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        """out = scale a b, scaled before it is rounded; what was there does not matter."""
+        torch.addmm(out, a, b, beta=0, alpha=self.scale, out=out)
+
+    def low_of(self, site: str, name: str) -> torch.Tensor:
+        """The columns of a target, [T, rank]."""
+        return self.low[site][:, self._columns(site, name)]
+
+    def _columns(self, site: str, name: str) -> slice:
+        names: list[str] = list(self.sites[site].adapted)
+        number, rank = names.index(name), self.sites[site].rank
+        return slice(number * rank, (number + 1) * rank)
+
+
+@dataclass(frozen=True)
+class AdapterGradients:
+    """Where the gradients of a block's adapters go."""
+
+    adapters: Adapters
+    by_name: Mapping[str, torch.Tensor]
+    mode: Mode
+
+    @classmethod
+    def of(
+        cls, adapters: Adapters, operands: Operands, call: BlockCall, attributes: Attributes
+    ) -> "AdapterGradients":
+        if call.lora is None:
+            return cls(adapters, {}, "update")
+        flat = operands["adapter_gradients"]
+        layout = adapter_layout(call.spec, call.lora)
+        return cls(adapters, gradient_views(flat, layout, attributes), flat.mode)
+
+    def add(
+        self, site: str, d_outputs: Mapping[str, torch.Tensor], x_TI: torch.Tensor,
+        d_low_TR: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Add d_low^T x to A's gradient and d_out^T low to that of every B of a site."""
+        if d_low_TR is None:
+            return
+        add_matmul(self.by_name[f"{site}_a"], d_low_TR.t(), x_TI, self.mode)
+        for name in self.adapters.sites[site].adapted:
+            d_out_OT, low = d_outputs[name].t(), self.adapters.low_of(site, name)
+            add_matmul(self.by_name[f"{name}_b"], d_out_OT, low, self.mode)

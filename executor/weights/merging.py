@@ -1,0 +1,149 @@
+"""Adapters added to the weights they belong to, and adapter folders given out."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.weights.durable_files import sync, write_file, writing
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.hf_folder import HfFolder
+from twinstream.executor.weights.hf_writer import write_hf_folder
+from twinstream.executor.weights.peft_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PeftFolder,
+    base_of,
+    read_adapter_config,
+)
+from twinstream.executor.weights.safetensors_header import read_header
+from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
+from twinstream.models.adapters.lora import Lora
+from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
+from twinstream.models.hf_config import HfConfigError
+from twinstream.models.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.layout import group_layout
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.files import told
+
+
+def merge_adapters(
+    spec: ModelSpec, lora: Lora, layer: int, flat: torch.Tensor, adapters: torch.Tensor
+) -> None:
+    """Add scale B A to every target of a layer, in place: in float32, rounded once.
+
+    Args:
+        flat: the layer's parameters, 1-D uint8 on the host, of the size of their layout.
+        adapters: those of the same layer, likewise.
+    """
+    weights = {weight.name: weight for weight in hf_weights_of(spec, str(layer))}
+    matrices = {weight.name: weight for weight in peft_weights_of(spec, lora, layer)}
+    for target in lora.targets:
+        name = f"model.layers.{layer}.{PEFT_MODULES[target]}"
+        weight = _view(spec, flat, weights[f"{name}.weight"])
+        a, b = (
+            _view(spec, adapters, matrices[f"base_model.model.{name}.lora_{which}.weight"])
+            for which in ("A", "B")
+        )
+        weight.copy_(torch.addmm(weight.float(), b.float(), a.float(), alpha=lora.scale))
+
+
+def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> None:
+    """Write the base with its adapters added, as a folder that transformers loads unedited.
+
+    One group of weights is held at a time. It is there whole or not at all.
+
+    Raises:
+        WeightsError: a folder cannot be read or written, or the destination is there already.
+    """
+    spec, lora = base.spec, adapters.lora
+
+    def read_group(group: str) -> torch.Tensor:
+        flat = torch.empty(group_layout(spec, group).size_bytes, dtype=torch.uint8)
+        base.read_group(group, flat)
+        if group.isdigit():
+            size_bytes = adapter_layout(spec, lora).size_bytes
+            matrices = torch.empty(size_bytes, dtype=torch.uint8)
+            adapters.read_group(adapter_group(int(group)), matrices)
+            merge_adapters(spec, lora, int(group), flat, matrices)
+        return flat
+
+    with _whole(destination) as folder:
+        write_hf_folder(folder, spec, read_group, like=base.path)
+
+
+def copy_adapter(source: Path, destination: Path) -> None:
+    """Copy the files of a PEFT folder that make the adapter; there whole or not at all.
+
+    Raises:
+        WeightsError: a folder cannot be read or written, or the destination is there already.
+    """
+    read_adapter_config(source)
+    read_header(source / ADAPTER_WEIGHTS)
+    with _whole(destination) as folder:
+        with writing(folder, 0):
+            folder.mkdir(parents=True)
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            try:
+                content = (source / name).read_bytes()
+            except OSError as error:
+                raise WeightsError(source / name, f"cannot be read: {told(error)}") from None
+            write_file(folder / name, content)
+
+
+def export_adapter(source: Path, destination: Path, base: Path | None, *, merge: bool) -> None:
+    """Give out a PEFT folder as it is, or merged into its base.
+
+    Args:
+        base: a Hugging Face folder, by default that which the adapter names.
+
+    Raises:
+        WeightsError: a folder cannot be read or written, or it is not known where the base is.
+        HfConfigError: the base's config.json is missing or broken.
+    """
+    if not merge:
+        copy_adapter(source, destination)
+        return
+    found = base or _named_base(source)
+    try:
+        spec = ModelSpec.from_hf_config(found)
+    except HfConfigError as error:
+        raise WeightsError(source, f"the base it is to be merged into: {error}") from None
+    write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))
+
+
+def _named_base(source: Path) -> Path:
+    named = base_of(source)
+    if named is None:
+        raise WeightsError(
+            source / ADAPTER_CONFIG, "names no base model; say where it is: --base FOLDER"
+        )
+    if not Path(named).is_dir():
+        raise WeightsError(
+            source / ADAPTER_CONFIG,
+            f"names the base '{named}', which is no folder here; say where it is: --base FOLDER",
+        )
+    return Path(named)
+
+
+@contextmanager
+def _whole(destination: Path) -> Iterator[Path]:
+    """A folder beside the destination that takes its name once all is in it."""
+    if destination.exists():
+        raise WeightsError(destination, "is there already; name another folder")
+    incomplete = destination.with_name(f".{destination.name}.incomplete")
+    shutil.rmtree(incomplete, ignore_errors=True)
+    try:
+        yield incomplete
+        with writing(destination, 0):
+            incomplete.replace(destination)
+            sync(destination.parent)
+    finally:
+        shutil.rmtree(incomplete, ignore_errors=True)
+
+
+def _view(spec: ModelSpec, flat: torch.Tensor, weight: HfWeight) -> torch.Tensor:
+    return flat[weight.offset_bytes : weight.end_bytes].view(DTYPES[spec.dtype]).view(weight.shape)

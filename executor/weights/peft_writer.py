@@ -1,0 +1,71 @@
+"""Flat adapters to a folder that PEFT loads."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from twinstream.executor.weights.durable_files import make_room, sync, write_file, writing
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from twinstream.executor.weights.weight_file import WeightFile
+from twinstream.models.adapters.adapter_layout import adapter_group
+from twinstream.models.adapters.lora import Lora
+from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights, peft_weights_of
+from twinstream.models.spec import ModelSpec
+
+
+def write_peft_folder(
+    destination: Path,
+    spec: ModelSpec,
+    lora: Lora,
+    read_group: Callable[[str], torch.Tensor],
+    base: str | None = None,
+) -> None:
+    """Write adapter_config.json and adapter_model.safetensors as PEFT does.
+
+    Everything is on the disk when this returns. Where it raises, the folder is incomplete: write
+    to a temporary name and rename.
+
+    Args:
+        read_group: gives the flat adapters of `lora.LAYER`: 1-D uint8 on the host. Called once
+            each, in order.
+        base: the base model's folder or its name on the hub, so that PEFT finds it.
+
+    Raises:
+        WeightsError: the folder has an adapter already, or cannot be written.
+    """
+    file = WeightFile.of(destination / ADAPTER_WEIGHTS, spec.dtype, peft_weights(spec, lora))
+    make_room(destination, file.size_bytes)
+    if file.path.exists():
+        raise WeightsError(destination, "has an adapter already; write to another folder")
+    write_file(destination / ADAPTER_CONFIG, _config(lora, base))
+    file.create()
+    for layer in range(spec.num_layers):
+        file.write(peft_weights_of(spec, lora, layer), read_group(adapter_group(layer)))
+    with writing(file.path, file.size_bytes):
+        sync(file.path)
+        sync(destination)
+        sync(destination.parent)
+
+
+def _config(lora: Lora, base: str | None) -> bytes:
+    alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
+    config = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "target_modules": [PEFT_MODULES[target].split(".")[1] for target in lora.targets],
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    return json.dumps(config, indent=2).encode() + b"\n"

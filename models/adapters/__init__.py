@@ -1,0 +1,1 @@
+"""LoRA: its options, where its matrices lie, and what PEFT calls them."""

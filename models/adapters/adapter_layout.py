@@ -1,0 +1,101 @@
+"""Where the LoRA matrices of a block lie in their flat tensor, by the input they share.
+
+Projections of one input (Q, K and V; gate and up) have their A matrices one under the other, so
+that one product makes x A^T for all of them.
+"""
+
+from dataclasses import dataclass
+
+from twinstream.models.adapters.lora import ADAPTERS, Lora, Target
+from twinstream.models.layout import Layout, packed_layout
+from twinstream.models.spec import ModelSpec
+
+_SITES: dict[str, tuple[Target, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "o": ("o",),
+    "gate_up": ("gate", "up"),
+    "down": ("down",),
+}
+
+
+def adapter_group(layer: int) -> str:
+    """The group of a layer's adapters, beside those of the base's parameters."""
+    return f"{ADAPTERS}{layer}"
+
+
+@dataclass(frozen=True)
+class AdapterSite:
+    """An input of a block and the target projections that read it.
+
+    `out_widths` has one of every projection of the site, target or not, in the order of its
+    weight's rows; `adapted` are the targets among them.
+    """
+
+    name: str
+    in_width: int
+    out_widths: dict[Target, int]
+    adapted: tuple[Target, ...]
+    rank: int
+
+    @property
+    def low_width(self) -> int:
+        """Columns of x A^T: the rank, for each target."""
+        return len(self.adapted) * self.rank
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all A and B of the site, without padding."""
+        return sum(self.rank * (self.in_width + self.out_widths[t]) for t in self.adapted)
+
+
+def low_widths(lora: Lora) -> dict[str, int]:
+    """Columns of x A^T by site, of the sites that have a target.
+
+    >>> low_widths(Lora(rank=16, alpha=32.0))
+    {'qkv': 48, 'o': 16, 'gate_up': 32, 'down': 16}
+    """
+    counts = {name: sum(t in lora.targets for t in targets) for name, targets in _SITES.items()}
+    return {name: count * lora.rank for name, count in counts.items() if count}
+
+
+def adapter_sites(spec: ModelSpec, lora: Lora) -> tuple[AdapterSite, ...]:
+    """The sites of one block that have a target, in the order of the forward pass.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> [site.low_width for site in adapter_sites(load_preset("8b"), Lora(rank=16, alpha=32.0))]
+    [48, 16, 32, 16]
+    """
+    in_widths = {"qkv": spec.d_model, "o": spec.d_q, "gate_up": spec.d_model, "down": spec.d_ff}
+    out_widths: dict[Target, int] = {
+        "q": spec.d_q, "k": spec.d_kv, "v": spec.d_kv, "o": spec.d_model,
+        "gate": spec.d_ff, "up": spec.d_ff, "down": spec.d_model,
+    }  # fmt: skip
+    found = (
+        AdapterSite(
+            name,
+            in_widths[name],
+            {target: out_widths[target] for target in targets},
+            tuple(target for target in targets if target in lora.targets),
+            lora.rank,
+        )
+        for name, targets in _SITES.items()
+    )
+    return tuple(site for site in found if site.adapted)
+
+
+def adapter_layout(spec: ModelSpec, lora: Lora) -> Layout:
+    """Return the layout of one block's LoRA matrices.
+
+    `SITE_a` is [targets of the site x rank, in_features], target by target; `TARGET_b` is
+    [out_features, rank].
+
+    >>> from twinstream.models.presets import load_preset
+    >>> layout = adapter_layout(load_preset("tiny"), Lora(rank=4, alpha=8.0, targets=("q", "v")))
+    >>> [(tensor.name, tensor.shape) for tensor in layout.tensors]
+    [('qkv_a', (8, 128)), ('q_b', (128, 4)), ('v_b', (64, 4))]
+    """
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for site in adapter_sites(spec, lora):
+        shapes.append((f"{site.name}_a", (site.low_width, site.in_width)))
+        shapes += [(f"{t}_b", (site.out_widths[t], lora.rank)) for t in site.adapted]
+    return packed_layout(shapes, spec.itemsize)

@@ -1,0 +1,121 @@
+"""LoRA's options: rank, scale, and the projections that get two small matrices beside them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, ValidationError, field_validator
+
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Attribute
+
+Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+ADAPTERS = "lora."  # begins the name of a group of adapters
+DEFAULT_RANK = 16
+_EXAMPLE = f"r={DEFAULT_RANK},alpha={2 * DEFAULT_RANK},targets={','.join(TARGETS)}"
+_ATTRIBUTES = ("lora_rank", "lora_alpha", "lora_targets")
+
+
+class LoraError(TwinstreamError):
+    """Options of LoRA that cannot be read or do not go together."""
+
+
+class Lora(Node):
+    """y = x W^T + scale (x A^T) B^T beside every target projection W of every block.
+
+    A is [rank, in_features], B is [out_features, rank], and scale is alpha / rank. Targets are in
+    the order of `TARGETS`, whatever order they are given in.
+
+    Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:2106.09685.
+    """
+
+    rank: Annotated[int, Field(gt=0, le=2**16)]
+    alpha: Annotated[float, Field(gt=0, le=1e6)]
+    targets: Annotated[tuple[Target, ...], Field(min_length=1, strict=False)] = TARGETS
+
+    @field_validator("targets")
+    @classmethod
+    def _in_order(cls, given: tuple[Target, ...]) -> tuple[Target, ...]:
+        return tuple(target for target in TARGETS if target in given)
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        return self.alpha / self.rank
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        """What a block kernel is told of it; `lora_of_attributes` reads it back."""
+        told = (self.rank, self.alpha, ",".join(self.targets))
+        return dict(zip(_ATTRIBUTES, told, strict=True))
+
+
+def lora_of_attributes(attributes: Mapping[str, Attribute]) -> Lora | None:
+    """Of a block kernel's attributes; None where it has no adapters.
+
+    Raises:
+        LoraError: the attributes are incomplete or no options of LoRA.
+    """
+    if not any(name in attributes for name in _ATTRIBUTES):
+        return None
+    rank, alpha, targets = (attributes.get(name) for name in _ATTRIBUTES)
+    return _made(rank, alpha, str(targets).split(","), f"kernel attributes {dict(attributes)}")
+
+
+def lora_of(text: str) -> Lora:
+    """The options in a text such as `r=16,alpha=32,targets=q,k,v,o,gate,up,down`.
+
+    What is left out is r=16, alpha = 2 r, and all seven targets.
+
+    Raises:
+        LoraError: the text cannot be read; says what it should look like.
+
+    >>> lora_of("r=8,targets=q,v")
+    Lora(rank=8, alpha=16.0, targets=('q', 'v'))
+    """
+    found: dict[str, list[str]] = {}
+    key = ""
+    for part in text.split(","):
+        name, is_pair, value = (piece.strip() for piece in part.partition("="))
+        if is_pair and name in found:
+            raise LoraError(f"--lora '{text}' says '{name}' twice")
+        if is_pair:
+            key = name
+        elif key != "targets":
+            raise _unreadable(text, f"'{part.strip()}' has no name")
+        found.setdefault(key, []).append(value if is_pair else name)
+    if unknown := [name for name in found if name not in ("r", "alpha", "targets")]:
+        raise _unreadable(text, f"'{unknown[0]}' is no option of it")
+    numbers = {name: _number(text, found[name][0]) for name in ("r", "alpha") if name in found}
+    rank = numbers.get("r", DEFAULT_RANK)
+    return _made(
+        int(rank) if rank == int(rank) else rank,
+        numbers.get("alpha", 2.0 * rank),
+        found.get("targets", list(TARGETS)),
+        f"--lora '{text}'",
+    )
+
+
+def _number(text: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise _unreadable(text, f"'{value}' is no number") from None
+    if not abs(number) < float("inf"):
+        raise _unreadable(text, f"'{value}' is no number that can be used")
+    return number
+
+
+def _made(rank: object, alpha: object, targets: list[str], given: str) -> Lora:
+    if unknown := [target for target in targets if target not in TARGETS]:
+        raise LoraError(f"{given}: there is no target '{unknown[0]}'; known: {', '.join(TARGETS)}")
+    try:
+        return Lora.model_validate({"rank": rank, "alpha": alpha, "targets": targets})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise LoraError(f"{given}: {first['loc'][0]}: {first['msg']}") from None
+
+
+def _unreadable(text: str, problem: str) -> LoraError:
+    return LoraError(f"cannot read --lora '{text}': {problem}; write it as {_EXAMPLE}")

@@ -1,0 +1,90 @@
+"""Demand descriptors of LoRA's matmuls in a block: thin, and so bound by HBM.
+
+Forward makes x A^T, then the outputs that the base's product is added to; backward likewise the
+gradient of the input, so that the base's matmuls only read what they add to as well. Legend: T
+tokens of the chunk, r rank.
+"""
+
+from dataclasses import dataclass
+
+from twinstream.models.adapters.adapter_layout import AdapterSite, adapter_sites
+from twinstream.models.adapters.lora import Target
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.schedule.cost import Work
+
+
+@dataclass(frozen=True)
+class AdapterWork:
+    """What the adapters of one block demand for one chunk; nothing where there are none."""
+
+    spec: ModelSpec
+    recipe: Recipe
+    tokens: int
+
+    def covers(self, site: str) -> bool:
+        """Whether a projection of the site has adapters."""
+        return any(site == each.name for each in self._sites)
+
+    def forward(self) -> tuple[Work, ...]:
+        """x A^T of every site, and what the base's product is added to."""
+        low = tuple(self._matmul(self.tokens, s.low_width, s.in_width) for s in self._sites)
+        return (*low, *self._outputs(self._sites))
+
+    def recompute(self) -> tuple[Work, ...]:
+        """Outputs again, from the x A^T that is kept; Q of its site, and not K and V."""
+        again = [site for site in self._sites if site.name != "down"]
+        return self._outputs(again, without=("k", "v"))
+
+    def backward(self) -> tuple[Work, ...]:
+        """The gradients of x A^T, of the input's share, and of both matrices."""
+        t, found = self.tokens, []
+        for site in self._sites:
+            widths = [site.out_widths[target] for target in site.adapted]
+            found += [self._matmul(t, site.rank, width) for width in widths]
+            found.append(self._matmul(t, site.in_width, site.low_width))
+            found.append(self._gradient(site.low_width, site.in_width))
+            found += [self._gradient(width, site.rank) for width in widths]
+        return tuple(found)
+
+    @property
+    def _sites(self) -> tuple[AdapterSite, ...]:
+        return adapter_sites(self.spec, self.recipe.lora) if self.recipe.lora else ()
+
+    def _outputs(
+        self, sites: "tuple[AdapterSite, ...] | list[AdapterSite]", without: tuple[Target, ...] = ()
+    ) -> tuple[Work, ...]:
+        """Those of targets by a matmul; the others' of the same site are zeroed."""
+        found = []
+        for site in sites:
+            for target, width in site.out_widths.items():
+                if target in without:
+                    continue
+                if target in site.adapted:
+                    found.append(self._matmul(self.tokens, width, site.rank))
+                else:
+                    found.append(self._zeroed(width))
+        return tuple(found)
+
+    def _matmul(self, m: int, n: int, k: int) -> Work:
+        """[m, k] x [k, n]."""
+        return self._work(m, n, k, (m * k + k * n + m * n) * self.spec.itemsize)
+
+    def _gradient(self, m: int, n: int) -> Work:
+        """[m, T] x [T, n], added to a weight gradient in place."""
+        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
+        moved = (m + n) * self.tokens * self.spec.itemsize + 2 * m * n * gradient
+        return self._work(m, n, self.tokens, moved)
+
+    def _zeroed(self, width: int) -> Work:
+        elements = self.tokens * width
+        return Work(
+            unit="copy", shape=(elements,), flops=elements, hbm_bytes=elements * self.spec.itemsize,
+            launches=1, dtype=self.spec.dtype,
+        )  # fmt: skip
+
+    def _work(self, m: int, n: int, k: int, moved: int) -> Work:
+        return Work(
+            unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=moved, launches=1,
+            dtype=self.spec.dtype,
+        )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Adapters to PEFT folders and back, merged into their base, and given out by `export`."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.executor.weights.small_models import logits, random_model, save
+from tests.front_door.command_line import call, error_of
+from tests.helpers.adapters import adapter_views, add_adapters, state_of
+from tests.helpers.plans import MACHINE, planned
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.run.execute import execute
+from twinstream.executor.run.training import Training
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.merging import export_adapter
+from twinstream.executor.weights.peft_folder import PeftFolder
+from twinstream.executor.weights.peft_writer import write_peft_folder
+from twinstream.models.adapters.adapter_layout import adapter_layout
+from twinstream.models.adapters.lora import lora_of
+from twinstream.models.lowering.lower import lower
+from twinstream.models.recipe import Recipe
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+NAMES = pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied"])
+LORA = lora_of("r=4,alpha=10,targets=q,v,o,gate,down")
+
+
+def written(tmp_path, name="llama", lora=LORA, dtype=torch.float32):
+    """A base, its spec, a state with adapters, and the folders of both."""
+    model = random_model(name, dtype)
+    spec = save(model, tmp_path / "base")
+    state = state_of(spec, model, Recipe(lora=lora))
+    folder = tmp_path / "adapter"
+    base = str(tmp_path / "base")
+    write_peft_folder(folder, spec, lora, lambda group: state[f"param.{group}"], base)
+    return model, spec, state, folder
+
+
+def test_names_shapes_and_config_are_those_of_peft(tmp_path):
+    _, spec, state, folder = written(tmp_path)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    modules = {
+        "self_attn.q_proj": (48, 48), "self_attn.v_proj": (48, 24), "self_attn.o_proj": (48, 48),
+        "mlp.gate_proj": (48, 80), "mlp.down_proj": (80, 48),
+    }  # fmt: skip
+    expected = {
+        f"base_model.model.model.layers.{layer}.{module}.lora_{which}.weight": shape
+        for layer in range(2)
+        for module, (width_in, width_out) in modules.items()
+        for which, shape in (("A", (4, width_in)), ("B", (width_out, 4)))
+    }
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
+    views = adapter_views(spec, LORA, state)
+    assert all(torch.equal(tensors[name], views[name]) for name in expected)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 10)
+    assert config["target_modules"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+
+
+def test_what_was_written_is_read_as_it_was(tmp_path):
+    _, spec, state, folder = written(tmp_path, "qwen3", dtype=torch.bfloat16)
+    opened = PeftFolder.open(folder, spec)
+    assert opened.lora == LORA
+    for layer in range(2):
+        flat = torch.full_like(state[f"param.lora.{layer}"], 0xFF)
+        opened.read_group(f"lora.{layer}", flat)
+        assert torch.equal(flat, state[f"param.lora.{layer}"])
+    with pytest.raises(WeightsError, match="has an adapter already"):
+        write_peft_folder(folder, spec, LORA, lambda group: state[f"param.{group}"])
+
+
+@NAMES
+def test_peft_loads_it_and_computes_the_same(name, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, spec, state, folder = written(tmp_path, name)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(base, folder).eval()
+    ids = torch.randint(0, spec.vocab_size, (2, 11), generator=torch.Generator().manual_seed(0))
+    labels = ids.roll(-1, 1)
+    with torch.no_grad():
+        their_logits = theirs(input_ids=ids).logits
+    loss = torch.nn.functional.cross_entropy(their_logits.flatten(0, 1), labels.flatten())
+    assert loss_here(spec, state, ids, labels) == pytest.approx(loss.item(), rel=1e-5)
+    add_adapters(model, spec, LORA, state)
+    with torch.no_grad():
+        assert torch.allclose(model(input_ids=ids).logits, their_logits, atol=1e-5)
+
+
+def loss_here(spec, state, ids, labels):
+    """Of our own forward pass."""
+    workload = Workload(seq_len=11, chunk_tokens=22, chunks_per_round=1, rounds_per_step=1)
+    recipe = Recipe(lora=LORA)
+    schedule = planned(lower(spec, workload, recipe), MACHINE, Caps(), "resident")
+    tokens = torch.stack((ids.flatten(), labels.flatten())).int()
+    run = Training(lambda step, index: tokens, 0.0, seed=0)
+    execute(schedule, state, run.host_work(schedule), RunOptions(num_passes=1))
+    return run.losses[0]
+
+
+def test_what_peft_writes_is_read(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = random_model("llama")
+    spec = save(model, tmp_path / "base")
+    config = peft.LoraConfig(
+        r=3, lora_alpha=6, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM",
+        init_lora_weights=False,
+    )  # fmt: skip
+    theirs = peft.get_peft_model(model, config)
+    theirs.save_pretrained(tmp_path / "adapter")
+    opened = PeftFolder.open(tmp_path / "adapter", spec)
+    assert opened.lora == lora_of("r=3,alpha=6,targets=q,up")
+    size_bytes = adapter_layout(spec, opened.lora).size_bytes
+    state = {f"param.lora.{i}": torch.empty(size_bytes, dtype=torch.uint8) for i in range(2)}
+    for name, flat in state.items():
+        opened.read_group(name.removeprefix("param."), flat)
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    views = adapter_views(spec, opened.lora, state)
+    assert views.keys() == tensors.keys()
+    assert all(torch.equal(views[name], tensor) for name, tensor in tensors.items())
+
+
+@NAMES
+def test_merged_is_the_base_with_the_adapter(name, tmp_path):
+    model, spec, state, folder = written(tmp_path, name)
+    export_adapter(folder, tmp_path / "merged", None, merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    before = logits(model)
+    add_adapters(model, spec, LORA, state)
+    assert not torch.allclose(logits(model), before, atol=1e-2)
+    assert torch.allclose(logits(merged), logits(model), atol=1e-4)
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter", "merged"}
+
+
+def test_merging_rounds_once(tmp_path):
+    model, spec, state, folder = written(tmp_path, dtype=torch.bfloat16)
+    export_adapter(folder, tmp_path / "merged", None, merge=True)
+    name = "model.layers.1.mlp.gate_proj"
+    views = adapter_views(spec, LORA, state)
+    a, b = (views[f"base_model.model.{name}.lora_{which}.weight"].double() for which in "AB")
+    exact = model.get_submodule(name).weight.double() + 2.5 * b @ a
+    found = load_file(tmp_path / "merged" / "model.safetensors")[f"{name}.weight"]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, exact.float().bfloat16())
+
+
+def test_export_gives_out_the_folder_or_the_merged_model(tmp_path):
+    _, _, _, folder = written(tmp_path)
+    assert call("export", folder, "-o", tmp_path / "copy").code == 0
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "copy" / name).read_bytes() == (folder / name).read_bytes()
+    assert "is there already" in error_of("export", folder, "-o", tmp_path / "copy")
+    shutil.move(tmp_path / "base", tmp_path / "moved")
+    asked = ("export", folder, "-o", tmp_path / "merged", "--merge")
+    assert "--base FOLDER" in error_of(*asked)
+    assert not (tmp_path / "merged").exists()
+    assert call(*asked, "--base", tmp_path / "moved").code == 0
+    assert (tmp_path / "merged" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("use_dora", True), ("use_rslora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 2}),
+     ("peft_type", "IA3"), ("r", 5), ("r", None), ("lora_alpha", "x")],
+)  # fmt: skip
+def test_what_is_not_plain_lora_is_refused(key, value, tmp_path):
+    _, spec, _, folder = written(tmp_path)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(WeightsError, match=r"adapter_config|lora_[AB]"):
+        PeftFolder.open(folder, spec)
+
+
+def test_missing_layers_and_files_are_named(tmp_path):
+    _, spec, _, folder = written(tmp_path)
+    weights = folder / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: t for name, t in tensors.items() if "layers.1.mlp" not in name}, weights)
+    with pytest.raises(WeightsError, match=r"missing: base_model\.model\.model\.layers\.1\.mlp"):
+        PeftFolder.open(folder, spec)
+    weights.unlink()
+    with pytest.raises(WeightsError, match=r"adapter_model\.safetensors"):
+        PeftFolder.open(folder, spec)
+    with pytest.raises(WeightsError, match="give a PEFT folder"):
+        PeftFolder.open(tmp_path / "base", spec)
