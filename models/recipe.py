@@ -40,7 +40,7 @@ class KernelChoice(Node):
         """Documents, and what is known by their hash, only tell the exception."""
         document: dict[str, object] = serialize(self)
         if self.deterministic:
-            del document["deterministic"]
+            document.pop("deterministic", None)
         return document
 
 
@@ -105,7 +105,7 @@ class Recipe(Node):
         document: dict[str, object] = serialize(self)
         for name in ("lora", "frozen"):
             if not getattr(self, name):
-                del document[name]
+                document.pop(name, None)
         return document
 
     def freezes(self, group: str) -> bool:

@@ -47,13 +47,21 @@ def adapter_state(spec: ModelSpec, seed: int, recipe: Recipe) -> State:
     base until the first update. Empty where the recipe has no adapters.
     """
     state: State = {}
-    generator = torch.Generator().manual_seed(seed)
-    for layer in range(spec.num_layers if recipe.lora else 0):
-        group = adapter_group(layer)
-        flat = _fresh_adapters(layout_of(spec, recipe, group), DTYPES[spec.dtype], generator)
+    for group, flat in fresh_adapters(spec, seed, recipe):
         state[f"param.{group}"] = flat
         state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe)
     return state
+
+
+def fresh_adapters(
+    spec: ModelSpec, seed: int, recipe: Recipe
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each layer's flat adapters in turn, as `adapter_state` has them."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in range(spec.num_layers if recipe.lora else 0):
+        group = adapter_group(layer)
+        layout = layout_of(spec, recipe, group)
+        yield group, _drawn_adapters(layout, DTYPES[spec.dtype], generator)
 
 
 def fresh_parameters(spec: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -162,7 +170,7 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
     return flat
 
 
-def _fresh_adapters(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _drawn_adapters(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
         if inner.name.endswith("_a"):

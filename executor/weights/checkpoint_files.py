@@ -1,4 +1,4 @@
-"""A checkpoint's tensors: the model as a Hugging Face folder, and a file for each other one."""
+"""A checkpoint's tensors: the model or its adapter as people have it, a file for each other."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,9 @@ import torch
 from twinstream.executor.weights.durable_files import make_room, sync, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_writer import write_hf_folder
+from twinstream.executor.weights.model_files import copy_tokenizer
+from twinstream.executor.weights.peft_writer import write_peft_folder
+from twinstream.models.adapters.lora import Lora
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import told
 
@@ -60,27 +63,46 @@ class CheckpointFiles:
         return self.folder / OPTIMIZER / f"{name}{_SUFFIX}"
 
 
-def write_tensors(
+@dataclass(frozen=True)
+class Adapter:
+    """What is trained beside a frozen base, and the base's folder, so that PEFT finds it."""
+
+    lora: Lora
+    base: str | None
+
+
+def write_tensors(  # noqa: PLR0913
     folder: Path,
     spec: ModelSpec,
     names: Sequence[str],
     take: Callable[[str], torch.Tensor],
     *,
-    like: Path | None,
     size_bytes: int,
+    like: Path | None,
+    adapter: Adapter | None = None,
 ) -> None:
-    """Write all tensors of a run, one group at a time: nothing more is held.
+    """Write all tensors that a run trains, one group at a time: nothing more is held.
+
+    With adapters the model, which is frozen, is not written: the folder is one that PEFT loads.
 
     Args:
         names: those that the run carries, `param.GROUP` and others.
         take: gives one of them, 1-D uint8 on the host.
+        size_bytes: of what is written, for which there has to be room.
         like: the folder whose config, tokenizer and division into files are taken over.
-        size_bytes: of all of them together, for which there has to be room.
 
     Raises:
         WeightsError: there is too little room, or a file cannot be written.
     """
     make_room(folder, size_bytes)
-    write_hf_folder(folder, spec, lambda group: take(f"param.{group}"), like)
+
+    def parameters(group: str) -> torch.Tensor:
+        return take(f"param.{group}")
+
+    if adapter is None:
+        write_hf_folder(folder, spec, parameters, like)
+    else:
+        write_peft_folder(folder, spec, adapter.lora, parameters, adapter.base)
+        copy_tokenizer(folder, like)
     others = [name for name in names if not name.startswith("param.")]
     CheckpointFiles(folder).write(others, take)

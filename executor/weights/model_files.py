@@ -34,6 +34,15 @@ def write_model_files(destination: Path, spec: ModelSpec, like: Path | None) -> 
     else:
         content = _read(like / CONFIG)
         write_file(destination / CONFIG, _with_dtype(like / CONFIG, content, spec.dtype))
+    copy_tokenizer(destination, like)
+
+
+def copy_tokenizer(destination: Path, like: Path | None) -> None:
+    """Copy what a folder has of tokenizer and generation.
+
+    Raises:
+        WeightsError: a file cannot be read or written.
+    """
     for name in COPIED:
         if like is not None and (like / name).exists():
             write_file(destination / name, _read(like / name))

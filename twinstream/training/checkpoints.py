@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt
 
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync
+from twinstream.models.adapters.lora import ADAPTERS
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
@@ -176,6 +177,15 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def written_names(carried: Sequence[str], *, adapters: bool) -> list[str]:
+    """Of what a run carries what a checkpoint has: all, or with adapters them without the base.
+
+    >>> written_names(["param.0", "param.lora.0", "opt.lora.0"], adapters=True)
+    ['param.lora.0', 'opt.lora.0']
+    """
+    return [name for name in carried if not adapters or f".{ADAPTERS}" in name]
 
 
 def linked_copy(source: Path, destination: Path, leave_out: Callable[[Path], bool]) -> None:

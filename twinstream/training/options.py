@@ -16,7 +16,14 @@ from twinstream.schedule.node import Node
 from twinstream.training.rates import Cooldown, Decay
 
 _SHOWN = 3
-DATA, STEPS, ADAMW, PLAN, KEEP = "Data", "Steps", "AdamW", "Memory and plan", "Run"
+WHAT, DATA, STEPS, ADAMW, PLAN, KEEP = (
+    "What is trained",
+    "Data",
+    "Steps",
+    "AdamW",
+    "Memory and plan",
+    "Run",
+)
 
 
 class OptionsError(ArgumentError):
@@ -39,6 +46,14 @@ class TrainOptions(Node):
     model: str = Field(description="A Hugging Face folder, a config.json or a preset.")
     data: tuple[str, ...] = Field(description="Files and folders, PATH or PATH=WEIGHT.")
     output: Path = Field(description="The folder of the run.")
+
+    lora: str | None = _option(
+        WHAT, "r=16,...", "Train adapters beside a frozen base: r=16,alpha=32,targets=q,k,v,o,..."
+    )
+    adapter: Path | None = _option(WHAT, "DIR", "A PEFT adapter to go on from, with its LoRA.")
+    freeze: tuple[str, ...] = _option(
+        WHAT, "PATTERN", "Weights, by name, that are not trained; whole layers. May repeat.", ()
+    )
 
     tokenizer: Path | None = _option(
         DATA, "PATH", "Folder or tokenizer.json; by default the model's, and bytes without one."

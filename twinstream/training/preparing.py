@@ -10,6 +10,7 @@ from twinstream.data.options import DataOptions
 from twinstream.data.training_data import TrainingData
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.freezing import trained_of
 from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
@@ -29,7 +30,7 @@ from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.rates import LearningRate
 
-_FRESH_RATE, _GIVEN_RATE = 3e-4, 2e-5
+_FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _MANY_EPOCHS = 20
 _FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 Tell = Callable[[str], None]
@@ -148,6 +149,11 @@ def open_model(options: TrainOptions) -> Model:
     return Model(spec, folder=path, files=path)
 
 
+def base_name(model: Model) -> str | None:
+    """What a PEFT folder says of its base."""
+    return None if model.folder is None else str(model.folder.resolve())
+
+
 def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, TrainingData | None]:
     """What is trained on and, if asked for, evaluated on.
 
@@ -175,7 +181,20 @@ def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, Traini
 
 
 def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:
-    """What decides the bits of the run, beside the data."""
+    """What decides the bits of the run, beside the data.
+
+    Raises:
+        TwinstreamError: kernels, adapters or what is frozen are none of this model.
+    """
+    trained = trained_of(spec, options.lora, options.freeze)
+    lora = trained.lora
+    if options.adapter is not None:
+        from twinstream.executor.weights.peft_folder import PeftFolder
+
+        found = PeftFolder.open(options.adapter, spec).lora
+        if lora is not None and lora != found:
+            raise OptionsError(f"lora: {options.adapter} is of other adapters: leave it out")
+        lora = found
     kernels: KernelChoice | None = None
     if options.kernels is not None or options.attention is not None:
         attention = attention_for(here.machine, spec, options.attention or "auto")
@@ -186,6 +205,7 @@ def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:
         beta1=options.beta1, beta2=options.beta2, eps=options.eps,
         weight_decay=options.weight_decay, gradients=options.gradients,
         optimizer_state=options.optimizer_state, clips=options.max_grad_norm > 0, kernels=kernels,
+        lora=lora, frozen=trained.frozen,
     )  # fmt: skip
 
 
@@ -295,6 +315,8 @@ def resolved(
     rate = options.learning_rate
     if rate is None:
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
+        if "lora" in plan.schedule.recipe:
+            rate = _LORA_RATE
     return options.model_copy(
         update={
             "steps": num_steps,

@@ -18,6 +18,7 @@ from twinstream.screens.tables import (
     seconds,
     workload_line,
 )
+from twinstream.training.checkpoints import written_names
 from twinstream.training.preparing import Prepared
 
 
@@ -52,9 +53,15 @@ def train_screen(prepared: Prepared, done: int) -> Group:
 
 
 def checkpoint_bytes(schedule: Schedule) -> int:
-    """Of weights and optimizer state, on the disk."""
+    """Of weights and optimizer state, on the disk; with adapters of theirs alone."""
     roles = ("parameter", "optimizer_state")
-    return sum(t.size_bytes for t in schedule.tensors if t.parent is None and t.role in roles)
+    sizes = {
+        tensor.tensor_id: tensor.size_bytes
+        for tensor in schedule.tensors
+        if tensor.parent is None and tensor.role in roles
+    }
+    written = written_names(list(sizes), adapters="lora" in schedule.recipe)
+    return sum(sizes[name] for name in written)
 
 
 def trained_screen(

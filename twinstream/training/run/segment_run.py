@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,12 +17,13 @@ from twinstream.training.checkpoints import (
     Checkpoints,
     DataPosition,
     TrainingState,
+    written_names,
 )
-from twinstream.training.preparing import Prepared, Tell
+from twinstream.training.preparing import Prepared, Tell, base_name
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.evaluating import Evaluator
 from twinstream.training.run.recorder import StepRecorder
-from twinstream.training.run.segments import Segment, state_source
+from twinstream.training.run.segments import Segment, starting_state
 from twinstream.training.run.stopping import Stop
 
 if TYPE_CHECKING:
@@ -98,16 +100,19 @@ class SegmentRun:
             expand_segments()
         check_attention(schedule, backend)
         self._open_data(segment, checkpoint)
-        source = state_source(self._prepared, segment, checkpoint)
+        weights, optimizer = starting_state(self._prepared, segment, checkpoint)
         options = RunOptions(
             backend, 1 + segment.last - segment.first, timed_passes=1, between=self._between
         )
         with arena_memory(schedule, options) as self._memory:
             self._work = self._host_work()
             timeline = execute_in(
-                schedule, self._memory, lambda arenas: fill_from(schedule, arenas, source),
-                self._work, options,
-            )  # fmt: skip
+                schedule,
+                self._memory,
+                lambda arenas: fill_from(schedule, arenas, weights, optimizer),
+                self._work,
+                options,
+            )
             self._at_rest(self._recorder.last_step, is_last=True)
         return timeline
 
@@ -253,19 +258,21 @@ class SegmentRun:
             eval_loss=self.eval_loss if self._evaluated_step == step else None,
         )
 
-    def _write_tensors(self, folder: Any) -> None:
+    def _write_tensors(self, folder: Path) -> None:
         from twinstream.executor.memory.arenas import Arenas
         from twinstream.executor.state.training_state import carried_names, take_carried
-        from twinstream.executor.weights.checkpoint_files import write_tensors
+        from twinstream.executor.weights.checkpoint_files import Adapter, write_tensors
 
-        schedule = self._segment.plan.schedule
-        arenas, names = Arenas(schedule, self._memory), carried_names(schedule)
+        schedule, model = self._segment.plan.schedule, self._prepared.model
+        arenas, lora = Arenas(schedule, self._memory), self._segment.recipe.lora
+        written = written_names(carried_names(schedule), adapters=lora is not None)
         sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
         write_tensors(
             folder,
-            self._prepared.model.spec,
-            names,
+            model.spec,
+            written,
             lambda name: take_carried(schedule, arenas, name),
-            like=self._prepared.model.files,
-            size_bytes=sum(sizes[name] for name in names),
+            size_bytes=sum(sizes[name] for name in written),
+            like=model.files,
+            adapter=None if lora is None else Adapter(lora, base_name(model)),
         )

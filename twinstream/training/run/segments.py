@@ -1,6 +1,7 @@
 """A run in stretches of steps, each with a schedule of its own, and where its state begins."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
@@ -9,7 +10,7 @@ from twinstream.training.options import OptionsError
 from twinstream.training.preparing import Plan, Prepared, plan_again
 
 if TYPE_CHECKING:
-    from twinstream.executor.state.sources import StateSource
+    from twinstream.executor.state.sources import Optimizer, Weights
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,42 @@ def segments(prepared: Prepared, done: int) -> list[Segment]:
     return [segment for segment in found if segment.first <= segment.last]
 
 
-def state_source(prepared: Prepared, segment: Segment, checkpoint: Checkpoint | None
-                 ) -> "StateSource":  # fmt: skip
+def starting_state(
+    prepared: Prepared, segment: Segment, checkpoint: Checkpoint | None
+) -> tuple["Weights", "Optimizer"]:
     """The state before a segment's first step.
 
     Raises:
         WeightsError: a file has gone or changed.
     """
-    from twinstream.executor.state.sources import CheckpointState, FreshState, GivenWeights
+    from twinstream.executor.state.sources import fresh_optimizer, kept_optimizer
     from twinstream.executor.weights.checkpoint_files import CheckpointFiles
-    from twinstream.executor.weights.hf_folder import HfFolder
 
-    spec = prepared.model.spec
-    if checkpoint is not None:
-        weights = HfFolder.open(checkpoint.path, spec)
-        files = CheckpointFiles(checkpoint.path)
-        return CheckpointState(weights, files, checkpoint.state.recipe, segment.recipe)
-    if prepared.model.folder is not None:
-        return GivenWeights(HfFolder.open(prepared.model.folder, spec), segment.recipe)
-    return FreshState(spec, prepared.options.seed, segment.recipe)
+    spec, recipe = prepared.model.spec, segment.recipe
+    weights = _weights(prepared, recipe, checkpoint)
+    if checkpoint is None:
+        return weights, fresh_optimizer(spec, recipe)
+    files = CheckpointFiles(checkpoint.path)
+    return weights, kept_optimizer(files, spec, checkpoint.state.recipe, recipe)
+
+
+def _weights(prepared: Prepared, recipe: Recipe, checkpoint: Checkpoint | None) -> "Weights":
+    """Of the base, and of adapters beside it: a checkpoint has what is trained."""
+    from twinstream.executor.state.sources import read_adapters, read_parameters
+    from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
+    from twinstream.executor.weights.hf_folder import HfFolder
+    from twinstream.executor.weights.peft_folder import PeftFolder
+
+    spec, options = prepared.model.spec, prepared.options
+    base = prepared.model.folder
+    if checkpoint is not None and recipe.lora is None:
+        base = checkpoint.path
+    parameters = (
+        fresh_parameters(spec, options.seed)
+        if base is None
+        else read_parameters(HfFolder.open(base, spec))
+    )
+    adapter = options.adapter if checkpoint is None else checkpoint.path
+    if recipe.lora is None or adapter is None:
+        return chain(parameters, fresh_adapters(spec, options.seed, recipe))
+    return chain(parameters, read_adapters(PeftFolder.open(adapter, spec)))
