@@ -5,7 +5,7 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.workspace import Attributes, typed_attribute
+from twinstream.models.demand.attributes import Attributes, typed_attribute
 
 
 def gradient_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:

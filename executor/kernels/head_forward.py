@@ -14,7 +14,7 @@ from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import add_vector, weight_views
 from twinstream.executor.kernels.vector.vector_ops import LogitRows, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.workspace import Attributes, typed_attribute
+from twinstream.models.demand.attributes import Attributes, typed_attribute
 
 
 def head_evaluate(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from twinstream.models.demand.workspace import Attributes
+from twinstream.models.demand.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 
 from twinstream.models.demand.attention_limits import attention_limits
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
-from twinstream.models.demand.workspace import attention_shape, typed_attribute
+from twinstream.models.demand.attributes import typed_attribute
+from twinstream.models.demand.workspace import attention_shape
 from twinstream.schedule.ops import KernelCall
 
 # No formula is for a device with more multiprocessors: FlashAttention-2's deterministic backward

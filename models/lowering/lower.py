@@ -8,25 +8,20 @@ Tensors keep their names from round to round; versions tell rounds apart.
 
 import hashlib
 import json
-from collections.abc import Callable
-from functools import partial
 
 from pydantic import ValidationError
 
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.demand.attention_library import library_bytes
-from twinstream.models.demand.triton_work import TritonChunkWork
-from twinstream.models.demand.work import ChunkWork
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes, carried_or_used, declare_tensors
+from twinstream.models.lowering.kernel_calls import KernelCalls, frozen_attribute
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks, gradient_attribute
 from twinstream.models.recipe import Recipe
-from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import first_backward_layer, trained_groups
 from twinstream.schedule.chain import Chain, Input, Output
-from twinstream.schedule.cost import Work
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -111,6 +106,7 @@ class _Lowering:
         self.spec, self.workload, self.recipe = spec, workload, recipe
         self.builder = ChainBuilder()
         self.shapes = Shapes(spec, workload, recipe)
+        self.calls = KernelCalls(self.builder, spec, workload, recipe)
         self.trained = frozenset(trained_groups(spec, recipe))
         self.round_starts: list[int] = []
 
@@ -148,8 +144,8 @@ class _Lowering:
         builder = self.builder
         self.round_starts.append(0)
         self._forward(0)
-        work = self._work(0).head_evaluate
-        call = self._call("head_evaluate", work(self._row_slice), **self._head_attributes)
+        work = self.calls.work().head_evaluate
+        call = self.calls.other("head_evaluate", work(self._row_slice), **self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk), builder.accumulate("loss", "loss"), step_state
@@ -177,7 +173,7 @@ class _Lowering:
                 builder.read("tokens", f"tokens.{chunk}"),
                 builder.write("output", self.shapes.hidden(0, chunk)),
             ]
-            call = self._call("embed_forward", self._work(0).embed_forward())
+            call = self.calls.other("embed_forward", self.calls.work().embed_forward())
             self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
         for layer in range(self.spec.num_layers):
             self._begin_group(str(layer), round_)
@@ -192,7 +188,7 @@ class _Lowering:
                     builder.write("projections", f"projections.{layer}.{chunk}"),
                     builder.write("output", self.shapes.hidden(layer + 1, chunk)),
                 ]
-                call = self._block_call("block_forward", chunk)
+                call = self.calls.block("block_forward", chunk)
                 self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
 
     def _begin_group(self, group: str, round_: int) -> None:
@@ -217,11 +213,11 @@ class _Lowering:
     def _head(self, round_: int) -> None:
         builder, tied = self.builder, self.spec.tied_embeddings
         self._begin_group("head", round_)
-        call = self._call(
+        call = self.calls.other(
             "head_loss",
-            self._work(0).head_loss(self._row_slice),
+            self.calls.work().head_loss(self._row_slice),
             **self._head_attributes,
-            **_frozen_attribute("head" not in self.trained),
+            **frozen_attribute("head" not in self.trained),
             **gradient_attribute(self.recipe, self.spec.dtype),
         )
         for chunk in self._chunks_reversed():
@@ -283,7 +279,7 @@ class _Lowering:
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
-            call = self._block_call("block_backward", chunk, frozen=str(layer) not in self.trained)
+            call = self.calls.block("block_backward", chunk, frozen=str(layer) not in self.trained)
             task_id = self._add(
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
@@ -316,7 +312,7 @@ class _Lowering:
             operands.append(builder.again("projections", f"projections.{layer}.{chunk}"))
             label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=round_,
                           level=level)  # fmt: skip
-            call = self._block_call(kernel, chunk)
+            call = self.calls.block(kernel, chunk)
             builder.add_recompute(group, f"{group}.recompute.{level}", call, operands, label)
 
     def _d_context(self, chunk: int) -> TaskOperand:
@@ -329,7 +325,7 @@ class _Lowering:
     def _embed_backward(self, round_: int) -> None:
         builder = self.builder
         gradient = gradient_attribute(self.recipe, self.spec.dtype)
-        call = self._call("embed_backward", self._work(0).embed_backward(), **gradient)
+        call = self.calls.other("embed_backward", self.calls.work().embed_backward(), **gradient)
         for chunk in self._chunks_reversed():
             operands = [
                 builder.read("tokens", f"tokens.{chunk}"),
@@ -338,64 +334,6 @@ class _Lowering:
             ]
             self._add("embed_backward", call, operands, round_=round_, chunk=chunk)
         self._after_group("embedding", round_)
-
-    def _work(self, start: int) -> ChunkWork:
-        kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
-        return kind(self.spec, self.workload, start, self.recipe)
-
-    def _start(self, chunk: int) -> int:
-        return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
-
-    def _block_call(self, kernel: str, chunk: int, *, frozen: bool = False) -> str:
-        spec, start = self.spec, self._start(chunk)
-        call_id = f"{kernel}@{start}" + (".frozen" if frozen else "")
-        if call_id in self.builder.calls:
-            return call_id
-        work = self._work(start)
-        costs: dict[str, Callable[[], tuple[Work, ...]]] = {
-            "block_forward": work.block_forward,
-            "block_recompute_attention": work.recompute_attention,
-            "block_recompute_input": work.recompute_input,
-            "block_backward": partial(work.block_backward, frozen=frozen),
-        }
-        attributes: dict[str, Attribute] = {
-            "d_model": spec.d_model,
-            "num_heads": spec.num_heads,
-            "num_kv_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "d_ff": spec.d_ff,
-            "qk_norm": spec.qk_norm,
-            "qkv_bias": spec.qkv_bias,
-            "norm_eps": spec.norm_eps,
-            "rope_theta": spec.rope_theta,
-            "dtype": spec.dtype,
-            "num_tokens": self.workload.chunk_tokens,
-            "seq_len": self.workload.seq_len,
-            "chunk_start": start,
-            "attention": self.recipe.implementations.attention,
-        }
-        if spec.rope_scaling is not None:
-            attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
-        if self.workload.packing is not None:
-            attributes["most_sequences"] = self.workload.packing.most_sequences
-        if kernel == "block_backward":
-            attributes |= gradient_attribute(self.recipe, spec.dtype) | _frozen_attribute(frozen)
-        if self.recipe.lora is not None:
-            attributes |= self.recipe.lora.attributes
-        return self.builder.call(call_id, self._key(kernel), attributes, costs[kernel]())
-
-    def _call(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
-        attributes: dict[str, Attribute] = {
-            "d_model": self.spec.d_model,
-            "vocab_size": self.spec.vocab_size,
-            "dtype": self.spec.dtype,
-            "num_tokens": self.workload.chunk_tokens,
-            **extra,
-        }
-        return self.builder.call(kernel, self._key(kernel), attributes, cost)
-
-    def _key(self, kernel: str) -> str:
-        return f"{kernel}/{self.recipe.implementations.vector}"
 
     def _add(
         self, kind: str, call: str, operands: list[TaskOperand], *, round_: int, chunk: int,
@@ -406,8 +344,3 @@ class _Lowering:
         label = Label(kind=kind, layer=layer, chunk=chunk, round=round_)
         self.builder.add(task_id, call, operands, label)
         return task_id
-
-
-def _frozen_attribute(frozen: bool) -> dict[str, Attribute]:
-    """What a call is told of weights that have no gradient: nothing where they have one."""
-    return {"frozen": True} if frozen else {}

@@ -24,8 +24,9 @@ from twinstream.training.checkpoints import (
     linked_copy,
 )
 from twinstream.training.machine import keep_machine, machine_here
+from twinstream.training.opening import open_model
 from twinstream.training.options import OptionsError, TrainOptions, write_options
-from twinstream.training.preparing import Prepared, Tell, open_model, prepare
+from twinstream.training.preparing import Prepared, Tell, prepare
 from twinstream.training.run.segment_run import SegmentRun
 from twinstream.training.run.segments import Segment, segments
 from twinstream.training.run.stopping import Stop

@@ -23,7 +23,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorGradient,
     VectorOps,
 )
-from twinstream.models.demand.workspace import Attributes
+from twinstream.models.demand.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 

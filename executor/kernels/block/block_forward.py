@@ -9,7 +9,7 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
-from twinstream.models.demand.workspace import Attributes
+from twinstream.models.demand.attributes import Attributes
 
 
 def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:

@@ -24,7 +24,7 @@ from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.workspace import Attributes
+from twinstream.models.demand.attributes import Attributes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.log.metrics import EvalMetrics
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.preparing import Plan
+from twinstream.training.planning import Plan
 from twinstream.training.run.batches import StepData, tokens_of
 
 if TYPE_CHECKING:

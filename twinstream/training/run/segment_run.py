@@ -19,7 +19,8 @@ from twinstream.training.checkpoints import (
     TrainingState,
     written_names,
 )
-from twinstream.training.preparing import Prepared, Tell, base_name
+from twinstream.training.opening import base_name
+from twinstream.training.preparing import Prepared, Tell
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.evaluating import Evaluator
 from twinstream.training.run.recorder import StepRecorder

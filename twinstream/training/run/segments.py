@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from twinstream.models.recipe import Recipe
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.options import OptionsError
-from twinstream.training.preparing import Plan, Prepared, plan_again
+from twinstream.training.planning import Plan, plan_again
+from twinstream.training.preparing import Prepared
 
 if TYPE_CHECKING:
     from twinstream.executor.state.sources import Optimizer, Weights

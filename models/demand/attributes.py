@@ -1,0 +1,72 @@
+"""What a kernel call is told, read with its type."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from twinstream.models.recipe import OptimizerState
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Attribute
+
+Attributes = Mapping[str, Attribute]
+_T = TypeVar("_T", int, float, str, bool)
+
+
+def typed_attribute(attributes: Attributes, name: str, kind: type[_T]) -> _T:
+    """Return an attribute of a kernel call, which must be there and be of that very type.
+
+    An int is taken where a float is expected.
+    """
+    value = required_attributes(attributes, name)[name]
+    if kind is float and type(value) is int:
+        return kind(value)
+    if type(value) is not kind:
+        raise TwinstreamError(f"kernel attribute '{name}' is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def most_packed(attributes: Attributes) -> int:
+    """How many sequences of any lengths a chunk packs at most; 0 where lengths are fixed."""
+    if "most_sequences" not in attributes:
+        return 0
+    return typed_attribute(attributes, "most_sequences", int)
+
+
+def is_frozen(attributes: Attributes) -> bool:
+    """Whether the weights of a call have no gradient: not unless it says so."""
+    return "frozen" in attributes and typed_attribute(attributes, "frozen", bool)
+
+
+def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:
+    """Return some attributes of a kernel call, all of which must be there."""
+    if missing := [name for name in names if name not in attributes]:
+        raise TwinstreamError(
+            f"kernel attributes {missing} are missing; given: {sorted(attributes)}"
+        )
+    return {name: attributes[name] for name in names}
+
+
+def gradient_dtype_name(attributes: Attributes) -> str:
+    """Of weight gradients: the model's, unless the call says otherwise."""
+    return str(attributes.get("gradient_dtype", typed_attribute(attributes, "dtype", str)))
+
+
+def undecayed_ranges(attributes: Attributes) -> tuple[tuple[int, int], ...]:
+    """First and last + 1 of elements that have no weight decay, in order; norms and biases."""
+    flat = attributes.get("undecayed", ())
+    if not isinstance(flat, tuple) or len(flat) % 2:
+        raise TwinstreamError(f"kernel attribute 'undecayed' is {flat!r}, expected pairs")
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def may_skip(attributes: Attributes) -> bool:
+    """Whether an optimizer's call may be told that there is nothing to update."""
+    return typed_attribute(attributes, "may_skip", bool) if "may_skip" in attributes else False
+
+
+def optimizer_state(attributes: Attributes) -> OptimizerState:
+    """What the state of an optimizer's call holds, as in `Recipe`."""
+    match attributes.get("optimizer_state", "model"):
+        case "model" | "float32_master" | "8bit" as known:
+            return known
+        case other:
+            raise TwinstreamError(f"kernel attribute 'optimizer_state' is {other!r}")
