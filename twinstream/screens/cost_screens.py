@@ -56,7 +56,7 @@ def _work_facts(cost: WorkCost) -> dict[str, str]:
     if not cost.counting.checks:
         sizes = "not asked for (--skip-efficiency-check)"
     else:
-        sizes = f"{_listed(cost.efficiency.micro_batch_sizes)} sequences, over all replicas"
+        sizes = f"{_listed(cost.efficiency.micro_batch_sizes)} (sequences, over all replicas)"
     return {
         "parameters": f"{_figure(decoder.num_params)}, "
         f"{_figure(decoder.num_params_per_token)} of them for a token",

@@ -127,7 +127,6 @@ def check_fit(stack: Stack, cut: Cut, layout: Layout) -> None:
             f"a single stage cannot be interleaved {layout.interleaving:,} times: raise --pp, or "
             "leave out --pipeline-interleaving"
         )
-    _divides(layout.dp, "--dp", cut.microbatch_tokens, "tokens of a micro-batch")
     _divides(layout.tp, "--tp", stack.d_internal, "channels of the inner width")
     _divides(layout.tp2, "--tp2", stack.d_model, "channels of --d-model")
 

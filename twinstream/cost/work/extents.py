@@ -82,10 +82,10 @@ class Extents:
         degrees = tuple(self.mesh.degree(axis) for axis in axes)
         here = prod(self.local[index] for index in indices)
         if here % prod(degrees):
-            flags = " x ".join(axis.flag for axis in axes)
+            flags = " x ".join(axis.flag for axis in axes if self.mesh.degree(axis) > 1)
             raise CostError(
-                f"{here:,} values of an array [{', '.join(indices)}] on one device do not come "
-                f"apart in {prod(degrees):,} equal parts ({flags}): choose divisors of them"
+                f"{here:,} values that a device has of an array of a layer do not come apart in "
+                f"{prod(degrees):,} equal parts ({flags}): lower these, or choose other divisors"
             )
         held_along = _axes(indices) | over
         copies = prod(self.mesh.degree(axis) for axis in Axis if axis not in held_along)

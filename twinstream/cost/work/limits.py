@@ -95,7 +95,7 @@ def efficiency_of(decoder: Decoder, batches: Batches, mesh: Mesh) -> Efficiency:
         Limit(
             kind="arithmetic intensity",
             of=f"sizes from {smallest:,} to {largest:,} that divide a batch of {batch:,} and are "
-            f"a multiple of the {mesh.data:,} replicas",
+            f"a multiple of --p-data {mesh.data:,}",
             value=len(sizes),
             relation="at least",
             bound=1,
