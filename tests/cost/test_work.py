@@ -147,6 +147,11 @@ def test_micro_batches_are_those_that_divide_the_batch_and_keep_devices_busy():
     assert all(limit.holds for limit in found.limits)
 
 
+def test_the_least_micro_batch_is_rounded_up():
+    batches = Batches(batch_size=24, seq_len=384, dataset_tokens=1e9)  # 2.67 have 1,024 tokens
+    assert efficiency_of(DENSE, batches, Mesh()).micro_batch_sizes == (3, 4, 6, 8, 12, 24)
+
+
 def test_the_least_micro_batch_is_exact_where_floats_are_not():
     """With 49 replicas ceil(1024 / (64 / 49) / 49) is 17 in floats; 16 have 1,024 tokens each."""
     batches = Batches(batch_size=49 * 16, seq_len=64, dataset_tokens=1e9)
