@@ -11,11 +11,10 @@ from twinstream.cost.time.chips import chip_names, load_chip
 from twinstream.cost.time.plan import Cut, Layout, Stack
 
 _MODEL, _RUN, _CHIPS, _LAYOUT = "Model", "Run", "Chips", "Layout"
-_MOST = 2**40
 
 
 def _size(panel: str, what: str) -> Any:
-    return typer.Option(min=1, max=_MOST, metavar="N", help=what, rich_help_panel=panel)
+    return typer.Option(min=1, metavar="N", help=what, rich_help_panel=panel)
 
 
 def _other(panel: str, metavar: str, what: str, *names: str) -> Any:
@@ -93,13 +92,14 @@ class TimeOptions:
         return made(Setting, given, {"base_utilization": "--base-utilization"})
 
     def _stack(self) -> Stack:
-        return Stack(
-            num_layers=self.n_layers,
-            d_model=self.d_model,
-            d_internal_ratio=self.d_internal_ratio,
-            num_experts=self.n_experts,
-            num_routed=self.n_routed_experts,
-        )
+        given = {
+            "num_layers": self.n_layers,
+            "d_model": self.d_model,
+            "d_internal_ratio": self.d_internal_ratio,
+            "num_experts": self.n_experts,
+            "num_routed": self.n_routed_experts,
+        }
+        return made(Stack, given, {"num_layers": "--n-layers", "num_experts": "--n-experts"})
 
     def _cut(self) -> Cut:
         given = {
@@ -111,10 +111,11 @@ class TimeOptions:
         return made(Cut, given, {"dataset_tokens": "--dataset-size"})
 
     def _layout(self) -> Layout:
-        return Layout(
-            pp=self.pp,
-            interleaving=self.pipeline_interleaving,
-            dp=self.dp,
-            tp=self.tp,
-            tp2=self.tp2,
-        )
+        given = {
+            "pp": self.pp,
+            "interleaving": self.pipeline_interleaving,
+            "dp": self.dp,
+            "tp": self.tp,
+            "tp2": self.tp2,
+        }
+        return made(Layout, given, {"interleaving": "--pipeline-interleaving"})

@@ -7,17 +7,14 @@ import typer
 
 from twinstream.cost.refusal import made
 from twinstream.cost.work.decoder import Batches, Decoder, feed_forward_width, heads_of
-from twinstream.cost.work.mesh import Mesh
+from twinstream.cost.work.mesh import Axis, Mesh
 from twinstream.cost.work.run import Counting
 
 _MODEL, _RUN, _MESH, _COUNT = "Model", "Run", "Mesh", "How it is counted"
-_MOST = 2**40
 
 
-def _size(panel: str, what: str, *names: str) -> Any:
-    return typer.Option(
-        *names, min=1, max=_MOST, metavar="N", help=what, rich_help_panel=panel, show_default=True
-    )
+def _size(panel: str, what: str) -> Any:
+    return typer.Option(min=1, metavar="N", help=what, rich_help_panel=panel)
 
 
 def _rate(panel: str, metavar: str, what: str) -> Any:
@@ -134,15 +131,12 @@ class WorkOptions:
         return made(Batches, given, {"dataset_tokens": "--dataset-size"})
 
     def mesh(self) -> Mesh:
-        """The mesh."""
-        return Mesh(
-            pipe=self.p_pipe,
-            exp=self.p_exp,
-            data=self.p_data,
-            seq=self.p_seq,
-            tensor_ext=self.p_tensor_ext,
-            tensor_int=self.p_tensor_int,
-        )
+        """
+        Raises:
+            CostError: an axis has more devices than can be.
+        """
+        given = {axis.value: getattr(self, f"p_{axis.value}") for axis in Axis}
+        return made(Mesh, given, {axis.value: axis.flag for axis in Axis})
 
     def counting(self) -> Counting:
         """
