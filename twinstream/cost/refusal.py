@@ -19,7 +19,7 @@ def made(kind: type[_Any], given: Mapping[str, object], called: Mapping[str, str
     """A node of these fields.
 
     Args:
-        called: how users know a field, where they call it otherwise.
+        called: how users know a field, where its option is not called like it.
 
     Raises:
         CostError: says which field is wrong, and what it needs.
@@ -29,10 +29,9 @@ def made(kind: type[_Any], given: Mapping[str, object], called: Mapping[str, str
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
+        option = called.get(field, f"--{field.replace('_', '-')}")
         reason = first["msg"].replace("Input should be", "needs to be")
-        raise CostError(
-            f"{called.get(field, field)} {reason}, got {first['input']!r:.60}"
-        ) from None
+        raise CostError(f"{option} {reason}, got {first['input']!r:.60}") from None
 
 
 def parts_of(whole: int, parts: int, *, what: str, by: str) -> int:

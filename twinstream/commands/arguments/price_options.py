@@ -57,7 +57,7 @@ class PriceOptions:
             "interruptions": self._interruptions(),
             "price_per_gpu_hour": self.price_per_gpu_hour,
         }
-        return made(Prices, given, {"price_per_gpu_hour": "--price-per-gpu-hour"})
+        return made(Prices, given, {})
 
     def _interruptions(self) -> Interruptions | None:
         mtbf_s = None if self.mtbf_hours is None else 3600 * self.mtbf_hours
@@ -84,9 +84,7 @@ class PriceOptions:
                 "mtbf_s": mtbf_s,
             },
             {
-                "checkpoint_s": "--checkpoint-s",
                 "interval_s": "--checkpoint-interval-s",
-                "restart_s": "--restart-s",
                 "mtbf_s": "--mtbf-hours, in seconds,",
             },
         )

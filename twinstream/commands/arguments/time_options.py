@@ -89,7 +89,7 @@ class TimeOptions:
             "precision_bits": self.precision_bits,
             "base_utilization": self.base_utilization,
         }
-        return made(Setting, given, {"base_utilization": "--base-utilization"})
+        return made(Setting, given, {})
 
     def _stack(self) -> Stack:
         given = {
