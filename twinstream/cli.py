@@ -23,6 +23,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "sweep": "plans.sweeping",
         "whatif": "plans.asking",
         "explore": "plans.exploring",
+        "cost": "plans.costing",
     },
     "Train it here": {
         "train": "runs.training",
@@ -88,7 +89,11 @@ def _imported(name: str) -> Any:
     question = next(question for question, names in _QUESTIONS.items() if name in names)
     module = import_module(f"twinstream.commands.{_QUESTIONS[question][name]}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(rich_help_panel=question, cls=_Command)(getattr(module, name))
+    found = getattr(module, name)
+    if isinstance(found, typer.Typer):  # a command of several
+        alone.add_typer(found, name=name, rich_help_panel=question)
+        return typer.main.get_group(alone).commands[name]
+    alone.command(rich_help_panel=question, cls=_Command)(found)
     return typer.main.get_command(alone)
 
 

@@ -1,0 +1,75 @@
+"""Goodput, wall time and money."""
+
+import pytest
+
+from tests.front_door.command_line import call, error_of
+from twinstream.cost.bill import Prices, bill_of
+from twinstream.cost.goodput import Interruptions, best_interval_s
+from twinstream.cost.refusal import CostError
+
+RUN = ("cost", "time", "--n-layers", 24, "--d-model", 2048)
+
+
+def test_goodput_is_what_checkpoints_lost_work_and_restarts_leave():
+    often = Interruptions(checkpoint_s=30, interval_s=600, restart_s=900, mtbf_s=10_000)
+    assert often.goodput == pytest.approx(1 - 30 / 600 - (300 + 900) / 10_000)
+    assert Interruptions(checkpoint_s=30, interval_s=600).goodput == pytest.approx(0.95)
+
+
+def test_no_interval_is_better_than_the_best():
+    best = best_interval_s(30, 10_000)
+
+    def goodput(interval_s: float) -> float:
+        return Interruptions(
+            checkpoint_s=30, interval_s=interval_s, restart_s=60, mtbf_s=10_000
+        ).goodput
+
+    assert all(goodput(best) >= goodput(best * factor) for factor in (0.5, 0.9, 1.1, 2.0))
+
+
+def test_what_leaves_no_time_to_train_is_refused():
+    with pytest.raises(CostError, match="leave no time to train"):
+        Interruptions(checkpoint_s=600, interval_s=600)
+    with pytest.raises(CostError, match="leave no time to train"):
+        Interruptions(checkpoint_s=1, interval_s=60, restart_s=3600, mtbf_s=1800)
+
+
+def test_all_gpus_are_paid_for_all_the_wall_time():
+    half = Interruptions(checkpoint_s=30, interval_s=60)
+    bill = bill_of(86400, 10, Prices(interruptions=half, price_per_gpu_hour=2.0))
+    assert (bill.run_days, bill.wall_days) == (1, 2)
+    assert (bill.gpu_hours, bill.money) == (480, 960)
+
+
+def test_what_is_not_asked_for_is_not_told():
+    found, screen = call(*RUN, "--json").json(), call(*RUN).out
+    assert found["goodput"] is found["money"] is None
+    assert found["wall_days"] == found["run_days"]
+    assert "goodput" not in screen and "money" not in screen and "GPU-hours" in screen
+
+
+def test_goodput_and_money_are_on_the_screen():
+    charged = ("--price-per-gpu-hour", 2.5, "--checkpoint-s", 30, "--checkpoint-interval-s", 600)
+    failing = (*charged, "--mtbf-hours", 3, "--restart-s", 600)
+    found = call(*RUN, *failing, "--json").json()
+    assert found["goodput"] == pytest.approx(0.95 - 900 / 10_800)
+    assert found["money"] == pytest.approx(2.5 * 24 * found["run_days"] / found["goodput"])
+    assert "86.67%" in call(*RUN, *failing).out
+    assert "95.00%" in call(*RUN, *charged).out
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--mtbf-hours", 3), "needs --checkpoint-s"),
+        (("--checkpoint-s", 3), "--checkpoint-interval-s, or --mtbf-hours"),
+        (("--checkpoint-s", 3, "--mtbf-hours", 3), "both --mtbf-hours and --restart-s"),
+        (("--checkpoint-s", 0, "--mtbf-hours", 3, "--restart-s", 0), "no best interval"),
+        (("--checkpoint-s", 3, "--mtbf-hours", -3, "--restart-s", 0), "no best interval"),
+        (("--checkpoint-s", -3, "--checkpoint-interval-s", 3), "--checkpoint-s needs to be"),
+        (("--price-per-gpu-hour", -3), "--price-per-gpu-hour needs to be"),
+    ],
+)
+def test_prices_that_cannot_be_are_refused_in_a_sentence(given, told):
+    message = error_of(*RUN, *given)
+    assert told in message and message.count("\n") == 1

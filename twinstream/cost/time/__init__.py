@@ -1,0 +1,1 @@
+"""How long a run takes on given chips: matmuls, the pipeline's bubble, exchanges, gradients."""

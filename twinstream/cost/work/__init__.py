@@ -1,0 +1,1 @@
+"""What a run must compute and move, whatever the machine: parameters, FLOPs, bytes by mesh axis."""
