@@ -6,13 +6,17 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed.stamp
 
-.PHONY: demo test newest bench lint sanitize browser wheels clean
+.PHONY: demo test test-all newest bench lint sanitize browser wheels clean
 
 demo: $(INSTALLED)
 	$(BIN)/twinstream demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# Those of tests/slow.txt, too.
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not bench"
 
 # The newest versions that pyproject.toml allows, without torch: planning and simulating need none.
 newest:

@@ -95,7 +95,7 @@ def command(folder: Path, *more: str) -> list[str]:
 
 
 def test_killed_runs_go_on_to_the_same_bits(tmp_path: Path) -> None:
-    killing = [sys.executable, "-m", "tests.training.killed_runs", str(tmp_path), "4"]
+    killing = [sys.executable, "-m", "tests.training.killed_runs", str(tmp_path), "2"]
     done = subprocess.run(killing, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
