@@ -56,10 +56,21 @@ def _placements(chain: Chain) -> Iterator[RulePlacement]:
         yield _placed(chain, units, level)
 
 
+def _frozen(chain: Chain, units: UnitMap) -> set[str]:
+    """What persists and no task changes."""
+    changed = {
+        units.unit_of_leaf[leaf.leaf]
+        for task in chain.tasks
+        for leaves in units.touched(task).values()
+        for leaf in leaves
+        if leaf.makes
+    }
+    return {name for name, unit in units.units.items() if unit.persistent} - changed
+
+
 def _placed(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:
     tasks = at_level(chain, level)
-    frozen = {name for name, unit in units.units.items() if unit.persistent}
-    at_home = HostContent.of(chain, units).units | frozen
+    at_home = HostContent.of(chain, units).units | _frozen(chain, units)
     made_at = {
         (leaf.leaf, leaf.makes): position
         for position, task in enumerate(tasks)

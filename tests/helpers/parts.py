@@ -7,6 +7,7 @@ import pytest
 from twinstream.executor.state import training_state
 from twinstream.models.lowering import declarations, optimizer_tasks
 from twinstream.models.lowering.declarations import OptimizerPart
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 
 PART_UNIT = 256  # elements: a block of 8-bit codes
@@ -16,8 +17,10 @@ def cut_into_thirds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group, from now on."""
     whole = declarations.optimizer_parts
 
-    def thirds(spec: ModelSpec, group: str) -> tuple[OptimizerPart, ...]:
-        total = sum(part.num_elements for part in whole(spec, group))
+    def thirds(
+        spec: ModelSpec, group: str, recipe: Recipe | None = None
+    ) -> tuple[OptimizerPart, ...]:
+        total = sum(part.num_elements for part in whole(spec, group, recipe))
         bounds = [total * i // 3 // PART_UNIT * PART_UNIT for i in range(3)] + [total]
         return tuple(
             OptimizerPart(f"{group}.part{i}", low, high - low)
