@@ -67,6 +67,8 @@ def toml_value(value: str | float | tuple[Any, ...] | list[Any]) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple | list):
         return f"[{', '.join(toml_value(one) for one in value)}]"
+    if isinstance(value, int):
+        return str(value)
     if value.is_integer() and value < 1e6:
         return str(int(value))
     short = f"{value:g}"
