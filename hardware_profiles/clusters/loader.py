@@ -60,7 +60,8 @@ def machine_of(cluster: Cluster) -> Machine:
     where = f"cluster '{cluster.name}', machine_changes"
     for field in cluster.machine_changes:
         if field not in NUMBER_FIELDS:
-            raise ProfileError(f"{where}: '{field}' {nearest(field, list(NUMBER_FIELDS))}")
+            hint = nearest(field, list(NUMBER_FIELDS))
+            raise ProfileError(f"{where}: unknown number '{field}': {hint}")
     changes = {field: number.model_dump() for field, number in cluster.machine_changes.items()}
     return merge(machine, {"name": f"{cluster.name}-node", **changes} if changes else {}, where)
 

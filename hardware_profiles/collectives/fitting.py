@@ -19,6 +19,7 @@ from twinstream.hardware_profiles.errors import CollectiveTableError
 LEAST_SIZES = 2
 _US = 1e3
 _DIGITS = 6
+_CLEARLY = 0.75
 
 Series = tuple[Collective, int, int, str]  # collective, ranks, ranks per node, dtype
 
@@ -87,13 +88,15 @@ def arrays(points: Sequence[CollectivePoint]) -> tuple[Floats, Floats]:
 def fit_form(size_bytes: Floats, time_ns: Floats) -> tuple[Form, float | None]:
     """The form with the least error on inner sizes that it had not seen, and that error.
 
-    Of equal errors the form with fewer numbers. With under four sizes, all of them: a table.
+    Lines are taken only where they are clearly better than the table, whose own error is even over
+    series (docs/benchmarks/clusters.md). With under four sizes: a table.
     """
     sizes = np.unique(size_bytes)
     if len(sizes) < 4:
         return form_of("table", size_bytes, time_ns), None
     errors = {name: _left_out(name, sizes, size_bytes, time_ns) for name in FORMS}
-    best = min(errors, key=lambda name: errors[name])  # ties: the first, the simplest
+    shares = {name: error * (_CLEARLY if name == "table" else 1) for name, error in errors.items()}
+    best = min(FORMS, key=lambda name: shares[name])  # ties: the first, the simplest
     return form_of(best, size_bytes, time_ns), errors[best]
 
 
@@ -108,10 +111,15 @@ def form_of(name: str, size_bytes: Floats, time_ns: Floats) -> Form:
     if name != "table":
         return Form(lines=fit_lines(size_bytes, time_ns, int(name.split()[1])))
     means: Mapping[float, float] = {
-        float(size): float(np.exp(np.mean(np.log(time_ns[size_bytes == size]))))
-        for size in np.unique(size_bytes)
+        float(size): _middle(time_ns[size_bytes == size]) for size in np.unique(size_bytes)
     }
     return Form(points=tuple(means.items()))
+
+
+def _middle(times_ns: Floats) -> float:
+    if len(times_ns) == 1:
+        return float(times_ns[0])
+    return float(np.exp(np.mean(np.log(times_ns))))
 
 
 def _left_out(name: str, sizes: Floats, size_bytes: Floats, time_ns: Floats) -> float:

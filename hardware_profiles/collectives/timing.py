@@ -167,7 +167,7 @@ def _two_level(
     share = size_bytes / group.ranks_per_node
     start_ns = cluster.number("collective_latency_ns")  # each phase begins with it
     time_ns += least_of_algorithms(cluster, collective, share, outer, dtype)[0]
-    return time_ns - len(halves) * start_ns
+    return max(0.0, time_ns - (len(halves) + 1) * start_ns)
 
 
 def _all_to_all(size_bytes: float, group: Group, inside: Link, outside: Link) -> float:
