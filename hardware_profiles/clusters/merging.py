@@ -17,8 +17,13 @@ from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.overrides import nearest, plain_number
 from twinstream.hardware_profiles.schema import Number
 from twinstream.hardware_profiles.toml_text import is_plain
+from twinstream.schedule.node import Node
 
-_PARTS = {"levels": Level, "curves": CollectiveCurve, "machine_changes": Number}
+_PARTS: Mapping[str, type[Node]] = {
+    "levels": Level,
+    "curves": CollectiveCurve,
+    "machine_changes": Number,
+}
 
 
 def with_tables(document: Mapping[str, Any], told: str) -> dict[str, Any]:

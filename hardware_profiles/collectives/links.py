@@ -2,26 +2,26 @@
 
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.algorithms import Link
-from twinstream.hardware_profiles.collectives.group import Group, GroupError
+from twinstream.hardware_profiles.collectives.rank_group import RankGroup, RankGroupError
 
 _NS = 1e-9
 
 
-def require_room(cluster: Cluster, group: Group) -> None:
+def require_room(cluster: Cluster, group: RankGroup) -> None:
     """Refuse a group that the cluster cannot hold.
 
     Raises:
-        GroupError: a node has fewer GPUs, or the cluster fewer nodes.
+        RankGroupError: a node has fewer GPUs, or the cluster fewer nodes.
         MissingNetworkNumberError: the profile does not state how many GPUs a node has.
     """
     gpus = cluster.count("gpus_per_node")
     if group.ranks_per_node > gpus:
-        raise GroupError(
+        raise RankGroupError(
             f"{group.ranks_per_node} ranks a node, and a node of cluster '{cluster.name}' has "
             f"{gpus} GPUs"
         )
     if cluster.most_nodes is not None and group.nodes > cluster.count("most_nodes"):
-        raise GroupError(
+        raise RankGroupError(
             f"{group.nodes} nodes, and cluster '{cluster.name}' has {cluster.count('most_nodes')}"
         )
 
@@ -41,7 +41,7 @@ def node_link(cluster: Cluster) -> Link:
     )
 
 
-def network_link(cluster: Cluster, group: Group) -> Link:
+def network_link(cluster: Cluster, group: RankGroup) -> Link:
     """Between nodes, as one of the group's ranks on a node has it.
 
     A rank has its own rail, or its equal share of the node's NICs where more ranks than NICs use
@@ -68,7 +68,7 @@ def _levels(cluster: Cluster, nodes: int) -> tuple[float, float]:
     Oversubscription is the worst on the way, latencies add up.
 
     Raises:
-        GroupError: no level joins them.
+        RankGroupError: no level joins them.
     """
     worst, latency_ns = 1.0, 0.0
     for level in cluster.levels:
@@ -78,7 +78,7 @@ def _levels(cluster: Cluster, nodes: int) -> tuple[float, float]:
         if nodes <= level.nodes.value:
             return worst, latency_ns
     if cluster.levels:
-        raise GroupError(
+        raise RankGroupError(
             f"{nodes} nodes, and the levels of cluster '{cluster.name}' join at most "
             f"{cluster.levels[-1].nodes.value:g}: state a level above"
         )

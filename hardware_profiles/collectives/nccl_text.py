@@ -1,7 +1,7 @@
 """What nccl-tests prints: one run after the other, each with its devices and a table of sizes.
 
 # Collective test starting: all_reduce_perf
-#  Rank  0 Group  0 Pid  1887 on  worker-1 device  0 [0x8d] NVIDIA H100 80GB HBM3
+#  Rank  0 RankGroup  0 Pid  1887 on  worker-1 device  0 [0x8d] NVIDIA H100 80GB HBM3
 #                                                   out-of-place                in-place
 #       size   count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
 #        (B)  (elements)                   (us)  (GB/s) (GB/s)         (us) (GB/s) (GB/s)

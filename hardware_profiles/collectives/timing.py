@@ -6,8 +6,8 @@ from typing import NamedTuple
 from twinstream.hardware_profiles.clusters.curves import Collective, CollectiveCurve
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.algorithms import Link, algorithms_of
-from twinstream.hardware_profiles.collectives.group import Group, on_one_node
 from twinstream.hardware_profiles.collectives.links import network_link, node_link, require_room
+from twinstream.hardware_profiles.collectives.rank_group import RankGroup, on_one_node
 from twinstream.schedule.errors import require_whole
 
 _SIXTEEN_BITS = ("half", "bfloat16")
@@ -30,7 +30,7 @@ def collective_time_ns(
     cluster: Cluster,
     collective: Collective,
     size_bytes: int,
-    group: Group,
+    group: RankGroup,
     dtype: str | None = None,
 ) -> CollectiveTime:
     """The time of one collective, alone but for what `group.sharing` says.
@@ -47,7 +47,7 @@ def collective_time_ns(
 
     Raises:
         ArgumentError: size_bytes is no whole number of bytes.
-        GroupError: the cluster cannot hold the group.
+        RankGroupError: the cluster cannot hold the group.
         MissingNetworkNumberError: the profile lacks a number that the closed form needs.
     """
     require_whole("size_bytes", size_bytes, 0, _MOST_BYTES)
@@ -68,7 +68,7 @@ def collective_time_ns(
 
 
 def curve_of(
-    cluster: Cluster, collective: Collective, group: Group, dtype: str | None
+    cluster: Cluster, collective: Collective, group: RankGroup, dtype: str | None
 ) -> CollectiveCurve | None:
     """The curve that the profile has for a collective of a group, the nearest dtype's."""
     found = [
@@ -86,7 +86,7 @@ def curve_of(
 
 
 def least_of_algorithms(
-    cluster: Cluster, collective: Collective, size_bytes: float, group: Group, dtype: str | None
+    cluster: Cluster, collective: Collective, size_bytes: float, group: RankGroup, dtype: str | None
 ) -> tuple[float, str]:
     """The fastest closed form and its name; ties go to the first of the alphabet.
 
@@ -122,7 +122,7 @@ def _least(
 
 
 def _flat(
-    collective: Collective, size_bytes: float, group: Group, inside: Link, outside: Link
+    collective: Collective, size_bytes: float, group: RankGroup, inside: Link, outside: Link
 ) -> list[tuple[float, str]]:
     """Rings and trees through all ranks, one a rail, which enter and leave each node once.
 
@@ -145,7 +145,7 @@ def _flat(
 
 
 def _two_level(
-    cluster: Cluster, collective: Collective, size_bytes: float, group: Group, dtype: str | None
+    cluster: Cluster, collective: Collective, size_bytes: float, group: RankGroup, dtype: str | None
 ) -> float:
     """Inside each node, then each rank with its peers of the other nodes, then inside again.
 
@@ -153,7 +153,9 @@ def _two_level(
     in one kernel: only the first has a start, which is not in here.
     """
     inner = on_one_node(group.ranks_per_node)
-    outer = Group(ranks=group.nodes, ranks_per_node=1, sharing=group.sharing * group.ranks_per_node)
+    outer = RankGroup(
+        ranks=group.nodes, ranks_per_node=1, sharing=group.sharing * group.ranks_per_node
+    )
     halves: tuple[Collective, ...] = (collective,)
     if collective == "all_reduce":
         halves = ("reduce_scatter", "all_gather")
@@ -170,7 +172,7 @@ def _two_level(
     return max(0.0, time_ns - (len(halves) + 1) * start_ns)
 
 
-def _all_to_all(size_bytes: float, group: Group, inside: Link, outside: Link) -> float:
+def _all_to_all(size_bytes: float, group: RankGroup, inside: Link, outside: Link) -> float:
     """What stays in the node and what leaves it go at the same time, over different links."""
     to_a_rank = size_bytes / group.ranks
     within_ns = (group.ranks_per_node - 1) * to_a_rank / inside.rate

@@ -6,7 +6,7 @@ import pytest
 
 from tests.front_door.command_line import call, error_of
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
-from twinstream.hardware_profiles.collectives.group import on_one_node
+from twinstream.hardware_profiles.collectives.rank_group import on_one_node
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 
 SIZES = [2**k for k in range(9, 30, 2)]

@@ -5,7 +5,11 @@ import pytest
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster, Level
-from twinstream.hardware_profiles.collectives.group import Group, GroupError, on_one_node
+from twinstream.hardware_profiles.collectives.rank_group import (
+    RankGroup,
+    RankGroupError,
+    on_one_node,
+)
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.errors import MissingNetworkNumberError
 from twinstream.hardware_profiles.schema import Number
@@ -75,24 +79,24 @@ def test_switches_that_reduce_are_used_where_they_are_faster():
 
 
 def test_between_nodes_of_one_rank_a_rank_has_one_rail():
-    group = Group(ranks=4, ranks_per_node=1)
+    group = RankGroup(ranks=4, ranks_per_node=1)
     assert timed("all_gather", 4 * MB, group) == (START + 3 * NET_STEP + 3 * MB // 10, "ring")
 
 
 def test_what_k_groups_share_of_the_nics_is_divided_by_k():
     for sharing, slower in ((4, 1), (8, 2), (16, 4)):  # four of them have a rail each
-        group = Group(ranks=4, ranks_per_node=1, sharing=sharing)
+        group = RankGroup(ranks=4, ranks_per_node=1, sharing=sharing)
         expected = START + 3 * NET_STEP + slower * 3 * MB // 10
         assert timed("all_gather", 4 * MB, group)[0] == expected
     one_nic = {"nics_per_node": 1, "gpus_per_node": 4}
-    group = Group(ranks=4, ranks_per_node=1, sharing=4)
+    group = RankGroup(ranks=4, ranks_per_node=1, sharing=4)
     expected = START + 3 * NET_STEP + 4 * 3 * MB // 10
     assert timed("all_gather", 4 * MB, group, **one_nic)[0] == expected
 
 
 @pytest.mark.parametrize(("inside", "least"), [(100, "two_level"), (40, "ring")])
 def test_over_two_tiers_the_least_of_ring_and_two_levels_is_taken(inside, least):
-    group, size = Group(ranks=8, ranks_per_node=4), 800 * MB
+    group, size = RankGroup(ranks=8, ranks_per_node=4), 800 * MB
     # The ring of 8: 2 x 7/8 S through a node's four rails of 10 bytes a ns together; of the 7
     # steps of a lap 6 are within a node.
     ring = START + 2 * 7 * size // 8 // 40 + 2 * NET_STEP + 12 * STEP
@@ -104,7 +108,7 @@ def test_over_two_tiers_the_least_of_ring_and_two_levels_is_taken(inside, least)
 
 
 def test_over_two_tiers_two_levels_win_where_the_node_is_much_faster():
-    group, size = Group(ranks=64, ranks_per_node=4), 6400
+    group, size = RankGroup(ranks=64, ranks_per_node=4), 6400
     # In a ring each of 63 steps costs; in two levels 3 inside and 15 between.
     found = timed("all_gather", size, group, nic_bytes_per_s=1e9)
     ring = START + 15 * NET_STEP + 48 * STEP + 63 * size // 64 // 4
@@ -115,7 +119,7 @@ def test_over_two_tiers_two_levels_win_where_the_node_is_much_faster():
 
 def test_all_to_all_over_two_tiers_uses_both_at_once():
     # 2 MB x 4 of 8 ranks leave by the rank's own rail, the 3 others stay inside.
-    group = Group(ranks=8, ranks_per_node=4)
+    group = RankGroup(ranks=8, ranks_per_node=4)
     assert timed("all_to_all", 8 * MB, group) == (START + NET_STEP + 4 * MB // 10, "two_level")
 
 
@@ -126,12 +130,12 @@ def level(name, nodes, oversubscription, latency_ns):
 
 def test_the_lowest_level_that_joins_the_nodes_sets_latency_and_rate():
     levels = (level("leaf", 2, 1, 0), level("spine", 8, 4, 700))
-    two, four = (Group(ranks=n, ranks_per_node=1) for n in (2, 4))
+    two, four = (RankGroup(ranks=n, ranks_per_node=1) for n in (2, 4))
     assert timed("all_gather", 4 * MB, two, levels=levels)[0] == START + NET_STEP + 2 * MB // 10
     expected = START + 3 * (NET_STEP + 700) + 4 * 3 * MB // 10
     assert timed("all_gather", 4 * MB, four, levels=levels)[0] == expected
-    with pytest.raises(GroupError, match=r"16 nodes, and the levels .* join at most 8"):
-        timed("all_gather", 4 * MB, Group(ranks=16, ranks_per_node=1), levels=levels)
+    with pytest.raises(RankGroupError, match=r"16 nodes, and the levels .* join at most 8"):
+        timed("all_gather", 4 * MB, RankGroup(ranks=16, ranks_per_node=1), levels=levels)
 
 
 def curve(ranks, per_node, alpha, *, dtype=None, collective="all_gather"):
@@ -160,9 +164,9 @@ def test_a_dtype_has_its_own_curve_where_there_is_one():
 
 def test_a_curve_between_nodes_is_slower_by_what_sharing_costs_in_closed_form():
     known = cluster(curves=(curve(4, 1, 10**6),))
-    alone = collective_time_ns(known, "all_gather", 10**6, Group(ranks=4, ranks_per_node=1))
+    alone = collective_time_ns(known, "all_gather", 10**6, RankGroup(ranks=4, ranks_per_node=1))
     shared = collective_time_ns(
-        known, "all_gather", 10**6, Group(ranks=4, ranks_per_node=1, sharing=8)
+        known, "all_gather", 10**6, RankGroup(ranks=4, ranks_per_node=1, sharing=8)
     )
     ratio = (START + 3 * NET_STEP + 150_000) / (START + 3 * NET_STEP + 75_000)
     assert alone.time_ns == 2 * 10**6
@@ -170,7 +174,7 @@ def test_a_curve_between_nodes_is_slower_by_what_sharing_costs_in_closed_form():
 
 
 def test_inside_its_nodes_a_two_level_collective_has_the_nodes_curves():
-    group = Group(ranks=64, ranks_per_node=4)
+    group = RankGroup(ranks=64, ranks_per_node=4)
     slow = {"nic_bytes_per_s": 1e9}
     without = timed("all_gather", 6400, group, **slow)[0]
     with_curve = timed("all_gather", 6400, group, curves=(curve(4, 4, 100),), **slow)[0]
@@ -187,7 +191,7 @@ def test_one_rank_and_no_bytes_take_no_time():
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_more_bytes_never_take_less_time_in_closed_form(name, collective):
     bare = load_cluster(name).model_copy(update={"curves": ()})
-    for group in (on_one_node(8), Group(ranks=16, ranks_per_node=8, sharing=2)):
+    for group in (on_one_node(8), RankGroup(ranks=16, ranks_per_node=8, sharing=2)):
         times = [collective_time_ns(bare, collective, 4**k, group).time_ns for k in range(16)]
         assert times == sorted(times) and times[0] > 0
 
@@ -196,18 +200,18 @@ def test_more_bytes_never_take_less_time_in_closed_form(name, collective):
 def test_h100_sums_have_the_bus_bandwidth_that_is_reported_for_them(nodes, least_gb, most_gb):
     """One node: 450 GB/s in nccl-tests; two: 330 to 480 of them are usual with 8 NDR rails."""
     ranks, size = 8 * nodes, 2**33
-    group = Group(ranks=ranks, ranks_per_node=8)
+    group = RankGroup(ranks=ranks, ranks_per_node=8)
     found = collective_time_ns(load_cluster("h100_dgx"), "all_reduce", size, group)
     assert least_gb <= 2 * (ranks - 1) / ranks * size / found.time_ns <= most_gb
 
 
 def test_groups_that_do_not_fit_are_refused():
-    with pytest.raises(GroupError, match="5 ranks a node, and a node of cluster 'toy' has 4"):
+    with pytest.raises(RankGroupError, match="5 ranks a node, and a node of cluster 'toy' has 4"):
         timed("all_reduce", 1, on_one_node(5))
-    with pytest.raises(GroupError, match="3 nodes, and cluster 'toy' has 2"):
-        timed("all_reduce", 1, Group(ranks=3, ranks_per_node=1), most_nodes=2)
+    with pytest.raises(RankGroupError, match="3 nodes, and cluster 'toy' has 2"):
+        timed("all_reduce", 1, RankGroup(ranks=3, ranks_per_node=1), most_nodes=2)
     with pytest.raises(ValueError, match="multiple of ranks_per_node"):
-        Group(ranks=9, ranks_per_node=8)
+        RankGroup(ranks=9, ranks_per_node=8)
     with pytest.raises(ArgumentError, match="size_bytes needs a whole number"):
         timed("all_reduce", 1.5, FOUR)
 
@@ -215,4 +219,4 @@ def test_groups_that_do_not_fit_are_refused():
 def test_what_the_profile_lacks_is_named():
     with pytest.raises(MissingNetworkNumberError, match="'rtx4090_pc' has no n"):
         pc = load_cluster("rtx4090_pc").model_copy(update={"most_nodes": None})
-        collective_time_ns(pc, "all_reduce", 1, Group(ranks=4, ranks_per_node=2))
+        collective_time_ns(pc, "all_reduce", 1, RankGroup(ranks=4, ranks_per_node=2))

@@ -10,16 +10,16 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 
-class GroupError(TwinstreamError):
+class RankGroupError(TwinstreamError):
     """A group of ranks that the cluster cannot hold."""
 
 
-class Group(Node):
+class RankGroup(Node):
     """`ranks` ranks, one a GPU, `ranks_per_node` of them on each node.
 
     `sharing`: how many such groups run the same collective at the same time through the same NICs
     of a node, this one included: the replicas of a tensor-parallel node are 8 data-parallel groups
-    of one rank a node, `Group(ranks=64, ranks_per_node=1, sharing=8)`.
+    of one rank a node, `RankGroup(ranks=64, ranks_per_node=1, sharing=8)`.
     """
 
     ranks: PositiveCount
@@ -43,6 +43,6 @@ class Group(Node):
         return self.nodes == 1
 
 
-def on_one_node(ranks: int) -> Group:
+def on_one_node(ranks: int) -> RankGroup:
     """Ranks that share a node."""
-    return Group(ranks=ranks, ranks_per_node=ranks)
+    return RankGroup(ranks=ranks, ranks_per_node=ranks)
