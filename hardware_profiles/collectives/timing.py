@@ -3,12 +3,12 @@
 from math import ceil
 from typing import NamedTuple
 
-from twinstream.hardware_profiles.clusters.curves import Collective, CollectiveCurve
+from twinstream.hardware_profiles.clusters.curves import COLLECTIVES, Collective, CollectiveCurve
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.algorithms import Link, algorithms_of
 from twinstream.hardware_profiles.collectives.links import network_link, node_link, require_room
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup, on_one_node
-from twinstream.schedule.errors import require_whole
+from twinstream.schedule.errors import ArgumentError, require_whole
 
 _SIXTEEN_BITS = ("half", "bfloat16")
 _MOST_BYTES = 2**60
@@ -46,11 +46,13 @@ def collective_time_ns(
             is used, or of 16 bits, or the first. Without one, 16 bits.
 
     Raises:
-        ArgumentError: size_bytes is no whole number of bytes.
+        ArgumentError: there is no such collective, or size_bytes is no whole number of bytes.
         RankGroupError: the cluster cannot hold the group.
         MissingNetworkNumberError: the profile lacks a number that the closed form needs.
     """
     require_whole("size_bytes", size_bytes, 0, _MOST_BYTES)
+    if collective not in COLLECTIVES:
+        raise ArgumentError(f"collective needs one of {', '.join(COLLECTIVES)}, got {collective!r}")
     require_room(cluster, group)
     if group.ranks == 1 or size_bytes == 0:
         return CollectiveTime(0, "none")
@@ -100,9 +102,7 @@ def least_of_algorithms(
         return _least(collective, group.ranks, size_bytes, inside, start_ns)
     outside = network_link(cluster, group)
     if collective == "send_recv":
-        return start_ns + algorithms_of(collective, outside)["message"](2, size_bytes, outside), (
-            "message"
-        )
+        return _least(collective, group.ranks, size_bytes, outside, start_ns)
     if inside is None:
         return _least(collective, group.nodes, size_bytes, outside, start_ns)
     if collective == "all_to_all":

@@ -71,7 +71,7 @@ def test_the_form_is_the_one_that_errs_least_on_sizes_it_has_not_seen():
 
 
 def test_each_visible_gpu_but_the_erratic_one_is_within_five_percent_at_eight_ranks(points):
-    """The least of up to three lines, on the points it was fitted to: every second size there is."""
+    """The least of up to three lines, on the points that it was fitted to."""
     means = {}
     for gpu in sorted({point.gpu for point in points}):
         errors = []

@@ -212,6 +212,8 @@ def test_groups_that_do_not_fit_are_refused():
         timed("all_reduce", 1, RankGroup(ranks=3, ranks_per_node=1), most_nodes=2)
     with pytest.raises(ValueError, match="multiple of ranks_per_node"):
         RankGroup(ranks=9, ranks_per_node=8)
+    with pytest.raises(ArgumentError, match="collective needs one of all_reduce"):
+        timed("broadcast", 1, FOUR)
     with pytest.raises(ArgumentError, match="size_bytes needs a whole number"):
         timed("all_reduce", 1.5, FOUR)
 
