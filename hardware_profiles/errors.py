@@ -25,6 +25,22 @@ class MissingNumberError(TwinstreamError):
         )
 
 
+class MissingNetworkNumberError(TwinstreamError):
+    """A prediction needs a number that the cluster's profile does not state."""
+
+    def __init__(self, *, cluster: str, field: str) -> None:
+        self.cluster, self.field = cluster, field
+        super().__init__(
+            f"the profile of cluster '{cluster}' has no {field}, and a missing number is not zero. "
+            "Add it at the top of the profile, before the first [table]: "
+            f'{field} = {{ value = ..., kind = "datasheet", source = "..." }}'
+        )
+
+
+class CollectiveTableError(TwinstreamError):
+    """A file is no table of measured collectives; says where, and what is needed."""
+
+
 class NoTimeError(TwinstreamError):
     """All that a step needs is unconstrained or free, so that there is no rate to state."""
 

@@ -1,9 +1,7 @@
 """Profiles in TOML: reading them, by name or path, with inheritance; and writing them."""
 
-import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,13 @@ from twinstream.hardware_profiles.overrides import (
 )
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.hardware_profiles.shipped import machine_names, shipped_path
+from twinstream.hardware_profiles.toml_text import (
+    is_plain,
+    parsed_toml,
+    read_profile,
+    toml_lines,
+    toml_value,
+)
 from twinstream.schedule.errors import require
 from twinstream.schedule.files import write_text
 from twinstream.schedule.node import Node
@@ -63,46 +68,19 @@ def save_machine(machine: Machine, path: str | Path) -> None:
 def machine_toml(machine: Machine) -> str:
     """The profile as TOML: one table for each number and each curve."""
     head = {"name": machine.name, "description": machine.description, "device": machine.device}
-    lines = [f"{key} = {_toml_value(value)}" for key, value in head.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in head.items()]
     for field in (*NUMBER_FIELDS, "compute_capability", "attention", "expected_error"):
         node: Node | None = getattr(machine, field)
         if node is not None:
-            lines += ["", f"[{field}]", *_toml_lines(node)]
+            lines += ["", f"[{field}]", *toml_lines(node)]
     for key, curve in machine.efficiency.items():
         quoted = key if re.fullmatch(r"\w+", key) else f'"{key}"'
-        lines += ["", f"[efficiency.{quoted}]", *_toml_lines(curve)]
+        lines += ["", f"[efficiency.{quoted}]", *toml_lines(curve)]
     return "\n".join(lines) + "\n"
 
 
-def _toml_lines(node: Node) -> list[str]:
-    values = node.model_dump(exclude_defaults=True)
-    return [f"{key} = {_toml_value(value)}" for key, value in values.items()]
-
-
-def _toml_value(value: str | float) -> str:
-    if isinstance(value, str):  # a JSON string is a TOML string, but for the raw DEL
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if value.is_integer() and value < 1e6:
-        return str(int(value))
-    short = f"{value:g}"
-    if float(short) == value:
-        return short
-    return str(int(value)) if value.is_integer() else repr(value)
-
-
 def _load_file(path: Path, loading: tuple[Path, ...]) -> Machine:
-    if "\0" in str(path):
-        raise ProfileError(f"cannot read profile {path}: no path holds a null byte")
-    if path.resolve() in loading:
-        names = [one.name for one in (*loading, path)]
-        raise ProfileError(f"profiles inherit in a circle: {' -> '.join(names)}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{path} is not UTF-8 text: byte {error.start}") from None
-    except OSError as error:
-        by = f" (the base of {loading[-1].name})" if loading else ""
-        raise ProfileError(f"cannot read profile {path}{by}: {error.strerror}") from None
+    text = read_profile(path, loading)
     return load_machine_text(text, str(path), path.parent, (*loading, path.resolve()))
 
 
@@ -116,7 +94,7 @@ def load_machine_text(
         directory: where a relative `base` path starts.
         loading: the files that are being read, of which this is the last.
     """
-    document = _parsed(text, source)
+    document = parsed_toml(text, source)
     document.setdefault("name", Path(source).stem)
     base_name = document.pop("base", None)
     if base_name is None:
@@ -145,22 +123,13 @@ def _load_base(base_name: Any, source: str, directory: Path, loading: tuple[Path
     return _load_file(path, loading)
 
 
-def _parsed(text: str, source: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        end = f"at line {len(text.splitlines())}, the end of the document"
-        message = str(error).replace("at end of document", end)
-    raise ProfileError(f"{source} is not valid TOML: {message}")
-
-
 def _with_tables(document: Mapping[str, Any], base: Machine | None, source: str) -> dict[str, Any]:
     """The document with a table in place of each plain number."""
     file = Path(source).name
     told = f"override in {file}" if base else f"plain number in {file}"
     tables = dict(document)
     for field in NUMBER_FIELDS:
-        if _is_plain(tables.get(field)):
+        if is_plain(tables.get(field)):
             tables[field] = plain_number(tables[field], told)
     curves = tables.get("efficiency", {})
     if not isinstance(curves, dict):
@@ -168,12 +137,8 @@ def _with_tables(document: Mapping[str, Any], base: Machine | None, source: str)
     stated = base.efficiency if base else {}
     tables["efficiency"] = {
         key: plain_curve(curve, stated.get(key), told, f"{source}: efficiency.{key}")
-        if _is_plain(curve)
+        if is_plain(curve)
         else curve
         for key, curve in curves.items()
     }
     return tables
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,6 +17,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
     "How fast would it train, what should I buy?": {
         "models": "plans.catalog",
         "machines": "plans.catalog",
+        "clusters": "plans.catalog",
         "plan": "plans.planning",
         "verify": "documents.verifying",
         "simulate": "documents.simulating",

@@ -39,7 +39,7 @@ def test_the_help_groups_the_commands_by_the_three_questions():
 
 
 COMMANDS = """
-models machines probe plan verify simulate run compare validate demo report
+models machines clusters probe plan verify simulate run compare validate demo report
 trace sweep whatif explore
 """
 

@@ -1,10 +1,12 @@
-"""`models` and `machines`: what there is to choose from."""
+"""`models`, `machines` and `clusters`: what there is to choose from."""
 
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.output import print_json, print_report
+from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.models.presets import load_preset, preset_names
+from twinstream.screens.cluster_tables import clusters_table
 from twinstream.screens.tables import machines_table, models_table
 
 
@@ -29,4 +31,19 @@ def machines(as_json: Json = False) -> None:
             machines_table(profiles),
             "A profile of your own inherits from one of these: "
             'base = "h100" and the numbers that differ, in a TOML file.',
+        )
+
+
+def clusters(as_json: Json = False) -> None:
+    """List the cluster profiles that come with the package: nodes, links, networks, curves."""
+    profiles = [load_cluster(name) for name in cluster_names()]
+    if as_json:
+        print_json({"clusters": [one.model_dump() for one in profiles]})
+    else:
+        print_report(
+            clusters_table(profiles),
+            "A cluster of your own inherits from one of these: "
+            'base = "h100_dgx" and the numbers that differ, in a TOML file; what nccl-tests '
+            "printed there makes its curves: twinstream calibrate --collectives FILE --cluster "
+            "MINE.toml -o OUT.toml.",
         )

@@ -1,4 +1,4 @@
-"""`calibrate`: fit a machine's profile to measured runs."""
+"""`calibrate`: fit a machine's or a cluster's profile to what was measured."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +10,7 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
 from twinstream.fidelity.fit_report import (
     fit_json,
     observation_table,
@@ -26,7 +27,7 @@ from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.hardware_profiles.schema import Machine
 
 Base = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME|FILE", help="The profile to start from; its efficiencies are the prior."
     ),
@@ -46,22 +47,44 @@ Cells = Annotated[
 ScheduleFile = Annotated[
     Path | None, typer.Option("--schedule", metavar="FILE", help="A schedule that was run.")
 ]
+Collectives = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="What nccl-tests printed, or a CSV of it (n, collective, bytes, time_us): curves of a "
+        "cluster's collectives.",
+    ),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="The cluster's profile that gets the curves."),
+]
 TimelineFile = Annotated[
     Path | None, typer.Option("--timeline", metavar="FILE", help="Its timeline, from `run -o`.")
 ]
 
 
 def calibrate(  # noqa: PLR0913
-    base: Base,
+    base: Base = None,
     measured: Measured = None,
     cells: Cells = None,
     only: options.OnlyRows = None,
     schedule: ScheduleFile = None,
     timeline: TimelineFile = None,
+    collectives: Collectives = None,
+    cluster: ClusterName = None,
     output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Fit a machine's profile to measured runs: a table of step times, or a run of our own."""
+    """Fit a profile: a machine's to step times or a run of ours, a cluster's to collectives."""
+    if collectives is not None and not any((base, measured, cells, schedule, timeline)):
+        calibrate_collectives(collectives, cluster, only or [], output, as_json=as_json)
+        return
+    if collectives is not None or cluster is not None or base is None:
+        raise CalibrationError(
+            "give either --base and what was measured of a machine (--measured TABLE.csv, or "
+            "--schedule and --timeline), or --cluster and --collectives FILE"
+        )
     profile = load_machine(base)
     if measured is not None and schedule is None and timeline is None:
         fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)

@@ -1,0 +1,69 @@
+"""`calibrate --collectives`: what nccl-tests measured, as curves of a cluster's profile."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from twinstream.commands.output import print_json, print_report
+from twinstream.hardware_profiles.clusters.loader import load_cluster, save_cluster
+from twinstream.hardware_profiles.collectives.calibrating import CalibratedCluster, calibrated
+from twinstream.hardware_profiles.collectives.points import chosen
+from twinstream.hardware_profiles.collectives.reading import read_points
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.screens.cluster_tables import curves_table
+
+
+def calibrate_collectives(
+    collectives: Path, cluster: str | None, only: list[str], output: Path | None, *, as_json: bool
+) -> None:
+    """Fit curves to a file of measured collectives, write the profile, tell how good they are.
+
+    Raises:
+        CalibrationError: no cluster is given, or a condition is not `gpu_type=NAME`.
+        TwinstreamError: as the file and the profile are read.
+    """
+    if cluster is None:
+        raise CalibrationError(
+            "--collectives needs --cluster: the profile that the curves are added to, by name "
+            "(twinstream clusters) or as a TOML file"
+        )
+    profile = load_cluster(cluster)
+    points = chosen(read_points(collectives), _gpu(only))
+    name = output.stem if output else f"{profile.name}_calibrated"
+    found = calibrated(profile, points, name, collectives.name, datetime.now(UTC).date())
+    try:
+        if output is not None:
+            save_cluster(found.cluster, output)
+    finally:  # what was fitted is told, on a full disk too
+        if as_json:
+            print_json(_document(found))
+        else:
+            print_report(curves_table(found.fitted))
+    if output is not None and not as_json:
+        print_report(f"Wrote the profile of cluster '{name}' to {output}.")
+
+
+def _gpu(only: list[str]) -> str | None:
+    if not only:
+        return None
+    column, _, value = only[0].partition("=")
+    if len(only) > 1 or column != "gpu_type" or not value:
+        raise CalibrationError(
+            f"--only {' '.join(only)}: of collectives one condition can be given, gpu_type=NAME"
+        )
+    return value
+
+
+def _document(found: CalibratedCluster) -> dict[str, object]:
+    return {
+        "cluster": found.cluster.name,
+        "curves": [
+            one.curve.model_dump(exclude={"lines", "points"})
+            | {
+                "form": one.curve.form,
+                "num_points": one.num_points,
+                "error": one.error,
+                "left_out_error": one.left_out_error,
+            }
+            for one in found.fitted
+        ],
+    }
