@@ -13,7 +13,7 @@ from twinstream.sweep.config import load_config
 def test_every_file_of_the_readmes_commands_is_shipped_or_made_by_one_before():
     readme = (REPO / "README.md").read_text().replace("\\\n", " ")
     lines = re.findall(r"^(?:    |\$ )twinstream .*", readme, re.MULTILINE)
-    assert len(lines) > 3
+    assert len(lines) >= 3
     made: set[str] = set()
     for line in lines:
         command = line.split("#")[0]
