@@ -22,6 +22,7 @@ from twinstream.hardware_profiles.shipped import machine_names, shipped_path
 from twinstream.hardware_profiles.toml_text import (
     is_plain,
     parsed_toml,
+    profile_path,
     read_profile,
     toml_lines,
     toml_value,
@@ -42,14 +43,10 @@ def load_machine(name_or_path: str | Path | Machine) -> Machine:
     require("machine", name_or_path, str, Path, Machine)
     if isinstance(name_or_path, Machine):
         return name_or_path
-    if isinstance(name_or_path, str) and name_or_path.lower() in machine_names():
-        return _load_file(shipped_path(name_or_path.lower()), loading=())
-    path = Path(name_or_path)
-    is_name = isinstance(name_or_path, str) and not path.suffix and len(path.parts) <= 1
-    if is_name and not os.path.isfile(path):  # noqa: PTH113 - false of too long a name, too
-        names = list(machine_names())
+    path = profile_path(name_or_path, {name: shipped_path(name) for name in machine_names()})
+    if path is None:
         raise ProfileError(
-            f"unknown machine '{name_or_path}'; shipped profiles: {', '.join(names)}. "
+            f"unknown machine '{name_or_path}'; shipped profiles: {', '.join(machine_names())}. "
             'To add one, write a TOML file with base = "<a shipped name>" and the numbers that '
             "differ and give its path, or measure this machine with `twinstream probe`."
         )

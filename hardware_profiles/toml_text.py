@@ -1,12 +1,28 @@
 """Profiles as text: read from files, parsed, and written number by number."""
 
 import json
+import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.schedule.node import Node
+
+
+def profile_path(name_or_path: str | Path, shipped: Mapping[str, Path]) -> Path | None:
+    """Where a profile lies: a shipped one by its name in any case, another by its path.
+
+    None where it looks like a name, and there is neither.
+    """
+    if isinstance(name_or_path, str) and name_or_path.lower() in shipped:
+        return shipped[name_or_path.lower()]
+    path = Path(name_or_path)
+    is_name = isinstance(name_or_path, str) and not path.suffix and len(path.parts) <= 1
+    if is_name and not os.path.isfile(path):  # noqa: PTH113 - false of too long a name, too
+        return None
+    return path
 
 
 def read_profile(path: Path, loading: tuple[Path, ...]) -> str:

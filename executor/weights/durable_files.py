@@ -42,6 +42,29 @@ def make_room(folder: Path, needed_bytes: int) -> None:
             raise _cannot_write(folder, "too little room", needed_bytes)
 
 
+@contextmanager
+def whole_folder(destination: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """A folder beside the destination that takes its name once all is in it.
+
+    Raises:
+        WeightsError: the destination is there already, unless this replaces it; or it cannot be
+            written.
+    """
+    if destination.exists() and not replaces:
+        raise WeightsError(destination, "is there already; name another folder")
+    incomplete = destination.with_name(f".{destination.name}.incomplete")
+    shutil.rmtree(incomplete, ignore_errors=True)
+    try:
+        yield incomplete
+        with writing(destination, 0):
+            if replaces:
+                shutil.rmtree(destination, ignore_errors=True)
+            incomplete.replace(destination)
+            sync(destination.parent)
+    finally:
+        shutil.rmtree(incomplete, ignore_errors=True)
+
+
 def sync(path: Path) -> None:
     """Have what was written of a file, or the names in a folder, on the disk."""
     handle = os.open(path, os.O_RDONLY)

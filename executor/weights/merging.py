@@ -1,14 +1,11 @@
 """Adapters added to the weights they belong to, and adapter folders given out."""
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.weights.durable_files import sync, write_file, writing
+from twinstream.executor.weights.durable_files import whole_folder, write_file, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import write_hf_folder
@@ -71,7 +68,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> Non
             merge_adapters(spec, lora, int(group), flat, matrices)
         return flat
 
-    with _whole(destination) as folder:
+    with whole_folder(destination) as folder:
         write_hf_folder(folder, spec, read_group, like=base.path)
 
 
@@ -83,7 +80,7 @@ def copy_adapter(source: Path, destination: Path) -> None:
     """
     read_adapter_config(source)
     read_header(source / ADAPTER_WEIGHTS)
-    with _whole(destination) as folder:
+    with whole_folder(destination) as folder:
         with writing(folder, 0):
             folder.mkdir(parents=True)
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -127,22 +124,6 @@ def _named_base(source: Path) -> Path:
             f"names the base '{named}', which is no folder here; say where it is: --base FOLDER",
         )
     return Path(named)
-
-
-@contextmanager
-def _whole(destination: Path) -> Iterator[Path]:
-    """A folder beside the destination that takes its name once all is in it."""
-    if destination.exists():
-        raise WeightsError(destination, "is there already; name another folder")
-    incomplete = destination.with_name(f".{destination.name}.incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)
-    try:
-        yield incomplete
-        with writing(destination, 0):
-            incomplete.replace(destination)
-            sync(destination.parent)
-    finally:
-        shutil.rmtree(incomplete, ignore_errors=True)
 
 
 def _view(spec: ModelSpec, flat: torch.Tensor, weight: HfWeight) -> torch.Tensor:

@@ -12,6 +12,7 @@ from twinstream.hardware_profiles.overrides import merge, nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.hardware_profiles.toml_text import (
     parsed_toml,
+    profile_path,
     read_profile,
     toml_lines,
     toml_value,
@@ -37,11 +38,8 @@ def load_cluster(name_or_path: str | Path | Cluster) -> Cluster:
     require("cluster", name_or_path, str, Path, Cluster)
     if isinstance(name_or_path, Cluster):
         return name_or_path
-    if isinstance(name_or_path, str) and name_or_path.lower() in cluster_names():
-        return _load_file(_DATA / f"{name_or_path.lower()}.toml", loading=())
-    path = Path(name_or_path)
-    is_name = isinstance(name_or_path, str) and not path.suffix and len(path.parts) <= 1
-    if is_name and not os.path.isfile(path):  # noqa: PTH113 - false of too long a name, too
+    path = profile_path(name_or_path, {name: _DATA / f"{name}.toml" for name in cluster_names()})
+    if path is None:
         raise ProfileError(
             f"unknown cluster '{name_or_path}'; shipped clusters: {', '.join(cluster_names())}. "
             'To add one, write a TOML file with base = "<a shipped name>" and the numbers that '

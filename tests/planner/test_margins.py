@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 
 from tests.helpers.plans import MACHINE
+from tests.helpers.stays import sequence_and_stays
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering.lower import lower
-from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
-from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.margins import Allowances, QueueModel, _trim, alive_bytes
-from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.stays import Stay, TaskClock, stay_intervals
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.folded_packing import pack_folded, trimmed
-from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
 WORKLOAD = Workload(seq_len=16, chunk_tokens=32, chunks_per_round=2, rounds_per_step=3)
@@ -26,19 +23,7 @@ VIEW = ChainView(CHAIN)
 UNITS = VIEW.units
 CALL_NS = VIEW.call_ns(MACHINE)
 LONGEST_NS = 4 * max(CALL_NS.values())
-
-
-def sequence_and_stays() -> tuple[TaskSequence, list[Stay]]:
-    """Where little more than half fits."""
-    program = BoundProgram(VIEW, MACHINE, 3, ProgramKind(tied=True))
-    solved = program.fewest_copies(Caps(device_bytes=170_000))
-    assert solved is not None
-    decisions = Decisions.of(solved, VIEW)
-    sequence = TaskSequence.of(VIEW, decisions, CALL_NS)
-    return sequence, sequence.stays(decisions)
-
-
-SEQUENCE, STAYS = sequence_and_stays()
+SEQUENCE, STAYS = sequence_and_stays(VIEW)
 NUM_TASKS = len(SEQUENCE.tasks)
 
 

@@ -9,15 +9,13 @@ import pytest
 
 from tests.helpers.planning import plan_chain, request_of
 from tests.helpers.plans import MACHINE, enough_device_bytes
+from tests.helpers.stays import sequence_and_stays
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import OptimizerPlace, Recipe
-from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.margins import QueueModel, _trim, alive_bytes
-from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.lifetimes.view import ChainView
@@ -167,19 +165,7 @@ def test_what_is_loaded_for_the_next_pass_is_carried_on_the_device_and_at_home(b
 WORKLOAD = Workload(seq_len=16, chunk_tokens=32, chunks_per_round=2, rounds_per_step=3)
 VIEW = ChainView(lower(SPEC, WORKLOAD, Recipe(clips=True, optimizer=BEFORE)))
 CALL_NS = VIEW.call_ns(MACHINE)
-
-
-def sequence_and_stays() -> tuple[TaskSequence, list[Stay]]:
-    """Where little more than half fits."""
-    program = BoundProgram(VIEW, MACHINE, 3, ProgramKind(tied=True))
-    solved = program.fewest_copies(Caps(device_bytes=170_000))
-    assert solved is not None
-    decisions = Decisions.of(solved, VIEW)
-    sequence = TaskSequence.of(VIEW, decisions, CALL_NS)
-    return sequence, sequence.stays(decisions)
-
-
-SEQUENCE, STAYS = sequence_and_stays()
+SEQUENCE, STAYS = sequence_and_stays(VIEW)
 NUM_TASKS = len(SEQUENCE.tasks)
 
 

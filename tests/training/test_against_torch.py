@@ -35,12 +35,7 @@ def wanted_options(tmp_path: Path, model: Path, kind: str) -> Any:
 def reference(prepared: Prepared, model: torch.nn.Module) -> tuple[list[float], list[float]]:
     """Losses and norms of the same steps, each document by itself."""
     plan, opts = prepared.plan, prepared.options
-    packing = plan.workload.packing
-    stream = prepared.data.chunks(
-        chunk_tokens=plan.workload.chunk_tokens * plan.pieces,
-        most_documents=2 if packing is None else packing.most_sequences, seed=opts.seed,
-        alone=packing is None,
-    )  # fmt: skip
+    stream = plan.chunks(prepared.data, opts.seed)
     batches = StepBatches(stream, plan.chunks_per_step, 1, plan.pieces)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]

@@ -13,7 +13,8 @@ from tests.training.small_runs import options, state_files, trained, write_rows
 from twinstream.data.data_error import DataError
 from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
 from twinstream.training.checkpoints import CheckpointError, Checkpoints
-from twinstream.training.options import OptionsError, read_options
+from twinstream.training.options import OptionsError, read_options, write_options
+from twinstream.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -48,6 +49,20 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 121)
     with pytest.raises(DataError, match="not that of the checkpoint"):
         trained(wanted, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("beta2", 0.9), ("seed", 1), ("dtype", "bfloat16"), ("tokens_per_step", 512), ("lora", "r=4"),
+     ("optimizer_state", "8bit"), ("max_grad_norm", 0.0), ("model", "tiny")],
+)  # fmt: skip
+def test_what_decides_the_bits_cannot_change(name: str, value: object, tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    wanted.output.mkdir()
+    write_options(wanted, wanted.output)
+    with pytest.raises(OptionsError, match=name):
+        Trainer(wanted.model_copy(update={name: value}), resume=True)
+    Trainer(wanted.model_copy(update={"device_mem": "1GiB", "steps": 9}), resume=True)
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:

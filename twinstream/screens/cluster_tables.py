@@ -3,27 +3,26 @@
 from collections.abc import Sequence
 
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.fitting import FittedCurve
-from twinstream.hardware_profiles.schema import Number
+from twinstream.screens.tables import listing_table, number_text
 
 
 def clusters_table(clusters: Sequence[Cluster]) -> Group:
     """What each cluster is made of; rates are nominal, of one direction."""
     columns = ("GPUs/node", "GPU GB/s", "NICs/node", "NIC GB/s", "most nodes", "curves")
-    table = _table(("name", "node"), columns)
+    table = listing_table(("name", "node"), columns)
     table.columns[0].no_wrap = True  # a name is there to be copied
     for one in clusters:
         table.add_row(
             one.name,
             one.machine,
-            _shown(one.gpus_per_node, 1),
-            _shown(one.node_bytes_per_s, 1e9),
-            _shown(one.nics_per_node, 1),
-            _shown(one.nic_bytes_per_s, 1e9),
-            _shown(one.most_nodes, 1),
+            number_text(one.gpus_per_node, 1),
+            number_text(one.node_bytes_per_s, 1e9),
+            number_text(one.nics_per_node, 1),
+            number_text(one.nic_bytes_per_s, 1e9),
+            number_text(one.most_nodes, 1),
             str(len(one.curves)),
         )
     return Group("Clusters", table)
@@ -31,7 +30,7 @@ def clusters_table(clusters: Sequence[Cluster]) -> Group:
 
 def curves_table(fitted: Sequence[FittedCurve]) -> Group:
     """Each curve that was made, with how far it is off on its points and on sizes left out."""
-    table = _table(
+    table = listing_table(
         ("collective", "ranks", "a node", "dtype", "form"), ("points", "error", "left out")
     )
     for one in fitted:
@@ -49,16 +48,3 @@ def curves_table(fitted: Sequence[FittedCurve]) -> Group:
         )
     told = "Left out: each size but the least and the most, by a curve made of the others."
     return Group("Curves of collectives", table, told)
-
-
-def _table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in texts:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _shown(number: Number | None, unit: float) -> str:
-    return "-" if number is None or number.value is None else f"{number.value / unit:,g}"

@@ -48,7 +48,7 @@ def readable(name: str) -> str:
 
 def models_table(models: Sequence[ModelSpec]) -> Group:
     columns = "layers,d_model,heads,KV heads,d_ff,vocabulary,parameters"
-    table = _table(["name"], [*columns.split(","), "dtype"])
+    table = listing_table(["name"], [*columns.split(","), "dtype"])
     for spec in models:
         sizes = (spec.num_layers, spec.d_model, spec.num_heads, spec.num_kv_heads, spec.d_ff)
         shown = [f"{size:,}" for size in (*sizes, spec.vocab_size)]
@@ -58,19 +58,19 @@ def models_table(models: Sequence[ModelSpec]) -> Group:
 
 def machines_table(machines: Sequence[Machine]) -> Group:
     columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB,error"
-    table = _table(["name", "device"], columns.split(","))
+    table = listing_table(["name", "device"], columns.split(","))
     table.columns[0].no_wrap = True  # a name is there to be copied
     for machine in machines:
         table.add_row(
             machine.name,
             machine.device,
-            _shown(machine.peak_bf16_flop_per_s, 1e12),
-            _shown(machine.hbm_bytes_per_s, 1e9),
-            _shown(machine.pcie_h2d_bytes_per_s, 1e9),
-            _shown(machine.pcie_d2h_bytes_per_s, 1e9),
-            _shown(machine.pcie_duplex_bytes_per_s, 1e9),
-            _shown(machine.device_memory_bytes, 2**30),
-            _shown(machine.host_memory_bytes, 2**30),
+            number_text(machine.peak_bf16_flop_per_s, 1e12),
+            number_text(machine.hbm_bytes_per_s, 1e9),
+            number_text(machine.pcie_h2d_bytes_per_s, 1e9),
+            number_text(machine.pcie_d2h_bytes_per_s, 1e9),
+            number_text(machine.pcie_duplex_bytes_per_s, 1e9),
+            number_text(machine.device_memory_bytes, 2**30),
+            number_text(machine.host_memory_bytes, 2**30),
             uncertainty_of(machine).short.removeprefix("+/- "),
         )
     return Group("Machines", table, *_errors_told(machines))
@@ -96,10 +96,11 @@ def probed_table(machine: Machine) -> Group:
         field: number for field in NUMBER_FIELDS if (number := getattr(machine, field)) is not None
     }
     shared = next(iter(numbers.values())).source
-    table = _table(["number"], ["value"])
+    table = listing_table(["number"], ["value"])
     table.add_column("", overflow="fold")
     for field, number in numbers.items():
-        table.add_row(field, _shown(number, 1), number.source.removeprefix(shared).lstrip(", "))
+        note = number.source.removeprefix(shared).lstrip(", ")
+        table.add_row(field, number_text(number, 1), note)
     for key, curve in machine.efficiency.items():
         reached = f"{curve.max:.1%}, half at {curve.half:.3g} {curve.of}"
         note = curve.source.removeprefix(shared).lstrip(", ")
@@ -144,7 +145,7 @@ def sequences_text(workload: Workload) -> str:
 
 
 def utilization_table(timeline: Timeline) -> Group:
-    table = _table(["resource"], ["used"])
+    table = listing_table(["resource"], ["used"])
     for resource, share in sorted(timeline.utilization.items(), key=lambda item: -item[1]):
         table.add_row(resource, f"{share:.1%}")
     return Group("Utilization of the machine's resources", table)
@@ -185,7 +186,7 @@ def nondeterminism_notes(schedule: Schedule) -> list[str]:
 
 def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:
     """Memory, traffic, recompute and step times of several (schedule, predicted, measured)."""
-    table = _table([""], list(trials))
+    table = listing_table([""], list(trials))
     rows: dict[str, list[str]] = {}
     for schedule, predicted, measured in trials.values():
         pair = Pair(predicted=predicted.step_time_s, measured=measured.step_time_s)
@@ -239,10 +240,10 @@ def groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
 
 
 def _comparison_table(left: list[str]) -> Table:
-    return _table(left, ["predicted", "measured", "error"])
+    return listing_table(left, ["predicted", "measured", "error"])
 
 
-def _table(left: list[str], right: list[str]) -> Table:
+def listing_table(left: Sequence[str], right: Sequence[str]) -> Table:
     """Columns of text on the left, of numbers on the right."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in left:
@@ -278,7 +279,8 @@ def _cap(cap_bytes: int | None) -> str:
     return "none" if cap_bytes is None else gib(cap_bytes)
 
 
-def _shown(number: Number | None, unit: float) -> str:
+def number_text(number: Number | None, unit: float) -> str:
+    """In a unit; a dash where a profile does not state it."""
     if number is None:
         return "-"
     return "no limit" if number.value is None else f"{number.value / unit:,.4g}"

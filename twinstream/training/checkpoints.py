@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt
 
 from twinstream.data.order import Position
-from twinstream.executor.weights.durable_files import sync
+from twinstream.executor.weights.durable_files import sync, whole_folder, writing
 from twinstream.models.adapters.lora import ADAPTERS
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -188,24 +188,17 @@ def written_names(carried: Sequence[str], *, adapters: bool) -> list[str]:
     return [name for name in carried if not adapters or f".{ADAPTERS}" in name]
 
 
-def linked_copy(source: Path, destination: Path, leave_out: Callable[[Path], bool]) -> None:
+def linked_copy(source: Path, destination: Path, leave_out: Sequence[str]) -> None:
     """A folder with the files of another, at no cost where the file system has hard links.
 
     Raises:
-        CheckpointError: it cannot be written.
+        WeightsError: it cannot be written; what was there before is.
     """
-    partial = destination.with_name(f".{destination.name}{_PARTIAL}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(destination, replaces=True) as folder, writing(destination, 0):
+        folder.mkdir(parents=True)
         for path in sorted(source.iterdir()):
-            if path.is_file() and not leave_out(path):
-                _link(path, partial / path.name)
-        shutil.rmtree(destination, ignore_errors=True)
-        partial.rename(destination)
-        sync(destination.parent)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {destination}: {told(error)}") from None
+            if path.is_file() and path.name not in leave_out:
+                _link(path, folder / path.name)
 
 
 def _link(source: Path, destination: Path) -> None:

@@ -26,6 +26,14 @@ WHAT, DATA, STEPS, ADAMW, PLAN, KEEP = (
 )
 
 
+# What decides the bits of a run, beside the data, whose fingerprint is compared.
+FIXED = (
+    *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
+    *("weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients", "kernels"),
+    "attention",
+)
+
+
 class OptionsError(ArgumentError):
     """An option is unknown or cannot be what was given; says which, and where it stands."""
 
@@ -171,6 +179,29 @@ def read_options(path: Path) -> dict[str, Any]:
         raise OptionsError(f"cannot read {path}: {told(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} is not valid TOML: {error}") from None
+
+
+def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
+    """
+    Args:
+        before: of the run that is to go on, as they were resolved.
+
+    Raises:
+        OptionsError: one that decides the bits of the run is another now.
+    """
+    pairs = {name: (getattr(wanted, name), getattr(before, name)) for name in FIXED}
+    pairs["model"] = Path(wanted.model).resolve(), Path(before.model).resolve()
+    for name, (now, then) in pairs.items():
+        if now != then and now is not None:
+            raise OptionsError(
+                f"{name} is {now!r:.60}, and the run that is to go on began with {then!r:.60}: it "
+                "decides the bits of the run and cannot change; leave it out, or start a new run"
+            )
+    if (wanted.max_grad_norm > 0) != (before.max_grad_norm > 0):
+        raise OptionsError(
+            "max_grad_norm: whether gradients are clipped cannot change under a resume; leave it "
+            "out, or start a new run"
+        )
 
 
 def write_options(options: TrainOptions, folder: Path) -> None:

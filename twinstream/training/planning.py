@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from twinstream.data.chunk_stream import ChunkStream
+from twinstream.data.order import Position
+from twinstream.data.packing import ChunkShape
 from twinstream.data.training_data import TrainingData
 from twinstream.models.freezing import trained_of
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -45,6 +48,24 @@ class Plan:
     @property
     def chunks_per_step(self) -> int:
         return self.workload.chunks_per_round * self.workload.rounds_per_step
+
+    def shape(self, data: TrainingData) -> ChunkShape:
+        """Of the chunks of the data; one that is computed in slices has a document of its own."""
+        work, packing = self.workload, self.workload.packing
+        return ChunkShape(
+            work.chunk_tokens * self.pieces,
+            data.longest,
+            2 if packing is None else packing.most_sequences,
+            alone=packing is None,
+        )
+
+    def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
+        """The data in such chunks, from a position on."""
+        shape = self.shape(data)
+        return data.chunks(
+            chunk_tokens=shape.chunk_tokens, most_documents=shape.most_documents, seed=seed,
+            start=start, alone=shape.alone,
+        )  # fmt: skip
 
 
 def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:

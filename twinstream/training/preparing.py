@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import ceil
+from time import perf_counter
 
 from twinstream.data.training_data import TrainingData
 from twinstream.measures.metrics import Summary, summarize
@@ -82,7 +82,7 @@ def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpo
     """
     tell("reading the data")
     data, eval_data = open_data(options, model)
-    start = datetime.now(UTC)
+    start_s = perf_counter()
     if checkpoint is None:
         recipe = recipe_of(options, here, model.spec)
         tell(f"planning {model.spec.name} for {here.machine.name}")
@@ -92,7 +92,7 @@ def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpo
         recipe = checkpoint.state.recipe
         tell(f"planning {model.spec.name} for {here.machine.name} again")
         plan = plan_again(options, here, model.spec, recipe, checkpoint.state.workload)
-    plan_seconds = (datetime.now(UTC) - start).total_seconds()
+    plan_seconds = perf_counter() - start_s
     recipe = Recipe.model_validate(plan.schedule.recipe)
     num_steps = steps_wanted(options, data, plan.workload.tokens_per_step)
     options = resolved(options, here, model, plan, num_steps)

@@ -25,7 +25,13 @@ from twinstream.training.checkpoints import (
 )
 from twinstream.training.machine import keep_machine, machine_here
 from twinstream.training.opening import open_model
-from twinstream.training.options import OptionsError, TrainOptions, write_options
+from twinstream.training.options import (
+    OptionsError,
+    TrainOptions,
+    read_options,
+    require_same,
+    write_options,
+)
 from twinstream.training.preparing import Prepared, Tell, prepare
 from twinstream.training.run.segment_run import SegmentRun
 from twinstream.training.run.segments import Segment, segments
@@ -91,6 +97,8 @@ class Trainer:
         every("save_every", options.save_every)  # raises before any work
         self._files = RunFiles(options.output)
         _require_usable(self._files, resume=resume)
+        if resume:
+            require_same(options, TrainOptions.of(read_options(self._files.options)))
         self._checkpoints = Checkpoints(options.output)
         self._checkpoint: Checkpoint | None = self._checkpoints.latest() if resume else None
         self._prepared: Prepared | None = None
@@ -153,7 +161,7 @@ class Trainer:
         model = None
         if checkpoint is not None and step == prepared.num_steps:
             model = self._files.model
-            linked_copy(checkpoint.path, model, lambda path: path.name in (STATE_FILE, COMPLETE))
+            linked_copy(checkpoint.path, model, leave_out=(STATE_FILE, COMPLETE))
         measured = None
         if part is not None and timeline is not None:
             measured = self._compared(prepared, part, timeline)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from twinstream.data.packing import Chunk, ChunkShape, empty_chunk
+from twinstream.data.packing import Chunk, empty_chunk
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.log.metrics import EvalMetrics
@@ -60,24 +60,15 @@ class Evaluator:
 
 def _passes(plan: Plan, data: TrainingData, most_tokens: int) -> list[StepData]:
     """The data once, or its first chunks; the last pass filled up with empty ones."""
-    work, packing = plan.workload, plan.workload.packing
-    shape = ChunkShape(
-        work.chunk_tokens * plan.pieces,
-        data.longest,
-        2 if packing is None else packing.most_sequences,
-        alone=packing is None,
-    )
+    shape = plan.shape(data)
     most = max(1, most_tokens // shape.chunk_tokens)
     chunks: list[Chunk] = []
-    with data.chunks(
-        chunk_tokens=shape.chunk_tokens, most_documents=shape.most_documents, seed=0,
-        alone=shape.alone,
-    ) as stream:  # fmt: skip
+    with plan.chunks(data, seed=0) as stream:
         for chunk in stream:
             chunks.append(chunk)
             if stream.position.epoch or len(chunks) == most:
                 break
         after = stream.position
-    each = work.chunks_per_round // plan.pieces
+    each = plan.workload.chunks_per_round // plan.pieces
     chunks += [empty_chunk(shape)] * (-len(chunks) % each)
     return [StepData.of(tuple(chunks[at : at + each]), after) for at in range(0, len(chunks), each)]

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+from twinstream.data.chunk_stream import ChunkStream
+from twinstream.data.order import Position
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
 from twinstream.schedule.errors import TwinstreamError
@@ -54,7 +56,7 @@ class SegmentRun:
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self._evaluated_step: int | None = None
-        self._stream: Any = None
+        self._stream: ChunkStream | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -125,18 +127,12 @@ class SegmentRun:
 
     def _open_data(self, segment: Segment, checkpoint: Checkpoint | None) -> None:
         data, plan = self._prepared.data, segment.plan
-        work, packing = plan.workload, plan.workload.packing
-        if self._stream is not None:
-            self._stream.close()
-        more = {} if checkpoint is None else {"start": checkpoint.state.position.position()}
-        self._stream = data.chunks(
-            chunk_tokens=work.chunk_tokens * plan.pieces,
-            most_documents=2 if packing is None else packing.most_sequences,
-            seed=self._prepared.options.seed,
-            alone=packing is None,
-            **more,
-        )
-        self._batches = StepBatches(self._stream, plan.chunks_per_step, segment.first, plan.pieces)
+        if self._stream is None:  # a segment has the chunks that come after those of the one before
+            start = Position() if checkpoint is None else checkpoint.state.position.position()
+            self._stream = plan.chunks(data, self._prepared.options.seed, start)
+            self._batches = StepBatches(
+                self._stream, plan.chunks_per_step, segment.first, plan.pieces
+            )
         self._recorder = StepRecorder(
             self._batches,
             self._prepared.rate,
