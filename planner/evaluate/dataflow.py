@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from twinstream.schedule.derived.makers import with_makers
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.accesses import AccessMap
 
@@ -28,10 +29,4 @@ class Dataflow:
 
     def needed_by(self, positions: Iterable[int]) -> set[int]:
         """These ops, and all that make what they read, directly or not."""
-        needed = set(positions)
-        open_ends = list(needed)
-        while open_ends:
-            fresh = self._sources[open_ends.pop()] - needed
-            needed |= fresh
-            open_ends += fresh
-        return needed
+        return with_makers(positions, self._sources)

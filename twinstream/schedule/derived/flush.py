@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.derived.makers import with_makers
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -19,6 +20,8 @@ from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
 from twinstream.schedule.tensors import DEVICE, Carried, Role, Tensor
 
 _STATE: tuple[Role, ...] = ("parameter", "optimizer_state")
+
+_BEGINNING = -1  # for the number of an op: what is there before the first
 
 Content = tuple[int, int]  # leaf (its number), version
 
@@ -145,7 +148,7 @@ def _waits(operand: TaskOperand, tensors: dict[str, Tensor], waiting: set[str]) 
 
 @dataclass
 class _Placed:
-    """What lies where, op after op, and which op put it there: by number, -1 before the first."""
+    """What lies where, op after op, and which op put it there, by number."""
 
     map: AccessMap
     memory: list[MemoryCells] = field(init=False)
@@ -157,7 +160,7 @@ class _Placed:
     def carry(self, item: Carried) -> None:
         tier, ranges = self.map.ranges(item.tensor, item.slot, None)
         for start, end, leaf in ranges:
-            self.memory[tier].replace(Cell(start, end, leaf, 0, 0, -1))
+            self.memory[tier].replace(Cell(start, end, leaf, 0, 0, _BEGINNING))
 
     def run(self, op: Op) -> None:
         """Note by which ops what it reads was made, and what it makes."""
@@ -172,7 +175,7 @@ class _Placed:
                 leaf = GARBAGE if access.mode == "scratch" else access.leaf
                 version = access.version + (access.mode == "update")
                 memory.replace(Cell(access.start, access.end, leaf, version, 0, number))
-        self.made_by.append(makers)
+        self.made_by.append(makers - {_BEGINNING})
 
     def holds(self, copy: Copy) -> bool:
         """Whether what it copies is at its destination already: nothing that is left out came."""
@@ -223,7 +226,7 @@ class _Flush:
                 found.append(self._restored(leaf, slot))
                 self._placed.run(found[-1])
             wanted.add(maker)
-        kept = self._with_makers(wanted)
+        kept = with_makers(wanted - {_BEGINNING}, self._placed.made_by)
         return tuple(op for number, op in enumerate(found) if number in kept)
 
     def _candidates(self) -> Iterator[Op]:
@@ -283,13 +286,3 @@ class _Flush:
             f"after the updates alone slot '{slot}' lacks '{leaf}', which is in no other memory "
             "then: plan with another policy, or with the optimizer after backward"
         )
-
-    def _with_makers(self, wanted: set[int]) -> set[int]:
-        """These ops and all that made what they read."""
-        found, left = set[int](), [number for number in wanted if number >= 0]
-        while left:
-            number = left.pop()
-            if number not in found:
-                found.add(number)
-                left += [maker for maker in self._placed.made_by[number] if maker >= 0]
-        return found
