@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.training.small_runs import options, state_files, trained, write_config, write_rows
 from twinstream.data.data_error import DataError
 from twinstream.executor.weights.errors import WeightsError
+from twinstream.log.tensorboard import TensorBoardMissingError
 from twinstream.planner import planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.checkpoints import Checkpoints
@@ -112,6 +114,14 @@ def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> 
     wanted = round(2 * prepared.data.epoch_tokens / 256)
     assert abs(prepared.num_steps - wanted) <= 1
     assert prepared.options.learning_rate == 3e-4 and prepared.options.backend == "cpu"
+
+
+def test_tensorboard_that_is_missing_is_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    refused(tmp_path, TensorBoardMissingError, "twinstream.tensorboard", tensorboard=True)
 
 
 def refused(folder: Path, kind: type[TwinstreamError], match: str, **given: Any) -> None:

@@ -48,6 +48,14 @@ class TensorBoardLog:
         self._writer.close()
 
 
+def require_tensorboard() -> None:
+    """
+    Raises:
+        TensorBoardMissingError: says what to install.
+    """
+    _writer_class()
+
+
 def scalars_of(event: AnyEvent) -> dict[str, float]:
     """What TensorBoard shows of an event, by tag; what is unknown is left out."""
     if isinstance(event, CheckpointMetrics):

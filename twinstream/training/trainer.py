@@ -9,7 +9,7 @@ from typing import Any
 from twinstream.api import require_torch
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics, MetricsLog
 from twinstream.log.run_files import RunFiles
-from twinstream.log.tensorboard import TensorBoardLog
+from twinstream.log.tensorboard import TensorBoardLog, require_tensorboard
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.files import write_document
@@ -94,7 +94,9 @@ class Trainer:
         require_torch()
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
         self.stop = Stop(tell)
-        every("save_every", options.save_every)  # raises before any work
+        every("save_every", options.save_every)  # raises before any work, as does the next line
+        if options.tensorboard:
+            require_tensorboard()
         self._files = RunFiles(options.output)
         _require_usable(self._files, resume=resume)
         if resume:

@@ -155,10 +155,20 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
             f"Stopped after step {result.step:,}; to go on: twinstream train -o {folder} --resume"
         )
     else:
-        lines.append(f"The model is in {result.model}; transformers loads it as it is.")
+        lines.append(_where(result.model))
     lines.append(f"To see the run: twinstream report {folder}")
     curve = loss_curve([(step.step, step.loss) for step in steps])
     print_report(*trained_screen(result.predicted, result.measured, lines, curve))
+
+
+def _where(model: Path | None) -> str:
+    """What to do with what was trained."""
+    if model is not None and (model / "adapter_config.json").exists():
+        return (
+            f"The adapter is in {model}; PEFT loads it as it is, and `twinstream export {model} -o "
+            "DIR --merge` adds it to its base."
+        )
+    return f"The model is in {model}; transformers loads it as it is."
 
 
 def _flags() -> list[Parameter]:
