@@ -103,8 +103,11 @@ def test_progress_is_a_bar_on_a_terminal_and_on_stderr(monkeypatch):
     assert as_json.json()["policy"]
 
 
+_MOST_LINES = 3000  # some seconds
+
+
 def lines_of(monkeypatch, shown: AbstractContextManager[Callable[[], object]]) -> list[str]:
-    """What is told beside a block that goes on twice and ends after the second line."""
+    """What is told beside a block that goes on twice, until that is told."""
     told: queue.Queue[str] = queue.Queue()
 
     class Stderr(io.StringIO):
@@ -120,9 +123,9 @@ def lines_of(monkeypatch, shown: AbstractContextManager[Callable[[], object]]) -
         first = told.get(timeout=60)
         advance()
         advance()
-        seen = [first, told.get(timeout=60), told.get(timeout=60)]
-    while not told.empty():
-        seen.append(told.get())
+        seen = [first]
+        while ": 2 of " not in seen[-1] and len(seen) < _MOST_LINES:  # lines of before may wait
+            seen.append(told.get(timeout=60))
     return seen
 
 
