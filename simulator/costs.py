@@ -12,7 +12,8 @@ from twinstream.hardware_profiles.cost import (
 )
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.errors import SeveralRanksError
+from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.simulator.flows import Flow
 
@@ -76,6 +77,8 @@ class MachineCosts:
                 return self._copy_cost(*places, self._copied_bytes(op))
             case Feed() | Fetch():
                 return self._host_cost(self._copied_bytes(op))
+            case Communicate():
+                raise SeveralRanksError(op.op_id)
             case _:
                 assert_never(op)
 

@@ -11,7 +11,8 @@ from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.errors import SeveralRanksError
+from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 
 
 def bind_works(
@@ -35,6 +36,8 @@ def bind_works(
             case Feed() | Fetch():
                 slot = arenas.view(op.tensor, op.slot)
                 return lambda pass_index: host_work.run(op, pass_index, slot)
+            case Communicate():
+                raise SeveralRanksError(op.op_id)
             case _:
                 assert_never(op)
 

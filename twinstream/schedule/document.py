@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Finite, PositiveFlops, Size
-from twinstream.schedule.ops import Compute, Copy, KernelCall, Op
+from twinstream.schedule.ops import Communicate, Compute, Copy, KernelCall, Op
 from twinstream.schedule.tensors import Carried, Slot, Tensor
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
@@ -106,8 +106,8 @@ class Schedule(Node):
         for item in (*self.carried, *self.consumed):
             _known(tensors, slots, "carried", item.tensor, item.slot)
         for op in self.ops:
-            if isinstance(op, Compute):
-                if op.call not in self.calls:
+            if isinstance(op, Compute | Communicate):
+                if isinstance(op, Compute) and op.call not in self.calls:
                     raise _unknown("op", op.op_id, "call", op.call)
                 for operand in op.operands:
                     _known(tensors, slots, op.op_id, operand.tensor, operand.slot)

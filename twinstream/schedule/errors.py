@@ -19,6 +19,16 @@ class ArgumentError(TwinstreamError):
     """A function was given something else than it takes."""
 
 
+class SeveralRanksError(TwinstreamError):
+    """A schedule of one rank among several was run, or simulated, by itself."""
+
+    def __init__(self, op_id: str) -> None:
+        super().__init__(
+            f"op '{op_id}' communicates with other ranks: this schedule is one rank's part of a "
+            "cluster's, and takes part in that only"
+        )
+
+
 def require(name: str, value: object, *kinds: type) -> None:
     """Refuse an argument that is of none of these types.
 

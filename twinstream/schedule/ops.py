@@ -1,8 +1,9 @@
 """Operations of a schedule, in issue order on named streams."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.cost import Work
 from twinstream.schedule.node import Node
@@ -123,4 +124,42 @@ class Fetch(OpBase):
     sink: str
 
 
-Op = Annotated[Compute | Copy | Feed | Fetch, Field(discriminator="kind")]
+class Communicate(OpBase):
+    """One side of a collective, or of a message, among the ranks of a mesh (`schedule.cluster`).
+
+    The group is all ranks that differ from this one along `axes` only. `send` and `recv` are
+    along one axis: a send goes to the rank `shift` further (modulo the axis), a recv comes from
+    the rank that is so; the two sides have opposite shifts. `sequence` counts, from 0 in every
+    pass, the ops of a class that have the same communicator: (axes, queue) of a collective,
+    (axis, shift, which of send and recv) of a message. Sides with equal group and sequence meet:
+    none is through before all have begun (rendezvous).
+
+    An all_reduce updates its operands, reduce_scatter and all_gather read one and write the
+    other (or update one that holds both), all_to_all reads one and writes the other. With
+    `rank_order` sums are taken in rank order in float32, the same bits on any transport; with
+    `library` as the library likes.
+    """
+
+    kind: Literal["communicate"] = "communicate"
+    collective: Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"]
+    axes: Annotated[tuple[str, ...], Field(min_length=1)]
+    shift: Annotated[int, Field(ge=-(2**20), le=2**20)] = 0
+    sequence: Count
+    operands: Annotated[tuple[Operand, ...], Field(min_length=1)]
+    reduction: Literal["rank_order", "library"] = "library"
+    label: Label
+
+    @model_validator(mode="after")
+    def _shift_is_of_messages(self) -> Self:
+        message = self.collective in ("send", "recv")
+        if message != bool(self.shift) or (message and len(self.axes) != 1):
+            raise PydanticCustomError(
+                "shift_of_message",
+                "op '{op}': a send or recv is along one axis with a shift other than 0, a "
+                "collective has none",
+                {"op": self.op_id},
+            )
+        return self
+
+
+Op = Annotated[Compute | Copy | Feed | Fetch | Communicate, Field(discriminator="kind")]

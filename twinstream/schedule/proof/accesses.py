@@ -128,7 +128,7 @@ class AccessMap:
 
 def uses_of(op: Op) -> list[Use]:
     """What the op uses, in the order of its operands; of a copy what it reads, then writes."""
-    if op.kind == "compute":
+    if op.kind == "compute" or op.kind == "communicate":
         return [(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
     if op.kind == "copy":
         return [

@@ -114,9 +114,12 @@ def _fit_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Viola
 def _memory_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Violation]:
     """A device's operands lie in a device's memory, the host's in host memory."""
     for op in schedule.ops:
-        if op.kind != "compute":
+        if op.kind == "compute":
+            processor = schedule.calls[op.call].processor
+        elif op.kind == "communicate":
+            processor = "device"
+        else:
             continue
-        processor = schedule.calls[op.call].processor
         for operand in op.operands:
             tier = access_map.slots[operand.slot].tier
             if tier.kind != processor:

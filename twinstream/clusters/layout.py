@@ -1,0 +1,66 @@
+"""How a model and its batch are laid out over the ranks of a cluster, and which layouts can be."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twinstream.models.shapes.shape import ModelShape
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Count, PositiveCount
+
+Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
+Recompute = Literal["none", "selective", "full"]
+
+
+class LayoutError(TwinstreamError):
+    """A layout that cannot be; the message says why, with the numbers."""
+
+
+class Layout(Node):
+    """Degrees of parallelism, and what goes with them.
+
+    Fields:
+        tp: tensor parallel; with `sequence_parallel` norms and residuals are split over it too.
+        cp: context parallel: each sequence is split, keys and values go around a ring.
+        pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
+        dp: data parallel replicas, GPUs / (tp cp pp); `ep` of them share the routed experts.
+        micro_batch: sequences of a microbatch on one replica.
+        zero: 0 nothing is sharded over the replicas, 1 the optimizer's state, 2 gradients too,
+            3 parameters too (FSDP), over `shard` ranks (None: all of dp and cp).
+        recompute: selective runs the attention core again in backward, full the whole layer.
+        tp_overlap: tensor parallel communication runs beside the matmul it belongs to.
+        stage_layers: layers of every virtual stage in the order of the model; None: as even as
+            can be (`stages_of`).
+        gradient_dtype: in which gradients are summed, over microbatches and over ranks.
+        expert_imbalance: how many times the mean the busiest rank's experts get.
+        offload: parameters, gradients, state and activations may be on the host.
+    """
+
+    tp: PositiveCount = 1
+    cp: PositiveCount = 1
+    pp: PositiveCount = 1
+    dp: PositiveCount = 1
+    ep: PositiveCount = 1
+    virtual_stages: PositiveCount = 1
+    micro_batch: PositiveCount = 1
+    pipeline: Pipeline = "1f1b"
+    zero: Literal[0, 1, 2, 3] = 1
+    shard: PositiveCount | None = None
+    recompute: Recompute = "none"
+    sequence_parallel: bool = True
+    tp_overlap: bool = False
+    stage_layers: tuple[Count, ...] | None = None
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0
+    offload: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the layout."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def shards(self) -> int:
+        """Over how many ranks ZeRO shards."""
+        return self.shard or self.dp * self.cp

@@ -1,0 +1,1 @@
+"""A schedule for many devices: a mesh, classes of equal ranks, one schedule each, and its proof."""
