@@ -46,15 +46,15 @@ def layer_parameters(shape: ModelShape) -> LayerParameters:
     >>> layer_parameters(ModelShape.of(spec)).total == spec.num_block_parameters
     True
     """
-    whole = _Split(shape, tp=1, ep=1)
+    whole = _Split(shape, tp=1, ep=1, etp=1)
     experts = shape.experts
     return LayerParameters(
         attention=whole.attention(),
-        mlp=0 if experts else norm_parameters(shape) + whole.mlp(shape.d_ff),
+        mlp=0 if experts else norm_parameters(shape) + whole.mlp(shape.d_ff, 1),
         router=whole.router(),
-        expert=whole.mlp(experts.d_ff) if experts else 0,
+        expert=whole.mlp(experts.d_ff, 1) if experts else 0,
         num_experts=experts.count if experts else 0,
-        shared_expert=whole.mlp(experts.shared_d_ff) if experts else 0,
+        shared_expert=whole.mlp(experts.shared_d_ff, 1) if experts else 0,
     )
 
 
@@ -94,24 +94,26 @@ def padded_vocab(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // multiple) * multiple
 
 
-def rank_parameters(shape: ModelShape, tp: int, ep: int, part: ParameterPart) -> int:
+def rank_parameters(
+    shape: ModelShape, tp: int, ep: int, part: ParameterPart, etp: int | None = None
+) -> int:
     """Parameters of a part of one layer, or of one outside the layers, that one rank holds.
 
     Over `tp` matrices are split by heads, by FFN width and by rows of the padded vocabulary. Norms,
     the router, learned positions and the biases of row-parallel layers (output and down projection)
     are held by each rank; so are key and value heads of which there are fewer than ranks. Over `ep`
-    whole experts are split, each of them over `tp` too; a shared expert is split over `tp` alone
-    and counted among `experts`. A tied head has none of its own; where it does not lie with the
-    embedding, as on a last pipeline stage, it is a copy of it, as large as part `embedding`.
-    What a size does not divide is rounded up.
+    whole experts are split, each of them over `etp`, which is `tp` unless given; a shared expert is
+    split over `tp` alone and counted among `experts`. A tied head has none of its own; where it
+    does not lie with the embedding, as on a last pipeline stage, it is a copy as large as that.
+    What does not divide is rounded up.
     """
-    split = _Split(shape, tp, ep)
+    split = _Split(shape, tp, ep, tp if etp is None else etp)
     experts = shape.experts
     match part:
         case "attention":
             return split.attention()
         case "mlp":
-            return 0 if experts else norm_parameters(shape) + split.mlp(shape.d_ff)
+            return 0 if experts else norm_parameters(shape) + split.mlp(shape.d_ff, tp)
         case "router":
             return split.router()
         case "experts":
@@ -147,6 +149,7 @@ class _Split(NamedTuple):
     shape: ModelShape
     tp: int
     ep: int
+    etp: int
 
     def attention(self) -> int:
         shape = self.shape
@@ -158,11 +161,11 @@ class _Split(NamedTuple):
         head_norms = 2 * shape.head_dim if shape.qk_norm else 0
         return norm_parameters(shape) + matrices + qkv_bias + output_bias + head_norms
 
-    def mlp(self, d_ff: int) -> int:
-        """Matrices and biases of a feed-forward network of this width; 0 of none."""
+    def mlp(self, d_ff: int, ranks: int) -> int:
+        """Matrices and biases of a feed-forward network split over so many ranks; 0 of none."""
         if not d_ff:
             return 0
-        shape, width = self.shape, -(-d_ff // self.tp)
+        shape, width = self.shape, -(-d_ff // ranks)
         d_up = (2 if shape.gated else 1) * width
         return (d_up + width) * shape.d_model + (d_up + shape.d_model if shape.biases else 0)
 
@@ -175,7 +178,8 @@ class _Split(NamedTuple):
         experts = self.shape.experts
         if experts is None:
             return 0
-        return -(-experts.count // self.ep) * self.mlp(experts.d_ff) + self.mlp(experts.shared_d_ff)
+        routed = -(-experts.count // self.ep) * self.mlp(experts.d_ff, self.etp)
+        return routed + self.mlp(experts.shared_d_ff, self.tp)
 
     def vocab_matrix(self) -> int:
         return padded_vocab(self.shape.vocab_size, self.tp) // self.tp * self.shape.d_model

@@ -22,8 +22,9 @@ class RankSizes:
     """One rank's share of one microbatch: `micro_batch` sequences of `seq_len` tokens.
 
     Of each sequence a rank has seq_len / cp tokens, in two slices whose causal work is the same on
-    each rank (zigzag). Heads, FFN width and vocabulary are split over `tp`, experts over `ep`. With
-    `sequence_parallel` what lies between the matrix products is split by tokens over `tp`.
+    each rank (zigzag). Heads, FFN width and vocabulary are split over `tp`, experts over `ep`, each
+    expert's width over `etp`, which is `tp` unless given. With `sequence_parallel` what lies
+    between the matrix products is split by tokens over `tp`.
 
     `dtype` is that of activations and parameters; the matrix products of linear layers run in
     `matmul_dtype`, by default the same, but for those of router and head. Weight gradients are
@@ -43,6 +44,7 @@ class RankSizes:
     tp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int | None = None
     sequence_parallel: bool = False
     dtype: str = "bfloat16"
     matmul_dtype: str | None = None
@@ -107,10 +109,18 @@ class RankSizes:
 
     @property
     def expert_tokens(self) -> int:
-        """Tokens that come to the rank's experts, all together."""
+        """Tokens that come to the rank's experts, all together: those of etp ranks of a tp group
+        for each of the ranks that experts are split over."""
         if self.shape.experts is None:
             return 0
-        return self._rounded_up(self.tokens * self.shape.experts.per_token)
+        shared = self.tokens * self.shape.experts.per_token * self.expert_tp
+        # in whole millionths, so that 1.1 x 10 is 11 and not 11.000000000000002 rounded up
+        return -(-shared * round(self.expert_imbalance * 10**6) // (self.tp * 10**6))
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split an expert's width."""
+        return self.tp if self.etp is None else self.etp
 
     @property
     def itemsize(self) -> int:
@@ -132,13 +142,20 @@ class RankSizes:
         """Of an element that linear layers multiply."""
         return BITS_OF_DTYPE[self.matmul_dtype or self.dtype]
 
-    def split(self, width: int) -> int:
-        """Columns of this rank of a width that is split over tp."""
-        return -(-width // self.tp)
+    @property
+    def d_ff(self) -> int:
+        """Width of the dense FFN."""
+        return -(-self.shape.d_ff // self.tp)
 
-    def _rounded_up(self, tokens: int) -> int:
-        # in whole millionths, so that 1.1 x 10 is 11 and not 11.000000000000002 rounded up
-        return -(-tokens * round(self.expert_imbalance * 10**6) // 10**6)
+    @property
+    def expert_d_ff(self) -> int:
+        """Width of each routed expert."""
+        return -(-self.shape.experts.d_ff // self.expert_tp) if self.shape.experts else 0
+
+    @property
+    def shared_d_ff(self) -> int:
+        """Width of the shared expert."""
+        return -(-self.shape.experts.shared_d_ff // self.tp) if self.shape.experts else 0
 
 
 def shape_refusals(sizes: RankSizes, pp: int = 1) -> list[str]:
@@ -150,13 +167,7 @@ def shape_refusals(sizes: RankSizes, pp: int = 1) -> list[str]:
         found.append(f"{heads} heads are not divisible by tp {tp}")
     if kv_heads % tp and tp % kv_heads:
         found.append(f"{kv_heads} KV heads are neither divisible by tp {tp} nor divide it")
-    widths = {"d_ff": shape.d_ff}
-    if shape.experts:
-        widths = {"d_ff of an expert": shape.experts.d_ff,
-                  "d_ff of the shared expert": shape.experts.shared_d_ff}  # fmt: skip
-    found += [
-        f"{n} {width} is not divisible by tp {tp}" for n, width in widths.items() if width % tp
-    ]
+    found += _width_refusals(sizes)
     if sizes.ep > 1 and shape.experts is None:
         found.append(f"ep is {sizes.ep}, but {shape.name} has no experts")
     elif shape.experts and shape.experts.count % sizes.ep:
@@ -164,6 +175,20 @@ def shape_refusals(sizes: RankSizes, pp: int = 1) -> list[str]:
     if shape.num_layers < pp:
         found.append(f"{shape.num_layers} layers are fewer than pp {pp}")
     return found + _sequence_refusals(sizes)
+
+
+def _width_refusals(sizes: RankSizes) -> list[str]:
+    shape, tp, etp = sizes.shape, sizes.tp, sizes.expert_tp
+    if shape.experts is None:
+        splits = [("d_ff", shape.d_ff, "tp", tp)]
+    else:
+        splits = [("d_ff of an expert", shape.experts.d_ff, "etp" if sizes.etp else "tp", etp),
+                  ("d_ff of the shared expert", shape.experts.shared_d_ff, "tp", tp)]  # fmt: skip
+    return [
+        f"{what} {width} is not divisible by {axis} {ranks}"
+        for what, width, axis, ranks in splits
+        if width % ranks
+    ]
 
 
 def _sequence_refusals(sizes: RankSizes) -> list[str]:

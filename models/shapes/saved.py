@@ -126,7 +126,7 @@ def _core(sizes: RankSizes) -> Iterator[SavedTensor]:
 def _mlp(sizes: RankSizes) -> Iterator[SavedTensor]:
     yield SavedTensor("MLP norm input", stored_hidden_bytes(sizes))
     yield _linear_input(sizes, "MLP input", sizes.local_tokens * sizes.shape.d_model)
-    yield from _ffn(sizes, "MLP", sizes.tokens, sizes.shape.d_ff)
+    yield from _ffn(sizes, "MLP", sizes.tokens * sizes.d_ff)
     yield from _mask(sizes, "MLP dropout mask")
 
 
@@ -138,23 +138,21 @@ def _experts(sizes: RankSizes) -> Iterator[SavedTensor]:
     yield SavedTensor("router input", stored_hidden_bytes(sizes))
     yield SavedTensor("router probabilities", local * experts.count * _FLOAT32_BYTES)
     yield _linear_input(sizes, "dispatched tokens", rows * d)
-    yield from _ffn(sizes, "experts", rows, experts.d_ff)
+    yield from _ffn(sizes, "experts", rows * sizes.expert_d_ff)
     # the gradient of a token's weights needs what each expert made of it
     yield SavedTensor("experts' outputs", sizes.routed_tokens * d * sizes.itemsize)
     if experts.shared_d_ff:
         if sizes.casts:
             yield _linear_input(sizes, "shared expert input", local * d)
-        yield from _ffn(sizes, "shared expert", sizes.tokens, experts.shared_d_ff)
+        yield from _ffn(sizes, "shared expert", sizes.tokens * sizes.shared_d_ff)
     yield from _mask(sizes, "MLP dropout mask")
 
 
-def _ffn(sizes: RankSizes, name: str, rows: int, d_ff: int) -> Iterator[SavedTensor]:
+def _ffn(sizes: RankSizes, name: str, elements: int) -> Iterator[SavedTensor]:
     """What an activation reads and what the down projection reads."""
-    elements = rows * sizes.split(d_ff)
-    item = sizes.itemsize
     if sizes.shape.gated:
-        yield SavedTensor(f"{name} gate", elements * item)
-    yield SavedTensor(f"{name} up", elements * item)
+        yield SavedTensor(f"{name} gate", elements * sizes.itemsize)
+    yield SavedTensor(f"{name} up", elements * sizes.itemsize)
     yield _linear_input(sizes, f"{name} down input", elements)
 
 

@@ -108,7 +108,7 @@ class ShapeWork(RankSizes):
         if self.shape.experts is not None:
             return PartWork()
         norm = PartWork((self._norm(),), (self._norm_backward(),))
-        return joined(norm, self._ffn(self.shape.d_ff), self._residual())
+        return joined(norm, self._ffn(self.tokens, self.d_ff), self._residual())
 
     def router(self) -> PartWork:
         """Norm, router and the sorting of tokens by expert; nothing of a dense shape."""
@@ -136,11 +136,11 @@ class ShapeWork(RankSizes):
         sort = (self._vector("permute", 2 * rows * d),) if self.num_experts > 1 else ()
         sorting = PartWork(sort, sort)
         combine = self._vector("permute", (self.local_tokens + self.routed_tokens) * d)
-        routed = joined(sorting, self._ffn(experts.d_ff, self.num_experts), sorting)
+        routed = joined(sorting, self._ffn(rows, self.expert_d_ff, self.num_experts), sorting)
         shared = PartWork()
         if experts.shared_d_ff:
             added = self._vector("residual", 3 * self.local_tokens * d)
-            shared = joined(self._ffn(experts.shared_d_ff), PartWork((added,), (added,)))
+            shared = joined(self._ffn(self.tokens, self.shared_d_ff), PartWork((added,), (added,)))
         return joined(routed, PartWork((combine,), (combine,)), shared, self._residual())
 
     def layer(self) -> PartWork:
@@ -186,12 +186,10 @@ class ShapeWork(RankSizes):
         """Reads so many gradients once, for the sum of their squares."""
         return (self._gradient_kernels.vector("gradient_squares", num_elements),)
 
-    def _ffn(self, d_ff: int, num_experts: int = 0) -> PartWork:
-        """Up (and gate), activation and down, of a dense FFN or of as many as a rank's experts."""
-        shape, groups = self.shape, max(1, num_experts)
-        rows = self.expert_tokens if num_experts else self.tokens
-        each = -(-rows // groups)
-        d, f = shape.d_model, self.split(d_ff)
+    def _ffn(self, rows: int, f: int, groups: int = 1) -> PartWork:
+        """Up (and gate), activation and down; of so many FFNs that share the rows equally."""
+        shape, each = self.shape, -(-rows // groups)
+        d = shape.d_model
         up = (2 if shape.gated else 1) * f
         unit = "swiglu" if shape.gated else "gelu"
         kernels = self._kernels
