@@ -75,6 +75,10 @@ def test_sequence_parallelism_splits_norms_and_residuals() -> None:
     assert {unit: whole[unit] // split[unit] for unit in whole} == {
         "layer_norm": 4, "residual": 4, "gelu": 1,
     }  # fmt: skip
+    whole, split = vectors(one.backward_input), vectors(other.backward_input)
+    assert {unit: whole[unit] // split[unit] for unit in whole} == {
+        "dropout": 4, "gelu_backward": 1, "layer_norm_backward": 4,
+    }  # fmt: skip
 
 
 def test_bytes_of_passes_by_hand() -> None:
@@ -102,10 +106,11 @@ def test_a_ring_of_attention_has_equal_steps_that_add_up() -> None:
     ring = ShapeWork(shape=GATED, seq_len=64, cp=4)
     steps = ring.core_attention_steps()
     assert len(steps) == 4 and len(set(steps)) == 1
-    (step, merge), _ = steps[0]
+    (step, merge), (_, add) = steps[0]
     assert step.shape == (16, 16, 8, 6, 1)
     assert 4 * 4 * step.flops == whole.core_attention().forward[0].flops
     assert merge.hbm_bytes == 2 * 3 * 16 * 48
+    assert add.hbm_bytes == 2 * 3 * 16 * (48 + 2 * 12)
     total = ring.core_attention()
     for kind in ("forward", "backward"):
         for works in zip(getattr(total, kind), *(getattr(s, kind) for s in steps), strict=True):
@@ -137,6 +142,10 @@ def test_experts_take_the_expected_tokens_in_groups() -> None:
     assert up.flops == 2 * 66 * 24 * 40
     assert up.hbm_bytes == 2 * (66 * 40 + 2 * 40 * 24 + 66 * 24)
     assert matmuls(part.backward_weight)[-2:] == [(40, 12, 33), (24, 40, 33)]
+    # sorted on arrival and back, then those of a token summed
+    permuted = [one.hbm_bytes for one in part.forward if one.unit == "permute"]
+    assert permuted == [2 * 2 * 66 * 40, 2 * 2 * 66 * 40, 2 * (30 + 60) * 40]
+    assert [one.hbm_bytes for one in part.backward if one.unit == "permute"] == permuted[::-1]
 
 
 def test_experts_that_tp_does_not_split_take_fewer_tokens() -> None:
@@ -175,6 +184,17 @@ def test_the_embedding_has_positions_and_dropout() -> None:
     }  # fmt: skip
     rope = ShapeWork(shape=GATED, seq_len=32).embedding()
     assert [one.unit for one in rope.forward + rope.backward] == ["embedding", "embedding_backward"]
+    assert rope.backward_weight[0].hbm_bytes == 2 * 4 * 32 * 40
+
+
+def test_biases_have_gradients_of_sums_over_tokens() -> None:
+    work = ShapeWork(shape=PLAIN, seq_len=32, tp=2, sequence_parallel=True)
+    sums = [
+        [one.hbm_bytes for one in part.backward_weight if one.unit == "bias"]
+        for part in (work.attention(), work.mlp())
+    ]
+    # those of row-parallel layers from half of the tokens, 16
+    assert sums == [[2 * 16 * 48, 2 * 32 * 72], [2 * 16 * 48, 2 * 32 * 96]]
 
 
 def test_gradients_are_summed_in_their_own_dtype() -> None:
@@ -202,6 +222,8 @@ def test_fp8_products_read_bytes_and_their_inputs_are_cast() -> None:
 def test_a_norm_of_heads_and_no_rope() -> None:
     routed = [one.unit for one in ShapeWork(shape=ROUTED, seq_len=32).attention().forward]
     assert routed[:4] == ["rms_norm", "matmul", "rms_norm", "rope"]
+    back = [one.unit for one in ShapeWork(shape=ROUTED, seq_len=32).attention().backward_input]
+    assert back[2:5] == ["rope_backward", "rms_norm_backward", "matmul"]
     plain = [one.unit for one in ShapeWork(shape=PLAIN, seq_len=32).attention().forward]
     assert "rope" not in plain
 
