@@ -1,6 +1,7 @@
 """Layers of a virtual stage, forward and backward: one op for all where nothing is said inside."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
@@ -15,9 +16,13 @@ Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient,
 class LayerOps:
     """Emits layers. `alone`: each layer has ops of its own, whatever the microbatch."""
 
-    def __init__(self, builder: StageBuilder, job: Job, weights: StageWeights) -> None:
+    def __init__(
+        self, builder: StageBuilder, job: Job, weights: StageWeights, *, folded: bool = False
+    ) -> None:
         self.b, self.job, self.weights = builder, job, weights
         self.parts: LayerParts = layer_parts(job)
+        if folded:
+            self.parts = replace(self.parts, plain=True)
         self.experts = job.shape.experts is not None
         self.late = job.layout.pipeline == "zero_bubble"
         self.sharded = job.layout.zero == 3
@@ -228,34 +233,42 @@ class LayerOps:
             key = (layer, element.name, j)
             self._put_off[key] = self.b.take("put_off", whole(self.job), "activation", self.job.dtype)
             uses.append(("put_off", self._put_off[key], "write"))
+        gathered = None if self.late else self._gather_again(layer, part, element, kept, j)
         self._op(f"backward.{tag}", f"backward.{element.name}", element.work.backward_input, uses,
                  f"{element.name}_backward", layer, j)  # fmt: skip
         if not self.late:
-            self._weight_element(layer, part, element, current, kept, j)
+            self._weight_element(layer, element, [("d_output", current, "read"), *kept], gathered, j)
+
+    def _gather_again(
+        self, layer: int, part: Part, element: Compute, kept: list[Use], j: int
+    ) -> Held | None:
+        """What a column-parallel product read, beside the gradient of its input: for its weights."""
+        column = element.name in ("attention", "attention_before", "mlp")
+        if not (part.gathered_bytes and column and kept):
+            return None
+        b, tag = self.b, f"{element.name}.{layer}.{j}"
+        gathered = b.take("gathered_again", part.gathered_bytes, "activation", self.job.dtype)
+        given = b.take("gathered_part", self.parts.input_bytes, "activation", self.job.dtype)
+        self._op(f"part.{tag}", "part", (), [kept[0], ("part", given, "write")], "part", layer, j)
+        b.communicate(
+            f"gather.{tag}", "all_gather", ("tp",), "tp",
+            [("part", given, "read"), ("hidden", gathered, "write")], b.label("tp", layer, microbatch=j),
+        )  # fmt: skip
+        b.give_back("gathered_part", given)
+        return gathered
 
     def _weight_element(
-        self, layer: int, part: Part, element: Compute, gradient: Held, kept: list[Use], j: int
+        self, layer: int, element: Compute, uses: list[Use], gathered: Held | None, j: int
     ) -> None:
-        if not element.work.backward_weight:
-            return
-        tag = f"{element.name}.{layer}.{j}"
-        uses: list[Use] = [("d_output", gradient, "read"), *kept]
-        gathered = None
-        column = element.name in ("attention", "attention_before", "mlp")
-        if part.gathered_bytes and column and kept:
-            gathered = self.b.take("gathered_again", part.gathered_bytes, "activation", self.job.dtype)
-            input_ = self.b.take("gathered_part", self.parts.input_bytes, "activation", self.job.dtype)
-            self._op(f"part.{tag}", "part", (), [kept[0], ("part", input_, "write")], "part", layer, j)
-            self.b.communicate(
-                f"gather.{tag}", "all_gather", ("tp",), "tp",
-                [("part", input_, "read"), ("hidden", gathered, "write")], self.b.label("tp"),
-            )  # fmt: skip
-            self.b.give_back("gathered_part", input_)
-            uses.append(("gathered", gathered, "read"))
-        name = f"{layer}.experts" if element.weights == "experts" else str(layer)
-        uses.append(self.weights.gradient(name))
-        self._op(f"weight.{tag}", f"weight.{element.name}", element.work.backward_weight, uses,
-                 f"{element.name}_weight", layer, j)  # fmt: skip
+        """The gradient of an element's weights, beside what follows in backward."""
+        if element.work.backward_weight:
+            tag = f"{element.name}.{layer}.{j}"
+            if gathered is not None:
+                uses = [*uses, ("gathered", gathered, "read")]
+            name = f"{layer}.experts" if element.weights == "experts" else str(layer)
+            uses = [*uses, self.weights.gradient(name)]
+            self._op(f"weight.{tag}", f"weight.{element.name}", element.work.backward_weight, uses,
+                     f"{element.name}_weight", layer, j)  # fmt: skip
         if gathered is not None:
             self.b.give_back("gathered_again", gathered)
 
@@ -267,7 +280,8 @@ class LayerOps:
                 held = self._put_off.pop((layer, element.name, j))
                 saved = self._saved.get((layer, part.name, j))
                 kept: list[Use] = [("saved", saved, "read")] if saved is not None else []
-                self._weight_element(layer, part, element, held, kept, j)
+                gathered = self._gather_again(layer, part, element, kept, j)
+                self._weight_element(layer, element, [("d_output", held, "read"), *kept], gathered, j)
                 self.b.give_back("put_off", held)
         self._release(layer, j)
 

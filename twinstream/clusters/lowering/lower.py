@@ -15,8 +15,14 @@ from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 _Key = tuple[object, ...]
 
 
-def lower(job: Job, ranks_per_node: int, machine: MachineRef, caps: Caps | None = None) -> ClusterSchedule:
+def lower(
+    job: Job, ranks_per_node: int, machine: MachineRef, caps: Caps | None = None, *,
+    folded: bool = False,
+) -> ClusterSchedule:  # fmt: skip
     """One class of ranks for each stage, all of it in device memory.
+
+    Args:
+        folded: layers are single ops, whatever is said inside them; to be timed by other means.
 
     Raises:
         LayoutError: the layout cannot be.
@@ -27,7 +33,7 @@ def lower(job: Job, ranks_per_node: int, machine: MachineRef, caps: Caps | None 
     schedules, classes = {}, []
     for stage in range(job.layout.pp):
         name = f"stage {stage}"
-        built = StageOps(job, stage, everyone).lower()
+        built = StageOps(job, stage, everyone, folded=folded).lower()
         schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     document = ClusterSchedule.model_construct(

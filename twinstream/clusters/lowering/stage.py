@@ -26,7 +26,7 @@ class StageOps:
     microbatch's backward begins, so that logits of one microbatch are there at a time.
     """
 
-    def __init__(self, job: Job, stage: int, axes: tuple[str, ...]) -> None:
+    def __init__(self, job: Job, stage: int, axes: tuple[str, ...], *, folded: bool = False) -> None:
         layout = job.layout
         self.job, self.stage, self.axes = job, stage, axes
         self.b = StageBuilder()
@@ -35,7 +35,7 @@ class StageOps:
         self.chunks = [spans[c * layout.pp + stage] for c in range(layout.virtual_stages)]
         self.actions = actions_of(layout, stage, job.num_microbatches)
         self.weights = StageWeights(self.b, job, self._groups())
-        self.layers = LayerOps(self.b, job, self.weights)
+        self.layers = LayerOps(self.b, job, self.weights, folded=folded)
         self.hidden = stored_hidden_bytes(job.work)
         self._inputs: dict[tuple[int, int], Held] = {}
         self._tops: dict[int, Held] = {}
