@@ -77,7 +77,8 @@ def groups_of_layer(job: Job) -> tuple[Group, ...]:
 def embedding_group(job: Job) -> Group:
     layout = job.layout
     rows = sum(
-        rank_parameters(job.shape, layout.tp, layout.ep, part) for part in ("embedding", "positions")
+        rank_parameters(job.shape, layout.tp, layout.ep, part)
+        for part in ("embedding", "positions")
     )
     return _group(job, "embedding", rows, ("dp", "ep", "cp"))
 

@@ -121,7 +121,9 @@ def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _K
     """Equal for all sides of an op's exchanges: who talks, over which communicator."""
     mesh = schedule.mesh
     others = tuple(
-        (axis.name, one.cell(axis.name, axis.size)) for axis in mesh.axes if axis.name not in op.axes
+        (axis.name, one.cell(axis.name, axis.size))
+        for axis in mesh.axes
+        if axis.name not in op.axes
     )
     if not op.shift:
         return (op.axes, op.stream.queue, others)
@@ -133,7 +135,9 @@ def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _K
     return (op.axes, sent, begins, others)
 
 
-def _schedule(job: Job, built: StageBuilder, flops: int, machine: MachineRef, caps: Caps) -> Schedule:
+def _schedule(
+    job: Job, built: StageBuilder, flops: int, machine: MachineRef, caps: Caps
+) -> Schedule:
     tokens = job.layout.micro_batch * job.seq_len
     return Schedule.model_construct(
         schema_version=1, tensors=tuple(built.tensors), slots=built.slots(), calls=built.calls,

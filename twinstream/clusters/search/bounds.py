@@ -89,8 +89,12 @@ class BoundTables:
         ) + get("tail")
         step_ns = np.maximum(step_ns, get("queue"))
         ends = np.array([max(c.ends) for c in columns])
-        memory = get("weights") * most + ends * (pp == 1) + get("saved") * get("held") * most / chunks
-        memory = np.maximum(memory, get("weights") * last + np.array([c.ends[1] for c in columns]) + get("logits"))
+        memory = (
+            get("weights") * most + ends * (pp == 1) + get("saved") * get("held") * most / chunks
+        )
+        memory = np.maximum(
+            memory, get("weights") * last + np.array([c.ends[1] for c in columns]) + get("logits")
+        )
         return Bounds(step_ns / 1e9, memory)
 
     def _column(self, layout: Layout) -> _Column:
@@ -146,7 +150,9 @@ class BoundTables:
         reduce_ns = gather_ns = update_ns = 0.0
         for group in own:
             kind = "all_reduce" if layout.zero == 0 else "reduce_scatter"
-            reduce_ns += pricing.talk(mesh, group.axes, kind, group.gradient_bytes, layout.gradient_dtype)  # type: ignore[arg-type]
+            reduce_ns += pricing.talk(
+                mesh, group.axes, kind, group.gradient_bytes, layout.gradient_dtype
+            )  # type: ignore[arg-type]
             gather_ns += pricing.talk(mesh, group.axes, "all_gather", group.bytes, job.dtype)
             count = group.shard if layout.zero else group.num_parameters
             update_ns += pricing.work(job.work.optimizer(count))

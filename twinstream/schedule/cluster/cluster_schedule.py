@@ -1,5 +1,4 @@
-"""The schedule of a cluster: one schedule for each class of ranks, and the order of what they say.
-"""
+"""The schedule of a cluster: one schedule for each class of ranks, and the order of what they say."""
 
 from typing import Annotated, Literal, Self
 
@@ -74,7 +73,11 @@ class ClusterSchedule(Node):
                 )
             for axis, cell in one.cells.items():
                 known = axis in self.mesh.names
-                if not known or list(cell) != sorted(set(cell)) or cell[-1] >= self.mesh.length(axis):
+                if (
+                    not known
+                    or list(cell) != sorted(set(cell))
+                    or cell[-1] >= self.mesh.length(axis)
+                ):
                     raise PydanticCustomError(
                         "bad_cell",
                         "class '{name}' has cell {cell} of axis '{axis}': coordinates must rise "
