@@ -39,7 +39,8 @@ def lower(
     document = ClusterSchedule.model_construct(
         schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
         model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
-        seq_len=job.seq_len, global_batch=job.global_batch, model_flops=flops, machine=machine,
+        seq_len=job.seq_len, global_batch=job.global_batch,
+        precision=job.precision, attention=job.attention, model_flops=flops, machine=machine,
     )  # fmt: skip
     return in_one_order(document)
 
