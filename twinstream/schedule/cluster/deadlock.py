@@ -15,20 +15,22 @@ instance of a meeting has a rank of every class that takes part; one can walk ba
 ranks are finite.
 """
 
-from itertools import pairwise
+from bisect import bisect_right
 
 from twinstream.schedule.cluster.cells import ClassCells
 from twinstream.schedule.cluster.communication import Communication
 from twinstream.schedule.cluster.meetings import Meeting
 from twinstream.schedule.cluster.violations import Deadlock
-from twinstream.schedule.proof.clocks import StreamOrder
 
 _MOST_SHOWN = 6
 Step = tuple[int, int]  # of ops by their numbers over all classes: one, and one that waits for it
 
 
 class MeetingGraph:
-    """Ops of all classes, numbered one class after the other; those that meet share a node."""
+    """Ops of all classes, numbered one class after the other; those that meet share a node.
+
+    Edges are kept in flat lists, which the garbage collector need not walk through.
+    """
 
     def __init__(
         self, cells: ClassCells, spoken: list[Communication], meetings: list[Meeting]
@@ -36,47 +38,60 @@ class MeetingGraph:
         self.cells = cells
         self.spoken = spoken
         self.first: list[int] = []  # the number of a class's first op
-        self.num_ops = 0
+        num_ops = 0
         for communication in spoken:
-            self.first.append(self.num_ops)
-            self.num_ops += len(communication.schedule.ops)
-        self.node_of = list(range(self.num_ops))
+            self.first.append(num_ops)
+            num_ops += len(communication.schedule.ops)
+        self.node_of = list(range(num_ops))
         self.members: dict[int, list[int]] = {}
         for meeting in meetings:
             ops = [self.first[number] + position for number, position in meeting]
             self.members[ops[0]] = ops
             for op in ops:
                 self.node_of[op] = ops[0]
-        self.before = self._before()
+        # Per op the one before it on its stream, -1 if none, and per class what it waits for.
+        self.predecessor: list[int] = []
+        for number, communication in enumerate(spoken):
+            self._add_predecessors(self.first[number], communication)
 
-    def _before(self) -> list[list[int]]:
-        """Per op what it waits for in its pass: waits, and the one before it on its stream."""
-        made: dict[int, list[list[int]]] = {}  # by schedule, which classes may share
-        before: list[list[int]] = []
-        for first, communication in zip(self.first, self.spoken, strict=True):
-            key = id(communication)
-            if key not in made:
-                order = StreamOrder(communication.schedule.ops)
-                made[key] = [list(waits) for waits in order.waits]
-                for positions in order.positions_on:
-                    for one, after in pairwise(positions):
-                        made[key][after].append(one)
-            before += [[first + position for position in positions] for positions in made[key]]
-        return before
+    def _add_predecessors(self, first: int, communication: Communication) -> None:
+        latest: dict[tuple[int, str], int] = {}
+        for position, op in enumerate(communication.schedule.ops):
+            stream = (op.stream.device, op.stream.queue)
+            self.predecessor.append(latest.get(stream, -1))
+            latest[stream] = first + position
+
+    def before(self, op: int) -> list[int]:
+        """What an op waits for in its pass: the one before it on its stream, and its waits."""
+        number = self.number_of(op)
+        first, communication = self.first[number], self.spoken[number]
+        waits = communication.schedule.ops[op - first].waits
+        found = [first + communication.position[wait] for wait in waits]
+        return found if self.predecessor[op] < 0 else [self.predecessor[op], *found]
 
     def stuck(self) -> list[int]:
         """Per node how much of what it waits for never comes about; no deadlock if all are 0."""
         node_of = self.node_of
-        left = [0] * self.num_ops
-        after: list[list[int]] = [[] for _ in range(self.num_ops)]
-        for op, waits in enumerate(self.before):
-            node = node_of[op]
-            left[node] += len(waits)
-            for wait in waits:
-                after[node_of[wait]].append(node)
-        ready = [node for node in range(self.num_ops) if not left[node] and node_of[node] == node]
+        left, newest = [0] * len(node_of), [-1] * len(node_of)  # of the edges out of a node
+        older: list[int] = []
+        target: list[int] = []
+        op = 0
+        for first, communication in zip(self.first, self.spoken, strict=True):
+            place = communication.position
+            for one in communication.schedule.ops:
+                node, predecessor = node_of[op], self.predecessor[op]
+                waits = [first + place[wait] for wait in one.waits]
+                for wait in waits if predecessor < 0 else [predecessor, *waits]:
+                    left[node] += 1
+                    older.append(newest[node_of[wait]])
+                    newest[node_of[wait]] = len(target)
+                    target.append(node)
+                op += 1
+        ready = [op for op, node in enumerate(node_of) if op == node and not left[op]]
         while ready:
-            for node in after[ready.pop()]:
+            edge = newest[ready.pop()]
+            while edge >= 0:
+                node, edge = target[edge], older[edge]
                 left[node] -= 1
                 if not left[node]:
                     ready.append(node)
@@ -92,16 +107,20 @@ class MeetingGraph:
             step = next(
                 (wait, op)
                 for op in self.members.get(node, [node])
-                for wait in self.before[op]
+                for wait in self.before(op)
                 if left[self.node_of[wait]]
             )
             back.append(step)
             node = self.node_of[step[0]]
         return back[reached[node] :][::-1]
 
+    def number_of(self, op: int) -> int:
+        """The number of an op's class."""
+        return bisect_right(self.first, op) - 1
+
     def place(self, op: int) -> tuple[str, str]:
         """The class of an op, and its id."""
-        number = max(n for n, first in enumerate(self.first) if first <= op)
+        number = self.number_of(op)
         schedule = self.spoken[number].schedule
         return self.cells.names[number], schedule.ops[op - self.first[number]].op_id
 
@@ -118,17 +137,17 @@ def deadlocks(
     if not any(left):
         return []
     legs = _legs(graph, graph.cycle(left))
-    shown = [tuple(graph.place(op) for op in leg) for leg in legs[:_MOST_SHOWN]]
-    path = " = ".join(" -> ".join(f"{name}/{op_id}" for name, op_id in leg) for leg in shown)
-    more = (
-        f"... ({len(legs) - _MOST_SHOWN} more)"
-        if len(legs) > _MOST_SHOWN
-        else "/".join(shown[0][0])
-    )
-    text = f"what waits comes round (a -> b: b waits for a, a = b: they meet): {path} = {more}"
-    places = [place for leg in shown for place in leg]
-    classes = tuple(dict.fromkeys(name for name, _ in places))
-    return [Deadlock(text, tuple(dict.fromkeys(op_id for _, op_id in places)), classes=classes)]
+    before = graph.place(legs[0][0])
+    text, places = "/".join(before), [before]
+    for at, (_, end) in enumerate(legs[:_MOST_SHOWN]):
+        after, met = graph.place(end), graph.place(legs[(at + 1) % len(legs)][0])
+        text += f" -> {'/'.join(after)}" + ("" if met == after else f" = {'/'.join(met)}")
+        places += [after, met]
+    if len(legs) > _MOST_SHOWN:
+        text += f" -> ... ({len(legs) - _MOST_SHOWN} more)"
+    ops, classes = (tuple(dict.fromkeys(place[i] for place in places)) for i in (1, 0))
+    why = "what waits comes round (a -> b: b waits for a, a = b: they meet)"
+    return [Deadlock(f"{why}: {text}", ops, classes=classes)]
 
 
 def _legs(graph: MeetingGraph, steps: list[Step]) -> list[Step]:
