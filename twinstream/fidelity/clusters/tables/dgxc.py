@@ -16,7 +16,6 @@ from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
 from twinstream.fidelity.clusters.tables.published_models import (
     published_shape,
     weighted_stages,
-    with_padded_vocab,
 )
 from twinstream.models.shapes.shape import ModelShape
 
@@ -112,11 +111,7 @@ def _job(cells: Cells, shape: ModelShape) -> Job:
         shape = shape.model_copy(update={"num_kv_heads": 16})
         if release == "v24.11.1":
             shape = shape.model_copy(update={"vocab_size": _GPT2_VOCAB})
-    zero: Literal[1, 3] = 1
-    if cells.text("framework") == "nemo":
-        shape = with_padded_vocab(shape, tp)
-    else:
-        zero = 3
+    zero: Literal[1, 3] = 1 if cells.text("framework") == "nemo" else 3
     even = shape.num_layers % (pp * vp) == 0
     return Job(
         shape=shape,

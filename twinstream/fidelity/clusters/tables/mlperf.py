@@ -13,7 +13,6 @@ from twinstream.fidelity.clusters.tables.measured_row import ClusterRow, Compare
 from twinstream.fidelity.clusters.tables.published_models import (
     published_shape,
     weighted_stages,
-    with_padded_vocab,
 )
 
 COLUMNS = (
@@ -45,7 +44,7 @@ def row_of(cells: Cells) -> ClusterRow:
     return ClusterRow(
         series=f"MLPerf {benchmark} {gpu} {precision}",
         row_id=f"{told} {gpus} {system}",
-        family=f"mlperf {told}",
+        family=f"mlperf {told} {gpus}",
         gpu=gpu,
         num_gpus=gpus,
         cluster=_CLUSTERS.get(gpu, gpu),
@@ -61,7 +60,6 @@ def _job(cells: Cells, model: str) -> Job:
     tp, pp, vp = cells.count("tp"), cells.count("pp"), cells.count("vp", 1)
     shape = published_shape(model, cells.count("seq_len"))
     assert shape is not None, model
-    shape = with_padded_vocab(shape, tp)
     even = shape.num_layers % (pp * vp) == 0
     return Job(
         shape=shape,

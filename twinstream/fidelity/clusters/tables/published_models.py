@@ -97,12 +97,6 @@ def _gated(name: str, sizes: tuple[int, int, int, int], ffn: int, vocab: int) ->
     )
 
 
-def with_padded_vocab(shape: ModelShape, tp: int) -> ModelShape:
-    """Megatron's padding: rows of the embedding are a multiple of 128 on every rank."""
-    unit = 128 * tp
-    return shape.model_copy(update={"vocab_size": -(-shape.vocab_size // unit) * unit})
-
-
 def weighted_stages(num_layers: int, stages: int) -> tuple[int, ...] | None:
     """Layers of each stage where the embedding and the loss count as one layer each.
 
