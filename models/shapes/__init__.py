@@ -1,1 +1,1 @@
-"""Models by their sizes alone, of kinds that are priced on clusters: dense, gated or not, experts."""
+"""Models by their sizes alone, as clusters are priced with: dense, gated or not, experts."""

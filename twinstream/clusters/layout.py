@@ -30,6 +30,8 @@ class Layout(Node):
             3 parameters too (FSDP), over `shard` ranks (None: all of dp and cp).
         recompute: selective runs the attention core again in backward, full the whole layer.
         tp_overlap: tensor parallel communication runs beside the matmul it belongs to.
+        dp_overlap: gradients are reduced beside the backward pass, and parameters gathered beside the
+            forward; otherwise all at the end.
         stage_layers: layers of every virtual stage in the order of the model; None: as even as
             can be (`stages_of`).
         gradient_dtype: in which gradients are summed, over microbatches and over ranks.
@@ -50,6 +52,7 @@ class Layout(Node):
     recompute: Recompute = "none"
     sequence_parallel: bool = True
     tp_overlap: bool = False
+    dp_overlap: bool = True
     stage_layers: tuple[Count, ...] | None = None
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0

@@ -1,0 +1,177 @@
+"""What ops and exchanges of a cluster's schedule cost on a cluster's profile."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.collectives.rank_group import RankGroup
+from twinstream.hardware_profiles.collectives.timing import collective_time_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
+from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch
+from twinstream.simulator.cluster.geometry import group_of
+from twinstream.simulator.costs import MachineCosts
+
+_NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "uint8": "int8", "fp8": "int8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Latency that nothing shares, then a flow of `alone_ns` (0: none) that draws `amounts`."""
+
+    fixed_ns: int
+    alone_ns: float
+    amounts: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeDemand:
+    """As `Demand`, with what is drawn of each side's resources."""
+
+    fixed_ns: int
+    alone_ns: float
+    sides: tuple[tuple[tuple[str, float], ...], ...] = ()
+
+
+class ClusterCostModel(Protocol):
+    """Prices ops of classes (by their number) and exchanges of a cluster's schedule."""
+
+    def wait_ns(self, number: int) -> int: ...
+
+    def capacity(self, number: int) -> Mapping[str, float]: ...
+
+    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand: ...
+
+    def exchange(self, exchange: Exchange) -> ExchangeDemand: ...
+
+
+class ClusterCosts:
+    """Prices by the profiles of a cluster and its node.
+
+    Host DRAM and host memory are a node's: each of its GPUs has its equal share. A collective takes
+    what `collective_time_ns` says, and while it runs draws on both sides: `compute_lost` of the
+    GPU's compute; what it sends and receives between nodes of the rank's NICs and, where NICs are
+    behind the GPU's PCIe link (`nic_on_pcie`), of that link; what stays in the node of its links.
+
+    Args:
+        machine: of a node; `machines` of classes (by name) that are not like the others.
+    """
+
+    def __init__(
+        self,
+        schedule: ClusterSchedule,
+        cluster: Cluster,
+        machine: Machine,
+        machines: Mapping[str, Machine] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        gpus = cluster.count("gpus_per_node")
+        self._mesh = schedule.mesh.model_copy(update={"ranks_per_node": gpus})
+        self._classes = {one.name: one for one in schedule.classes}
+        self._network = _network_capacity(cluster)
+        known: dict[tuple[str, str], MachineCosts] = {}
+        self._of_class: list[MachineCosts] = []
+        self._ops: dict[str, dict[str, Communicate]] = {}
+        self._sizes: dict[str, dict[str, tuple[int, str]]] = {}
+        for one in schedule.classes:
+            own = (machines or {}).get(one.name, machine)
+            key = one.schedule, own.content_hash
+            if key not in known:
+                known[key] = MachineCosts(schedule.schedules[one.schedule], share_of(own, gpus))
+            self._of_class.append(known[key])
+        for name, part in schedule.schedules.items():
+            self._sizes[name] = {t.tensor_id: (t.size_bytes, t.dtype) for t in part.tensors}
+            self._ops[name] = {op.op_id: op for op in part.ops if isinstance(op, Communicate)}
+        self._known: dict[tuple[object, ...], ExchangeDemand] = {}
+
+    def wait_ns(self, number: int) -> int:
+        return self._of_class[number].wait_ns
+
+    def capacity(self, number: int) -> Mapping[str, float]:
+        return {**self._of_class[number].capacity, **self._network}
+
+    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand:
+        cost = self._of_class[number].cost(op)
+        if cost.flow is None:
+            return Demand(cost.fixed_ns, 0.0)
+        return Demand(cost.fixed_ns, cost.flow.alone_ns, cost.flow.amounts)
+
+    def exchange(self, exchange: Exchange) -> ExchangeDemand:
+        name, op_id = exchange.sides[0]
+        one = self._classes[name]
+        op = self._ops[one.schedule][op_id]
+        size_bytes, dtype = self._size(one.schedule, op)
+        key = (op.collective in ("send", "recv"), op.collective, op.axes, abs(op.shift), size_bytes,
+               dtype, len(exchange.sides), tuple(sorted(one.cells.items())))  # fmt: skip
+        if key not in self._known:
+            group = group_of(self._mesh, one, op)
+            self._known[key] = self._priced(op, size_bytes, dtype, group, len(exchange.sides))
+        return self._known[key]
+
+    def _size(self, schedule: str, op: Communicate) -> tuple[int, str]:
+        """nccl-tests' size: the larger of what is given and what is received."""
+        sizes = self._sizes[schedule]
+        given = sum(sizes[o.tensor][0] for o in op.operands if o.mode != "write")
+        made = sum(sizes[o.tensor][0] for o in op.operands if o.mode != "read")
+        return max(given, made), sizes[op.operands[0].tensor][1]
+
+    def _priced(
+        self, op: Communicate, size_bytes: int, dtype: str, group: RankGroup, num_sides: int
+    ) -> ExchangeDemand:
+        collective: Collective = "send_recv"
+        if op.collective not in ("send", "recv"):
+            collective = op.collective  # type: ignore[assignment]
+        kind = _NCCL_DTYPES.get(dtype)
+        time_ns = collective_time_ns(self._cluster, collective, size_bytes, group, kind).time_ns
+        if not time_ns:
+            return ExchangeDemand(0, 0.0)
+        between, within = _bytes_of_a_rank(collective, size_bytes, group)
+        lost = self._cluster.number("compute_lost") * time_ns
+        wanted = {"compute": lost, "nic_out": between, "nic_in": between, "node_links": within}
+        if self._cluster.nic_on_pcie is not None and self._cluster.number("nic_on_pcie"):
+            wanted |= {"d2h": between, "h2d": between, "pcie": 2 * between}
+        most = self.capacity(0)
+        drawn = tuple(
+            (name, min(amount, most[name] * time_ns)) for name, amount in wanted.items() if amount
+        )
+        return ExchangeDemand(0, float(time_ns), (drawn,) * num_sides)
+
+
+def share_of(machine: Machine, gpus_per_node: int) -> Machine:
+    """What one GPU of a node has: its device, its link, its share of host DRAM and memory."""
+    changes = {}
+    for field in ("host_dram_bytes_per_s", "host_memory_bytes"):
+        number = getattr(machine, field)
+        if number is not None and number.value is not None:
+            changes[field] = number.model_copy(update={"value": number.value / gpus_per_node})
+    return machine.model_copy(update=changes)
+
+
+def _network_capacity(cluster: Cluster) -> dict[str, float]:
+    """Bytes per ns of a rank: its NICs each way, and its links to the node's other GPUs."""
+    found = {"nic_out": 0.0, "nic_in": 0.0, "node_links": 0.0}
+    if cluster.nic_bytes_per_s is not None:
+        rail = max(1.0, cluster.number("nics_per_node") / cluster.number("gpus_per_node"))
+        rate = cluster.number("nic_bytes_per_s") * cluster.number("network_efficiency") * rail / 1e9
+        found |= {"nic_out": rate, "nic_in": rate}
+    if cluster.node_bytes_per_s is not None:
+        rate = cluster.number("node_bytes_per_s") * cluster.number("node_efficiency") / 1e9
+        found["node_links"] = rate
+    return found
+
+
+def _bytes_of_a_rank(
+    collective: Collective, size_bytes: int, group: RankGroup
+) -> tuple[float, float]:
+    """What one rank sends to other nodes, and to others of its node."""
+    laps = 2 if collective == "all_reduce" else 1
+    near, nodes, ranks = group.ranks_per_node, group.nodes, group.ranks
+    if collective == "send_recv":
+        return (0.0, float(size_bytes)) if group.within_a_node else (float(size_bytes), 0.0)
+    if collective == "all_to_all":
+        each = size_bytes / ranks
+        return (ranks - near) * each, (near - 1) * each
+    between = laps * size_bytes / near * (nodes - 1) / nodes
+    return between, laps * size_bytes * (near - 1) / near

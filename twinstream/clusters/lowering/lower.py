@@ -1,0 +1,139 @@
+"""The schedule of a cluster from a layout: every stage lowered, every exchange in one order."""
+
+from collections import defaultdict, deque
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.lowering.builder import StageBuilder
+from twinstream.clusters.lowering.groups import mesh_of
+from twinstream.clusters.lowering.stage import StageOps
+from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.ops import Communicate, Op
+from twinstream.schedule.workload import MachineRef, ModelRef, Workload
+
+_Key = tuple[object, ...]
+
+
+def lower(job: Job, ranks_per_node: int, machine: MachineRef, caps: Caps | None = None) -> ClusterSchedule:
+    """One class of ranks for each stage, all of it in device memory.
+
+    Raises:
+        LayoutError: the layout cannot be.
+    """
+    mesh = mesh_of(job, ranks_per_node)
+    everyone = tuple(axis.name for axis in mesh.axes if axis.size > 1)
+    flops = job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len)
+    schedules, classes = {}, []
+    for stage in range(job.layout.pp):
+        name = f"stage {stage}"
+        built = StageOps(job, stage, everyone).lower()
+        schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
+        classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
+    document = ClusterSchedule.model_construct(
+        schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
+        model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
+        seq_len=job.seq_len, global_batch=job.global_batch, model_flops=flops, machine=machine,
+    )  # fmt: skip
+    return in_one_order(document)
+
+
+def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
+    """The document with its exchanges in one order, and every class's ops issued in it.
+
+    Classes that have the same cells of all axes but those of an op are sides of an exchange; the
+    sides of a message are where the shift leads. The order is one in which all ops of all classes
+    can run one after the other: streams in order, waits first, the sides of an exchange together.
+    Ops that never can (a deadlock) are left behind the others, as they were.
+    """
+    ops = [schedule.of(one).ops for one in schedule.classes]
+    meetings: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
+    for number, one in enumerate(schedule.classes):
+        groups: dict[_Key, _Key] = {}
+        for at, op in enumerate(ops[number]):
+            if op.kind == "communicate":
+                kind = op.axes, op.stream.queue, op.shift, op.collective
+                if kind not in groups:
+                    groups[kind] = _group_key(schedule, one, op)
+                meetings[*groups[kind], op.sequence].append((number, at))
+    run = _run_order(ops, list(meetings.values()))
+    order, issued = [], [[] for _ in ops]
+    for node in run:
+        for number, at in node:
+            issued[number].append(ops[number][at])
+        if ops[node[0][0]][node[0][1]].kind == "communicate":
+            sides = tuple((schedule.classes[n].name, ops[n][at].op_id) for n, at in node)
+            order.append(Exchange.made(sides=sides))
+    schedules = {
+        one.schedule: schedule.of(one).model_copy(update={"ops": tuple(issued[number])})
+        for number, one in enumerate(schedule.classes)
+    }
+    return schedule.model_copy(update={"order": tuple(order), "schedules": schedules})
+
+
+def _run_order(
+    ops: list[tuple[Op, ...]], meetings: list[list[tuple[int, int]]]
+) -> list[list[tuple[int, int]]]:
+    """Nodes (an op, or the sides of an exchange) as they can run, first come first."""
+    node_of = [[-1] * len(one) for one in ops]
+    nodes: list[list[tuple[int, int]]] = []
+    for sides in meetings:
+        for number, at in sides:
+            node_of[number][at] = len(nodes)
+        nodes.append(sides)
+    after: dict[int, list[int]] = defaultdict(list)
+    for number, one in enumerate(ops):
+        position = {op.op_id: at for at, op in enumerate(one)}
+        last: dict[str, int] = {}
+        for at, op in enumerate(one):
+            if node_of[number][at] < 0:
+                node_of[number][at] = len(nodes)
+                nodes.append([(number, at)])
+            before = [position[wait] for wait in op.waits]
+            if (queue := op.stream.queue) in last:
+                before.append(last[queue])
+            last[queue] = at
+            for earlier in before:
+                after[node_of[number][earlier]].append(node_of[number][at])
+    left = [0] * len(nodes)
+    for targets in after.values():
+        for node in targets:
+            left[node] += 1
+    ready = deque(node for node, count in enumerate(left) if not count)
+    found = []
+    while ready:
+        node = ready.popleft()
+        found.append(nodes[node])
+        for other in after.get(node, ()):
+            left[other] -= 1
+            if not left[other]:
+                ready.append(other)
+    return found + [nodes[node] for node, count in enumerate(left) if count]
+
+
+def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _Key:
+    """Equal for all sides of an op's exchanges: who talks, over which communicator."""
+    mesh = schedule.mesh
+    others = tuple(
+        (axis.name, one.cell(axis.name, axis.size)) for axis in mesh.axes if axis.name not in op.axes
+    )
+    if not op.shift:
+        return (op.axes, op.stream.queue, others)
+    (axis,) = op.axes
+    size = mesh.length(axis)
+    cell = one.cell(axis, size)
+    sent = op.shift if op.collective == "send" else -op.shift
+    begins = cell if op.collective == "send" else tuple(sorted((x - sent) % size for x in cell))
+    return (op.axes, sent, begins, others)
+
+
+def _schedule(job: Job, built: StageBuilder, flops: int, machine: MachineRef, caps: Caps) -> Schedule:
+    tokens = job.layout.micro_batch * job.seq_len
+    return Schedule.model_construct(
+        schema_version=1, tensors=tuple(built.tensors), slots=built.slots(), calls=built.calls,
+        ops=tuple(built.ops), carried=tuple(built.carried), caps=caps,
+        workload=Workload(seq_len=job.seq_len, chunk_tokens=tokens, chunks_per_round=1,
+                          rounds_per_step=job.num_microbatches),
+        model=ModelRef(name=job.shape.name, content_hash="", spec={}),
+        recipe={}, model_flops=flops, machine=machine, policy="resident", bound=None, consumed=(),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""What a layer does on one rank, part by part: computation, and what it says in between."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from twinstream.clusters.job import Job
+from twinstream.models.shapes.saved import hidden_bytes, saved_tensors, stored_hidden_bytes
+from twinstream.models.shapes.work import PartWork
+from twinstream.schedule.cost import Work
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Work of a part; `weights` are of the group whose parameters it reads: layer or experts."""
+
+    name: str
+    work: PartWork
+    weights: Literal["layer", "experts"] = "layer"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Attention's core around a ring: in each step keys and values of `size_bytes` go on."""
+
+    name: str
+    step: PartWork
+    num_steps: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A collective between computations, forward and, in backward, its transpose."""
+
+    axis: str
+    forward: Collective | None
+    backward: Collective | None
+    out_bytes: int
+    in_bytes: int
+
+
+Element = Compute | Ring | Talk
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sublayer: its elements in the order of the forward pass, and what it keeps.
+
+    `again` is what selective recompute repeats, at the element that has attention's core.
+    `gathered_bytes` is what is gathered once more in backward, for gradients of weights.
+    """
+
+    name: str
+    elements: tuple[Element, ...]
+    saved_bytes: int
+    full_bytes: int
+    gathered_bytes: int
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """The parts of a layer; `plain` if nothing is said inside it.
+
+    `input_bytes` is the hidden state between layers as one rank has it. Of the saved bytes of
+    the first part, or all of them with full recompute, so many are that input.
+    """
+
+    parts: tuple[Part, ...]
+    plain: bool
+    input_bytes: int
+    full_recompute: bool
+
+    def work(self) -> tuple[PartWork, ...]:
+        """All computation, in order."""
+        return tuple(
+            element.work
+            for part in self.parts
+            for element in part.elements
+            if isinstance(element, Compute)
+        )
+
+
+def layer_parts(job: Job) -> LayerParts:
+    """The parts of every layer of a job."""
+    work, layout = job.work, job.layout
+    recompute = layout.recompute
+    parts = [_part(job, "attention", _attention(job))]
+    parts.append(_part(job, "mlp", _dense(job) if job.shape.experts is None else _experts(job)))
+    plain = layout.tp == layout.cp == layout.ep == 1
+    return LayerParts(tuple(parts), plain, stored_hidden_bytes(work), recompute == "full")
+
+
+def whole(job: Job) -> int:
+    """Bytes of the hidden state of all tokens that a rank's matrix products see."""
+    return hidden_bytes(job.work)
+
+
+def around(job: Job, elements: Sequence[Element]) -> tuple[Element, ...]:
+    """A column-parallel product and a row-parallel one, with what tensor parallelism says."""
+    if job.layout.tp == 1:
+        return tuple(elements)
+    full, kept = whole(job), stored_hidden_bytes(job.work)
+    if job.layout.sequence_parallel:
+        before = Talk("tp", "all_gather", "reduce_scatter", full, kept)
+        after = Talk("tp", "reduce_scatter", "all_gather", kept, full)
+    else:
+        before = Talk("tp", None, "all_reduce", full, full)
+        after = Talk("tp", "all_reduce", None, full, full)
+    return (before, *elements, after)
+
+
+def _part(job: Job, name: Literal["attention", "mlp"], elements: tuple[Element, ...]) -> Part:
+    work, recompute = job.work, job.layout.recompute
+    saved = sum(one.size_bytes for one in saved_tensors(work, name, recompute))
+    full = sum(one.size_bytes for one in saved_tensors(work, name, "none"))
+    gathered = whole(job) if work.sequence_parallel else 0
+    return Part(name, elements, saved, full, gathered)
+
+
+def _attention(job: Job) -> tuple[Element, ...]:
+    work, cp = job.work, job.layout.cp
+    again = work.core_attention_again() if job.layout.recompute == "selective" else ()
+    if cp == 1:
+        whole_part = work.attention()
+        return around(job, [Compute("attention", _repeating(whole_part, again))])
+    (step, *_) = work.core_attention_steps()
+    repeated = step.forward if again else ()
+    ring = Ring(
+        "core", PartWork(step.forward, (*repeated, *step.backward)), cp,
+        2 * work.tokens * work.d_kv * work.itemsize,
+    )  # fmt: skip
+    before = Compute("attention_before", work.attention_before_core())
+    after = Compute("attention_after", work.attention_after_core())
+    return around(job, [before, ring, after])
+
+
+def _repeating(part: PartWork, again: tuple[Work, ...]) -> PartWork:
+    return PartWork(part.forward, (*again, *part.backward_input), part.backward_weight)
+
+
+def _dense(job: Job) -> tuple[Element, ...]:
+    return around(job, [Compute("mlp", job.work.mlp())])
+
+
+def _experts(job: Job) -> tuple[Element, ...]:
+    """Router on the rank's own tokens, to the experts' ranks and back; experts split over tp."""
+    work, layout = job.work, job.layout
+    d_bytes = job.shape.d_model * work.itemsize
+    routed, arrived = work.routed_tokens * d_bytes, work.expert_tokens * d_bytes
+    elements: list[Element] = [Compute("router", work.router())]
+    to = [Talk("ep", "all_to_all", "all_to_all", routed, routed)] if layout.ep > 1 else []
+    gather, scatter = [], []
+    if layout.tp > 1 and work.sequence_parallel:
+        gather = [Talk("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)]
+        scatter = [Talk("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)]
+    elif layout.tp > 1:
+        gather = [Talk("tp", None, "all_reduce", arrived, arrived)]
+        scatter = [Talk("tp", "all_reduce", None, arrived, arrived)]
+    experts = Compute("experts", work.experts(), "experts")
+    return (*elements, *to, *gather, experts, *scatter, *to)
