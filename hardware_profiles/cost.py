@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from twinstream.hardware_profiles.curve_choice import ATTENTION_RANK, curve_for
+from twinstream.hardware_profiles.curve_choice import ATTENTION_RANK, ChosenCurve, curve_for
 from twinstream.hardware_profiles.errors import UnknownDtypeError
-from twinstream.hardware_profiles.schema import Efficiency, Machine
+from twinstream.hardware_profiles.schema import NARROW_PEAKS, Efficiency, Machine
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
 
@@ -17,6 +17,8 @@ PEAK_OF_DTYPE = {
     "bfloat16": "peak_bf16_flop_per_s",
     "float16": "peak_bf16_flop_per_s",
     "float32": "peak_fp32_flop_per_s",
+    "fp8": "peak_fp8_flop_per_s",
+    "fp4": "peak_fp4_flop_per_s",
 }
 _MATMUL_RANK = 3
 
@@ -41,6 +43,7 @@ def work_time(work: Work, machine: Machine) -> WorkTime:
     peak(dtype) x sustained x curve(FLOPs per launch, depth of the inner loop) and moves bytes at
     HBM x `hbm` curve(bytes per launch). Attention of an implementation that the profile has no rate
     of is priced by another's, times what is assumed of the two (`attention_rates`).
+    What is multiplied in fp8 or fp4 takes bf16's curve where it has none of its own, at its peak.
     A unit whose curve is `of` "bytes" (norms, activations, optimizer, embedding, loss) moves bytes
     at HBM x curve(bytes per launch), at most at the usable HBM rate, and computes at the float32
     peak, since the vector cores do such arithmetic in float32 whatever the dtype in memory.
@@ -131,12 +134,25 @@ def device_copy_alone_ns(size_bytes: int, machine: Machine) -> float:
 
 def _compute_ns(work: Work, machine: Machine) -> float:
     chosen = curve_for(work, machine)
-    curve = chosen.curve
-    if curve.of == "bytes":
+    if chosen.curve.of == "bytes":
         return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
+    curve = _of_dtype(chosen, work, machine)
     flops = work.flops * (1.0 + _shallowness(work, curve))
     rate = machine.rate(_peak_field(work)) * chosen.ratio.value
     return _time_ns(flops, work.launches, rate, curve)
+
+
+def _of_dtype(chosen: ChosenCurve, work: Work, machine: Machine) -> Efficiency:
+    """The curve, or of fp8 and fp4 that of bf16 whose launches and output tiles cost the same time,
+    so more FLOPs, if the profile states none of their own."""
+    field, curve = _peak_field(work), chosen.curve
+    if field not in NARROW_PEAKS or chosen.key.endswith(f"/{work.dtype}"):
+        return curve
+    faster = machine.number(field) / machine.number("peak_bf16_flop_per_s")
+    if not math.isfinite(faster):
+        return curve
+    update = {"half": curve.half * faster, "half_depth": curve.half_depth * faster}
+    return curve.model_copy(update=update)
 
 
 def _shallowness(work: Work, curve: Efficiency) -> float:

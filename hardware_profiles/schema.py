@@ -26,14 +26,17 @@ CURVE_OF_RATE = {
     "pcie_duplex_bytes_per_s": "duplex",
     "host_dram_bytes_per_s": "host_dram",
 }
+# Peaks of tensor cores that many machines lack; matrix products are asked for in them, or not.
+NARROW_PEAKS = ("peak_fp8_flop_per_s", "peak_fp4_flop_per_s")
 RATE_FIELDS = (
     "peak_bf16_flop_per_s",
+    *NARROW_PEAKS,
     "peak_fp32_flop_per_s",
     "host_peak_fp32_flop_per_s",
     *CURVE_OF_RATE,
 )
 # Which curve, where a profile states it, turns a peak into what the board's power limit sustains.
-SUSTAINED_OF_PEAK = {"peak_bf16_flop_per_s": "sustained"}
+SUSTAINED_OF_PEAK = dict.fromkeys(("peak_bf16_flop_per_s", *NARROW_PEAKS), "sustained")
 CAPACITY_FIELDS = ("device_memory_bytes", "host_memory_bytes")
 # Costs may be zero and are never unconstrained: a machine without the cost states 0.
 COST_FIELDS = (
@@ -48,7 +51,7 @@ _LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
 _LEAST_CAPACITY, _MOST_CAPACITY = 2**16, 2**60
 _MOST_COST = 1e12  # of a latency 17 minutes, of a reserve a TB
 
-_REFINED = r"(/head_dim_[0-9]+)?(/(bfloat16|float16|float32))?"
+_REFINED = r"(/head_dim_[0-9]+)?(/(bfloat16|float16|float32|fp8|fp4))?"
 _CURVE_KEY = re.compile(
     rf"(attention_(forward|backward)/({'|'.join(IMPLEMENTATIONS)})|[a-z][a-z0-9_]*){_REFINED}"
 )
@@ -154,8 +157,9 @@ class Machine(Node):
     refused where it is below one direction or above their sum).
 
     Keys of `efficiency` are the links and memories (`h2d`, `d2h`, `duplex`, `hbm`, `host_dram`),
-    `sustained` (the fraction of the datasheet's bf16 peak that the board's power limit sustains;
-    matmul and attention are fractions of it, or of the peak where it is not stated) and the units
+    `sustained` (the fraction of the datasheet's bf16 peak that the board's power limit sustains,
+    taken to be that of fp8 and fp4 too; matmul and attention are fractions of it, or of the peak
+    where it is not stated) and the units
     of work, refined by head dimension or dtype where that matters: `matmul`,
     `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`. Attention's may name
     an implementation first: `attention_forward/flash3/head_dim_64`. What the host CPU computes has
@@ -166,6 +170,8 @@ class Machine(Node):
     description: str
     device: Literal["cuda", "cpu"]
     peak_bf16_flop_per_s: Number | None = None
+    peak_fp8_flop_per_s: Number | None = None
+    peak_fp4_flop_per_s: Number | None = None
     peak_fp32_flop_per_s: Number | None = None
     hbm_bytes_per_s: Number | None = None
     device_memory_bytes: Number | None = None
@@ -233,8 +239,8 @@ class Machine(Node):
         """The usable value of a field: what large transfers reach, on links and memories.
 
         Links and memories: the nominal rate times the `max` of its curve, inf where unconstrained.
-        The bf16 peak: times what the power limit sustains, where the profile says so. Every other
-        field: the same as `number` (a peak's efficiency depends on the unit of work).
+        Peaks of tensor cores: times what the power limit sustains, where the profile says so. Every
+        other field: the same as `number` (a peak's efficiency depends on the unit of work).
 
         Raises:
             MissingNumberError: the profile does not state the number or its efficiency.
@@ -251,8 +257,8 @@ class Machine(Node):
     def content_hash(self) -> str:
         """16 hex digits that change with any number, source or text that a plan follows from."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        for told in ("compute_capability", "expected_error"):
-            del document[told]  # nothing that a plan follows from
+        for told in ("compute_capability", "expected_error", *NARROW_PEAKS):
+            del document[told]  # nothing that a plan follows from, which is of bf16 or float32
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
         for curve in document["efficiency"].values():  # as before curves could
@@ -304,8 +310,8 @@ def _curve_fault(key: str, curve: Efficiency) -> tuple[str, str] | None:
     if not _CURVE_KEY.fullmatch(key):
         return "curve_key", (
             f"'{key}' is no efficiency key: write unit, unit/head_dim_64, unit/float32 or "
-            "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32); of attention also "
-            f"unit/implementation/head_dim_64/float32 (implementations: {names})"
+            "unit/head_dim_64/float32 (dtypes: bfloat16, float16, float32, fp8, fp4); of attention "
+            f"also unit/implementation/head_dim_64/float32 (implementations: {names})"
         )
     if is_compute_unit(key) and curve.of != "flops":
         return "curve_of_compute", f"'{key}' needs of = 'flops'"

@@ -102,8 +102,8 @@ class _Config(BaseModel):
 
 def read_hf_config(path: str | Path) -> dict[str, Any]:
     """The fields of a ModelSpec, from a config.json or the one in a folder."""
-    file = _file_of(path)
-    raw = _read_json_object(file)
+    file = hf_config_file(path)
+    raw = read_json_object(file)
     model_type = _read_model_type(file, raw)
     try:
         config = _Config.model_validate(raw)
@@ -111,9 +111,8 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
         raise HfConfigError(path=file, problem=describe_problems(error)) from None
     if refusals := tuple(_refusals(config, raw, model_type)):
         raise UnsupportedConfigError(path=file, refusals=refusals)
-    is_named_by_folder = file.name == "config.json"
     return {
-        "name": (file.parent.resolve().name if is_named_by_folder else file.stem) or model_type,
+        "name": config_name(file, model_type),
         "num_layers": config.num_hidden_layers,
         "d_model": config.hidden_size,
         "num_heads": config.num_attention_heads,
@@ -137,8 +136,8 @@ def states_dtype(path: str | Path) -> bool:
     Raises:
         HfConfigError: the file cannot be read.
     """
-    file = _file_of(path)
-    raw = _read_json_object(file)
+    file = hf_config_file(path)
+    raw = read_json_object(file)
     return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
 
 
@@ -156,12 +155,24 @@ def describe_problems(error: ValidationError) -> str:
     return "; ".join(told)
 
 
-def _file_of(path: str | Path) -> Path:
+def hf_config_file(path: str | Path) -> Path:
+    """A config.json, or the one in a folder."""
     is_folder = os.path.isdir(path)  # noqa: PTH112 - false of too long a name, too
     return Path(path) / "config.json" if is_folder else Path(path)
 
 
-def _read_json_object(file: Path) -> dict[str, Any]:
+def config_name(file: Path, model_type: str) -> str:
+    """What a model is called whose config.json this is: as its folder, or as the file."""
+    is_named_by_folder = file.name == "config.json"
+    return (file.parent.resolve().name if is_named_by_folder else file.stem) or model_type
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Of a config.json.
+
+    Raises:
+        HfConfigError: there is no such file, or it holds something else.
+    """
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

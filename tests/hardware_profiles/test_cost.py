@@ -178,3 +178,36 @@ def test_the_power_limit_holds_bf16_but_not_the_float32_peak():
     assert work_time(work(flops=8 * 10**9, dtype="float32"), machine).alone_ns == pytest.approx(
         1_003_000
     )
+
+
+def test_fp8_runs_at_its_peak_with_the_launches_and_tiles_of_bf16():
+    curves = {**toy_machine().efficiency, "sustained": curve(0.8, 0, "flops")}
+    curves["matmul"] = curves["matmul"].model_copy(update={"half_depth": 64.0})
+    peak = {"peak_fp8_flop_per_s": number(200e12), "efficiency": curves}
+    machine = toy_machine().model_copy(update=peak)
+    taken = {}
+    for dtype in ("bfloat16", "fp8"):
+        demand = work(flops=4 * 10**9, shape=(1000, 2000, 1024), dtype=dtype)
+        taken[dtype] = work_time(demand, machine).compute_ns
+    # at max 0.5 of 80 and 160 TFLOP/s; a launch costs 1e9 FLOPs of bf16, a tile 64 of 1,024 steps
+    assert taken["bfloat16"] == pytest.approx((4e9 * (1 + 64 / 1024) + 1e9) / 40e12 * 1e9)
+    assert taken["fp8"] == pytest.approx((4e9 * (1 + 128 / 1024) + 2e9) / 80e12 * 1e9)
+
+
+def test_a_curve_of_fp8_is_taken_as_it_is():
+    curves = {**toy_machine().efficiency, "matmul/fp8": curve(0.25, 1e9, "flops")}
+    peak = {"peak_fp8_flop_per_s": number(200e12), "efficiency": curves}
+    machine = toy_machine().model_copy(update=peak)
+    found = work_time(work(flops=4 * 10**9, dtype="fp8"), machine).compute_ns
+    assert found == pytest.approx(5e9 / 50e12 * 1e9)
+
+
+def test_an_unconstrained_fp8_peak_takes_no_time():
+    machine = toy_machine().model_copy(update={"peak_fp8_flop_per_s": number(None)})
+    assert work_time(work(flops=4 * 10**9, dtype="fp8"), machine).compute_ns == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp4"])
+def test_a_machine_without_a_narrow_peak_says_so(dtype):
+    with pytest.raises(MissingNumberError, match=f"peak_{dtype}_flop_per_s"):
+        work_time(work(flops=1, dtype=dtype), toy_machine())

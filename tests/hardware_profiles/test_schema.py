@@ -150,6 +150,8 @@ def test_the_hash_is_of_what_plans_follow_from():
     assert machine.model_copy(update={"compute_capability": stated}).content_hash == (
         machine.content_hash
     )
+    narrow = machine.model_copy(update={"peak_fp8_flop_per_s": number(2e14)})
+    assert narrow.content_hash == machine.content_hash
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,186 @@
+"""Shapes by name: their published numbers of parameters, and config.json files."""
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import twinstream.models.shapes
+from tests.models.published_configs import META_LLAMA_3_8B
+from twinstream.models.hf_config import HfConfigError, UnsupportedConfigError
+from twinstream.models.presets import load_preset, preset_names
+from twinstream.models.shapes.parameters import active_parameters, num_parameters
+from twinstream.models.shapes.presets import (
+    UnknownShapeError,
+    load_shape,
+    shape_names,
+    shape_source,
+)
+from twinstream.models.shapes.shape import ModelShape
+
+# In billions, as printed: model cards, arXiv:2005.14165, 2104.04473 (table 1), 2205.05198 (table 3)
+PUBLISHED = {
+    "llama2-7b": "6.74", "llama2-13b": "13.02", "llama2-70b": "68.98", "llama3-8b": "8.03",
+    "llama3-70b": "70.55", "llama3-405b": "405.85", "mixtral-8x7b": "46.7",
+    "mixtral-8x22b": "140.6",
+    "qwen3-30b-a3b": "30.5", "qwen3-235b-a22b": "235.1", "gpt3-175b": "174.6", "gpt-1.7b": "1.7",
+    "gpt-3.6b": "3.6", "gpt-7.5b": "7.5", "gpt-18b": "18.4", "gpt-39b": "39.1", "gpt-76b": "76.1",
+    "gpt-145b": "145.6", "gpt-310b": "310.1", "gpt-530b": "529.6", "gpt-1t": "1008.0",
+    "megatron-22b": "22.1",
+    "turing-530b": "529.6", "megatron-1t": "1008.0", "megascale-175b": "175",
+    "megascale-530b": "530",
+    "nemotron4-340b": "341",
+}  # fmt: skip
+# mosaicml/llm-foundry scripts/train/benchmarking/README.md, at 2,048 tokens
+PRINTED_BY_MOSAIC = {
+    "mpt-125m": 125311488, "mpt-350m": 355985408, "mpt-760m": 760470528, "mpt-1b": 1315950592,
+    "mpt-3b": 2651837440, "mpt-7b": 6658859008, "mpt-13b": 12853954560, "mpt-30b": 29975214080,
+    "mpt-70b": 64862437376,
+}  # fmt: skip
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 14336, "model_type": "mixtral",
+    "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "num_local_experts": 8, "rope_theta": 1e6,
+    "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 32000,
+}  # fmt: skip
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+    "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+
+
+def folder(tmp_path: Path, config: dict[str, object], name: str) -> Path:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(config))
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_every_shape_loads_under_its_name(name) -> None:
+    assert load_shape(name).name == name
+    assert (shape_source(name) is None) == (name in preset_names())
+
+
+def test_every_table_is_a_shape() -> None:
+    files = (Path(twinstream.models.shapes.__file__).parent / "presets").glob("*.toml")
+    tables = [name for file in files for name in tomllib.loads(file.read_text())]
+    assert len(tables) == len(set(tables)), "a name is in two files"
+    assert set(tables) < set(shape_names())
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_those_published(name) -> None:
+    _, _, decimals = PUBLISHED[name].partition(".")
+    assert f"{num_parameters(load_shape(name)) / 1e9:.{len(decimals)}f}" == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED_BY_MOSAIC))
+def test_parameters_are_those_mosaic_prints(name) -> None:
+    assert num_parameters(load_shape(name)) == PRINTED_BY_MOSAIC[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2), ("qwen3-30b-a3b", 3.4),
+     ("qwen3-235b-a22b", 22.2)],
+)  # fmt: skip
+def test_active_parameters(name, billions) -> None:
+    # told are 12.9, 39, 3.3 and 22
+    assert round(active_parameters(load_shape(name)) / 1e9, 1) == billions
+
+
+def test_the_recipe_of_the_405b_has_other_key_heads_than_the_model() -> None:
+    assert load_shape("llama3.1-405b").num_kv_heads == 8
+    assert load_shape("llama3.1-405b-nemo").num_kv_heads == 16
+
+
+def test_a_preset_that_runs_is_a_shape() -> None:
+    assert load_shape("8b") == ModelShape.of(load_preset("8b"))
+    assert load_shape(load_preset("8b")) == load_shape("8b")
+    assert load_shape("8b").model_copy(update={"name": "llama3-8b"}) == load_shape("llama3-8b")
+
+
+def test_a_folder_of_a_dense_model(tmp_path) -> None:
+    loaded = load_shape(folder(tmp_path, META_LLAMA_3_8B, "llama3-8b"))
+    assert loaded == load_shape("llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(MIXTRAL, "mixtral-8x7b"), (QWEN3_MOE, "qwen3-30b-a3b")]
+)
+def test_a_folder_of_a_model_with_experts(tmp_path, config, name) -> None:
+    assert load_shape(str(folder(tmp_path, config, name))) == load_shape(name)
+
+
+def test_transformers_5_names_the_experts_of_qwen_otherwise(tmp_path) -> None:
+    renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}
+    renamed["num_local_experts"] = QWEN3_MOE["num_experts"]
+    assert load_shape(folder(tmp_path, renamed, "qwen3-30b-a3b")) == load_shape("qwen3-30b-a3b")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (MIXTRAL | {"sliding_window": 4096}, "sliding_window = 4096"),
+        (MIXTRAL | {"hidden_act": "gelu"}, "only silu is"),
+        (QWEN3_MOE | {"mlp_only_layers": [0]}, "every layer has experts"),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        (QWEN3_MOE | {"attention_bias": True}, "attention_bias = True"),
+        (QWEN3_MOE | {"use_sliding_window": True}, "attention is causal and full"),
+    ],
+)
+def test_what_a_shape_does_not_have_is_refused(tmp_path, config, told) -> None:
+    with pytest.raises(UnsupportedConfigError, match=told):
+        load_shape(folder(tmp_path, config, "other"))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({k: v for k, v in MIXTRAL.items() if k != "num_local_experts"}, "num_local_experts"),
+        ({k: v for k, v in QWEN3_MOE.items() if k != "num_experts"}, "'num_experts' is missing"),
+        (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size"),
+        (MIXTRAL | {"hidden_size": 4097}, "not a multiple of num_attention_heads"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "a token goes to 9 of 8 experts"),
+        (MIXTRAL | {"vocab_size": "x"}, "vocab_size = 'x'"),
+        ({}, "model_type"),
+    ],
+)
+def test_a_broken_config_says_what_is_wrong(tmp_path, config, told) -> None:
+    with pytest.raises(HfConfigError, match=told):
+        load_shape(folder(tmp_path, config, "other"))
+
+
+def test_an_unknown_name_says_the_nearest() -> None:
+    with pytest.raises(UnknownShapeError, match="did you mean 'mixtral-8x7b'") as told:
+        load_shape("mixtral-8x7")
+    assert "\n" not in str(told.value)
+
+
+def test_the_shapes_of_the_measured_tables() -> None:
+    # from the recipes of NVIDIA/dgxc-benchmarking and mosaicml/llm-foundry, a source in each row
+    table = Path(__file__).parent / "model_shapes.csv"
+    rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == 16
+    for row in rows:
+        name = "llama3.1-405b-nemo" if row["model"] == "llama3.1-405b" else row["model"]
+        shape = load_shape(name)
+        sizes = (shape.num_layers, shape.d_model, shape.d_ff, shape.num_heads, shape.num_kv_heads)
+        assert sizes == tuple(
+            int(row[k]) for k in ("n_layers", "hidden", "ffn", "heads", "kv_heads")
+        )
+        assert shape.vocab_size == int(row["vocab"])
+        if row["mlp"]:
+            assert shape.mlp == row["mlp"].removeprefix("fast-").replace("-", "_")
+        if row["tied_embeddings"]:
+            assert shape.tied_embeddings == (row["tied_embeddings"] == "true")
+        told = (int(row["experts"]), int(row["experts_per_token"])) if row["experts"] else None
+        assert told == (shape.experts and (shape.experts.count, shape.experts.per_token))
