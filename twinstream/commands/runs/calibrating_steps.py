@@ -36,7 +36,10 @@ def calibrate_steps(
         )
     profile = load_cluster(cluster)
     rows = read_cluster_tables(tables)
-    with progress("fitting: predictions", quiet=as_json) as step, RowPredictors(None, step) as pool:
+    with (
+        progress("fitting: predictions", quiet=as_json) as step,
+        RowPredictors(None, step, hold=True) as pool,
+    ):
         fit = fit_constants(gpu, rows, pool.predicted)
     source = provenance(fit, [table.name for table in tables])
     machine, fitted = with_constants(machine_of(profile), profile, fit.values, source)

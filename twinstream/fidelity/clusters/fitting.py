@@ -114,6 +114,8 @@ class _Errors:
         sizes = Counter(row.family for row in rows)
         self._weights = np.array([1 / math.sqrt(sizes[row.family]) for row in rows])
         self._known: dict[bytes, _Vector] = {}
+        self._slopes: _Vector | None = None
+        self._slopes_at: _Vector = np.zeros(len(constants))
         self.asked = 0
 
     def relative(self, place: _Vector) -> _Vector:
@@ -124,12 +126,25 @@ class _Errors:
         return self._weights * self._logs([place])[0]
 
     def jacobian(self, place: _Vector) -> _Vector:
+        """At the first place by differences; then updated by what a step has shown (Broyden)."""
+        if self._slopes is None:
+            self._slopes = self.differences(place)
+        else:
+            before, slopes = self._slopes_at, self._slopes
+            step = place - before
+            if length := float(step @ step):
+                shown = self._logs([place])[0] - self._logs([before])[0]
+                self._slopes = slopes + np.outer(shown - slopes @ step, step) / length
+        self._slopes_at = place.copy()
+        return self._weights[:, None] * self._slopes
+
+    def differences(self, place: _Vector) -> _Vector:
         """Forward differences, inwards at the upper bound; all asked at once."""
         steps = [_DIFF_STEP if each + _DIFF_STEP <= 1 else -_DIFF_STEP for each in place]
         moved = [place + step * np.eye(len(place))[i] for i, step in enumerate(steps)]
         here, *there = self._logs([place, *moved])
         columns = [(one - here) / step for one, step in zip(there, steps, strict=True)]
-        return self._weights[:, None] * np.array(columns).T
+        return np.array(columns).T
 
     def _logs(self, places: Sequence[_Vector]) -> list[_Vector]:
         new = {place.tobytes(): place for place in places if place.tobytes() not in self._known}
