@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
@@ -58,35 +59,75 @@ class Prediction:
 def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Prediction:
     """Simulate a step in steady state.
 
-    Steps of many microbatches are simulated with fewer, at two numbers of them: all orders of
-    pipelines take equally long for every further one (interleaved: for every further pp).
-
     Args:
         machine: the profile of a node in place of the cluster's own.
+
+    Raises:
+        LayoutError: the layout cannot be.
+        MissingNumberError, MissingNetworkNumberError: a profile lacks a number that is needed.
     """
-    cluster = without_reduction(cluster) if not job.network_reduction else cluster
-    machine = machine or machine_of(cluster)
-    layout = job.layout
-    counts = (2 * layout.pp, 3 * layout.pp) if layout.pp > 1 else (2, 3)
-    if job.num_microbatches <= counts[1]:
-        step_ns, memory = _simulated(job, cluster, machine)
-    else:
-        few, more = (_simulated(_with_microbatches(job, n), cluster, machine) for n in counts)
-        each = (job.num_microbatches - counts[1]) / (counts[1] - counts[0])
-        step_ns = more[0] + (more[0] - few[0]) * each
-        memory = {
-            kind: round(size + (size - few[1].get(kind, 0)) * each) for kind, size in more[1].items()
-        }
-    memory["reserve"] = round(machine.number("device_reserve_bytes"))
-    return Prediction(
-        step_s=step_ns / 1e9,
-        memory=memory,
-        room_bytes=round(machine.number("device_memory_bytes")),
-        model_flops=job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len),
-        num_gpus=layout.num_gpus,
-        tokens_per_step=job.tokens_per_step,
-        peak_flop_per_s=machine.number(_PEAKS[job.precision]),
-    )
+    return Prepared(job, cluster).on(cluster, machine)
+
+
+class Prepared:
+    """A job laid out on nodes of a size, to be timed on one profile after the other.
+
+    Steps of many microbatches are simulated with fewer, at two numbers of them: in all orders of
+    pipelines every further one (interleaved: every further pp) takes equally long.
+    """
+
+    def __init__(self, job: Job, cluster: Cluster) -> None:
+        require_possible(job)
+        self.job = job
+        counts = (2 * job.layout.pp, 3 * job.layout.pp) if job.layout.pp > 1 else (2, 3)
+        if job.num_microbatches <= counts[1]:
+            counts = (job.num_microbatches,)
+        self._counts = counts
+        self._documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
+
+    def on(self, cluster: Cluster, machine: Machine | None = None) -> Prediction:
+        """Its step on a cluster whose nodes have as many GPUs."""
+        job = self.job
+        cluster = cluster if job.network_reduction else without_reduction(cluster)
+        machine = machine or machine_of(cluster)
+        memory = self._memory()
+        memory["reserve"] = round(machine.number("device_reserve_bytes"))
+        return Prediction(
+            step_s=self._step_ns(cluster, machine) / 1e9,
+            memory=memory,
+            room_bytes=round(machine.number("device_memory_bytes")),
+            model_flops=job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len),
+            num_gpus=job.layout.num_gpus,
+            tokens_per_step=job.tokens_per_step,
+            peak_flop_per_s=machine.number(_PEAKS[job.precision]),
+        )
+
+    @property
+    def _further(self) -> float:
+        """How many times the step from the few to the more microbatches comes on top."""
+        few, more = self._counts[0], self._counts[-1]
+        return (self.job.num_microbatches - more) / (more - few) if more > few else 0.0
+
+    def _step_ns(self, cluster: Cluster, machine: Machine) -> float:
+        steps = [
+            replay_cluster(
+                document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
+            ).step_ns
+            for document in self._documents
+        ]
+        return steps[-1] + (steps[-1] - steps[0]) * self._further
+
+    def _memory(self) -> dict[str, int]:
+        """Of the fullest stage."""
+        few, more = (
+            [memory_of(document.of(one)) for one in document.classes]
+            for document in (self._documents[0], self._documents[-1])
+        )
+        stages = [
+            {kind: round(size + (size - less.get(kind, 0)) * self._further) for kind, size in one.items()}
+            for less, one in zip(few, more, strict=True)
+        ]
+        return max(stages, key=lambda stage: sum(stage.values()))
 
 
 def without_reduction(cluster: Cluster) -> Cluster:
@@ -128,11 +169,3 @@ def memory_of(schedule: Schedule) -> dict[str, int]:
 def _with_microbatches(job: Job, count: int) -> Job:
     layout = job.layout
     return job.model_copy(update={"global_batch": count * layout.dp * layout.micro_batch})
-
-
-def _simulated(job: Job, cluster: Cluster, machine: Machine) -> tuple[float, dict[str, int]]:
-    document = document_of(job, cluster)
-    costs = ClusterCosts(document, cluster, machine)
-    step_ns = replay_cluster(document, costs, cluster.name, num_passes=2).step_ns
-    stages = [memory_of(document.of(one)) for one in document.classes]
-    return step_ns, max(stages, key=lambda stage: sum(stage.values()))
