@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Self
 
-from twinstream.clusters.predict import LoweredJob, lowered, predict_lowered
+from twinstream.clusters.predict import Prepared
 from twinstream.fidelity.clusters.constants import with_constants
 from twinstream.fidelity.clusters.scoring import Predicted
 from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
@@ -19,7 +19,7 @@ from twinstream.schedule.errors import TwinstreamError
 
 _ACTIVATIONS = "activation"
 Values = Mapping[str, float]
-_HELD: dict[str, LoweredJob] = {}  # schedules that this process keeps, where it is a fit's worker
+_HELD: dict[str, Prepared] = {}  # schedules that this process keeps, where it is a fit's worker
 
 
 def predicted_row(
@@ -37,8 +37,8 @@ def predicted_row(
         if values is not None:
             machine, cluster = with_constants(machine, cluster, values, "tried")
         with gc_paused():
-            made = _HELD.get(row.family + row.row_id) or lowered(row.job, cluster)
-            found = predict_lowered(made, cluster, machine)
+            made = _HELD.get(row.family + row.row_id) or Prepared(row.job, cluster)
+            found = made.on(cluster, machine)
         if hold:
             _HELD[row.family + row.row_id] = made
     except TwinstreamError as error:

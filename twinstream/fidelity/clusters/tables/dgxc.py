@@ -2,7 +2,8 @@
 
 Read with the recipes in mind, where cells say nothing (from v25.04 on they lie in a container):
 recomputation and overlap are those of the model's last stated recipe, gradients are reduced in
-bf16, and optimizers are sharded. Switches reduced nothing up to v25.03 (NVLS was off).
+bf16, optimizers are sharded, attention is cuDNN's (Transformer Engine). Switches reduced nothing up
+to v25.03 (NVLS was off).
 """
 
 from typing import Literal
@@ -26,16 +27,15 @@ COLUMNS = (
 )
 _CLUSTERS = {"H100": "h100_dgx", "GB200": "gb200_nvl72"}
 _GPT2_VOCAB = 50257
-# What XLA's policies run again: all that is not kept. Kept projections of queries, keys and values
-# are a tenth of a layer's products or less, those of attention and the output a sixth to a third.
+# XLA's policies run again what they do not keep: attention and the products into the FFN, half of a
+# layer's FLOPs or more, and with save_qkv_proj the output projection, a tenth, besides.
 _RECOMPUTE: dict[str, Recompute] = {
     "none": "none",
     "selective": "selective",
     "modules: core_attn": "selective",
     "save_dot_only": "none",
-    "save_qkv_proj": "full",
-    "save_qkv_out_proj": "full",
-    "custom: q, k, v and output projections kept": "full",
+    "save_qkv_proj": "mlp",
+    "save_qkv_out_proj": "mlp",
 }
 _STATED_BEFORE: dict[str, Recompute] = {"nemotron4-340b": "selective"}
 
@@ -92,14 +92,15 @@ def _why_not(cells: Cells, shape: ModelShape | None) -> str:
         return f"{model} ({cells.text('architecture')}) has parts that no shape here has"
     if cells.text("gpu_type") not in _CLUSTERS:
         return f"no cluster profile of {cells.text('gpu_type')}"
-    if recompute not in _RECOMPUTE and recompute not in ("not stated", "") and not _mlp(recompute):
+    known = recompute in _RECOMPUTE or recompute in ("not stated", "") or _projections(recompute)
+    if not known:
         return f"recomputation '{recompute}' is not known here"
     return ""
 
 
-def _mlp(recompute: str) -> bool:
-    """Whether one of the two products into the network is run again, and little else."""
-    return recompute.startswith("custom:") and "second MLP product" in recompute
+def _projections(recompute: str) -> bool:
+    """Whether attention's projections are kept; MLP products besides are what leaves the FFN."""
+    return recompute.startswith("custom: q, k, v and output projections kept")
 
 
 def _job(cells: Cells, shape: ModelShape) -> Job:
@@ -134,12 +135,13 @@ def _job(cells: Cells, shape: ModelShape) -> Job:
         seq_len=cells.count("seq_len"),
         global_batch=cells.count("global_batch"),
         precision="fp8" if cells.text("precision") == "fp8" else "bf16",
+        attention="sdpa_cudnn",
         network_reduction=not stated_recipe,
     )
 
 
 def _recompute(cells: Cells) -> Recompute:
     stated = cells.text("recompute")
-    if _mlp(stated):
-        return "selective"
+    if _projections(stated):
+        return "mlp"
     return _RECOMPUTE.get(stated, _STATED_BEFORE.get(cells.text("model"), "none"))

@@ -1,7 +1,7 @@
 """MLPerf Training's logs: GPT-3 175B (v3.1, v4.0) and Llama 3.1 405B (v5.1).
 
-Both count the embedding and the loss as layers where stages would be uneven; optimizers are sharded
-and gradients reduced in bf16.
+Both count the embedding and the loss as layers where stages would be uneven; optimizers are
+sharded, gradients reduced in bf16, attention is cuDNN's.
 """
 
 from typing import Literal
@@ -79,4 +79,5 @@ def _job(cells: Cells, model: str) -> Job:
         seq_len=cells.count("seq_len"),
         global_batch=cells.count("global_batch"),
         precision=_PRECISIONS[cells.text("precision")],
+        attention="sdpa_cudnn",
     )

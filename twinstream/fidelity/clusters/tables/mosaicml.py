@@ -1,6 +1,7 @@
 """MosaicML's training benchmarks (llm-foundry): MPT under PyTorch FSDP.
 
-Not stated there: the network of the H100 runs (taken: one NDR port a GPU) and dropout (none).
+Not stated there: the network of the H100 runs (taken: one NDR port a GPU), dropout (none), which
+flash attention (flash-attn 2: the tables are of 2023 and 2024).
 """
 
 from typing import Literal
@@ -46,6 +47,7 @@ def row_of(cells: Cells) -> ClusterRow:
             seq_len=seq_len,
             global_batch=cells.count("global_batch"),
             precision="fp8" if precision == "fp8_amp" else "bf16",
+            attention="flash2",
         )
     suspect = "suspect" in note
     told = f"{model} seq{seq_len} mb{micro}x{rounds}{' ac' if recompute else ''} {sharding}"

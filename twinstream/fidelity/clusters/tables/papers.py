@@ -9,9 +9,10 @@ Each paper leaves something open; what is taken is said here, once:
 - MegaScale: of the rows called Megatron-LM, nothing is recomputed and attention is fused (what is
   printed is 53 % of the peak, which recomputing whole layers could not reach). MegaScale's own have
   parallel blocks and windows, which no shape here has.
-- TorchTitan: gradients reduced in float32; 'selective (op level)' runs every other matmul again,
-  and is taken as nothing run again; where a pipeline runs, parameters stay gathered (ZeRO-1) and
-  there are as many microbatches as stages.
+- TorchTitan: attention is torch's FlashAttention-2, gradients reduced in float32; 'selective (op
+  level)' runs every other matmul again, about as many FLOPs as the products into the FFN, which are
+  taken; where a pipeline runs, parameters stay gathered (ZeRO-1) and there are as many microbatches
+  as stages.
 - Llama 3: TFLOP/s by a formula that is not stated, so that no time follows.
 """
 
@@ -121,6 +122,8 @@ def _recompute(cells: Cells) -> Recompute:
     stated = cells.text("recompute")
     if stated.startswith("full"):
         return "full"
+    if "op level" in stated:
+        return "mlp"
     return "selective" if stated == "selective" else "none"
 
 
@@ -144,6 +147,7 @@ def _megascale(cells: Cells, paper: str) -> ClusterRow:
         layout=layout,
         seq_len=seq_len,
         global_batch=cells.count("global_batch"),
+        attention="flash2",
         network_reduction=False,
     )
     batch = f"MegaScale, Megatron-LM, batch {cells.text('global_batch')}"
@@ -180,6 +184,7 @@ def _titan(cells: Cells, paper: str) -> ClusterRow:
         seq_len=cells.count("seq_len"),
         global_batch=batch,
         precision="bf16" if precision == "bf16" else "fp8",
+        attention="sdpa_flash",
     )
     return _row(cells, series, cluster=_TITAN[gpu], job=job, compared=_titan_sets(cells))
 
