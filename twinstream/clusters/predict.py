@@ -82,8 +82,10 @@ class Prepared:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
         self.job = job
-        counts = (2 * job.layout.pp, 3 * job.layout.pp) if job.layout.pp > 1 else (2, 3)
-        if job.num_microbatches <= counts[1]:
+        counts: tuple[int, ...] = (2, 3)
+        if job.layout.pp > 1:
+            counts = (2 * job.layout.pp, 3 * job.layout.pp)
+        if job.num_microbatches <= counts[-1]:
             counts = (job.num_microbatches,)
         self._counts = counts
         self._documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]

@@ -64,7 +64,8 @@ def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
                     groups[kind] = _group_key(schedule, one, op)
                 meetings[*groups[kind], op.sequence].append((number, at))
     run = _run_order(ops, list(meetings.values()))
-    order, issued = [], [[] for _ in ops]
+    order: list[Exchange] = []
+    issued: list[list[Op]] = [[] for _ in ops]
     for node in run:
         for number, at in node:
             issued[number].append(ops[number][at])
