@@ -13,6 +13,10 @@ Classes stand for ranks. Among ranks, a cycle would be a closed walk here. A cyc
 there, too: wherever an op of a class waits for another, so does that of each of its ranks, and each
 instance of a meeting has a rank of every class that takes part; one can walk back for ever, and
 ranks are finite.
+
+Waits point backwards in issue order, so where the document's order is every class's own, only the
+two sides of a ring step can wait for each other; any other cycle shows as a wrong order, too, and
+is named here because it says why there is no right one.
 """
 
 from bisect import bisect_right
