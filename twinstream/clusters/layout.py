@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twinstream.models.shapes.shape import ModelShape
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, PositiveCount

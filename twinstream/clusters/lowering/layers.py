@@ -16,8 +16,8 @@ from twinstream.clusters.lowering.parts import (
     whole,
 )
 from twinstream.clusters.lowering.weights import StageWeights
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Mode
 
 Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient, its input's
 
@@ -393,13 +393,13 @@ class LayerOps:
                               [("kv", block, "read")], label, 1)  # fmt: skip
                 b.communicate(f"ring_recv.{tag}.{step}", "recv", ("cp",), "cp.recv",
                               [("kv", after, "write")], label, -1)  # fmt: skip
-            mode = "write" if step == 0 else "update"
+            mode: Mode = "update" if step else "write"
             operands: list[Use] = [
                 uses[0],
                 (out[0], out[1], mode),
                 ("kv", block, "read"),
                 *uses[2:],
-            ]  # type: ignore[list-item]
+            ]
             if step:  # what is saved is there since the first step
                 operands = [o for o in operands if o[2] != "write"]
             self._op(

@@ -9,12 +9,11 @@ from twinstream.clusters.lowering.groups import (
     head_group,
 )
 from twinstream.clusters.lowering.layers import LayerOps
-from twinstream.clusters.lowering.parts import layer_parts, whole
+from twinstream.clusters.lowering.parts import whole
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.clusters.orders import Action, actions_of
 from twinstream.clusters.stages import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
 
 
