@@ -8,6 +8,7 @@ from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
 from twinstream.clusters.lowering.groups import Group
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Mode
 
 
 @dataclass(eq=False)
@@ -36,6 +37,7 @@ class StageWeights:
         self._zero = job.layout.zero
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
         self._late: list[str] = []
+        self._pending: tuple[_State, str, str, Held] | None = None
 
     def sharded(self, name: str) -> bool:
         """Whether a group's parameters are gathered for every use."""
@@ -100,6 +102,7 @@ class StageWeights:
 
     def finish(self, everyone: tuple[str, ...]) -> None:
         """What was left to the end, the norm of all gradients over all axes, the updates."""
+        self._add_pending()
         for name in self._late:
             self._reduce(self._states[name], name)
         norm = self._norm()
@@ -158,21 +161,34 @@ class StageWeights:
         b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", group.axes, "dp", uses, label)
         b.give_back(f"gradient.{group.name}", state.gradient)
         state.gradient = None
+        self._add_pending()
         if not once:
-            mode = "update" if state.summed else "write"
-            moved = (3 if state.summed else 2) * size
-            added = Work(unit="accumulate", shape=(group.shard,), flops=group.shard,
-                         hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
-            sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]  # type: ignore[list-item]
-            b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
-                      b.label("accumulate", state.index))  # fmt: skip
-            b.give_back(pool, part)
-        state.summed = True
+            self._pending = (state, name, tag, part)
         if last and group.outer:
+            self._add_pending()
             b.communicate(
                 f"reduce_outer.{name}", "all_reduce", group.outer, "dp",
                 [("shard", state.gradient_shard, "update")], label,
             )  # fmt: skip
+
+    def _add_pending(self) -> None:
+        """Add the shard that was reduced last to its sum: by now the next layer's backward has
+        been issued, and ran beside the reduction."""
+        if self._pending is None:
+            return
+        b, (state, name, tag, part) = self._b, self._pending
+        self._pending = None
+        assert state.gradient_shard is not None
+        group, dtype = state.group, self._job.layout.gradient_dtype
+        mode: Mode = "update" if state.summed else "write"
+        moved = (3 if state.summed else 2) * part.place.size_bytes
+        added = Work(unit="accumulate", shape=(group.shard,), flops=group.shard,
+                     hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
+        sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]
+        b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
+                  b.label("accumulate", state.index))  # fmt: skip
+        b.give_back(f"scattered.{group.name}", part)
+        state.summed = True
 
     def _reduce(self, state: _State, name: str) -> None:
         group, b = state.group, self._b
