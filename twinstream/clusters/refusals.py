@@ -42,7 +42,9 @@ def _batch(job: Job) -> list[str]:
 def _replicas(layout: Layout) -> list[str]:
     found = []
     if layout.dp % layout.ep:
-        found.append(f"dp {layout.dp} is not divisible by ep {layout.ep}: experts are shared by replicas")
+        found.append(
+            f"dp {layout.dp} is not divisible by ep {layout.ep}: experts are shared by replicas"
+        )
         return found
     shards, replicas = layout.shards, layout.dp * layout.cp
     if replicas % shards or shards % (layout.ep * layout.cp):

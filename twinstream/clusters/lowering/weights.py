@@ -51,7 +51,10 @@ class StageWeights:
         state.parameters = self._b.take(
             f"gathered.{state.group.name}", state.group.bytes, "parameter", self._job.dtype, spare=1
         )
-        uses: list[Use] = [("shard", state.shard, "read"), ("parameters", state.parameters, "write")]
+        uses: list[Use] = [
+            ("shard", state.shard, "read"),
+            ("parameters", state.parameters, "write"),
+        ]
         label = self._b.label("gather_parameters", state.index)
         self._b.communicate(
             f"gather.{name}.{tag}", "all_gather", state.group.axes, "dp.gather", uses, label
