@@ -150,7 +150,7 @@ class _Splitter:
                 target = (*place[:at], cell, *place[at + 1 :])
                 if target not in self._parts[receiver]:
                     raise SplitError(
-                        f"op '{sent}' of class '{self._place_of[sender, place]}' sends by "
+                        f"op '{sent}' of class '{self._place_of[_Part(sender, place)]}' sends by "
                         f"{op.shift} along axis '{op.axes[0]}', to ranks that are no class: cut "
                         "that axis into single coordinates, or not at all"
                     )
