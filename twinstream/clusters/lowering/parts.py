@@ -162,4 +162,6 @@ def _experts(job: Job) -> tuple[Element, ...]:
         gather = [Talk("tp", None, "all_reduce", arrived, arrived)]
         scatter = [Talk("tp", "all_reduce", None, arrived, arrived)]
     experts = Compute("experts", work.experts(), "experts")
-    return (*elements, *to, *gather, experts, *scatter, *to)
+    back = to or (layout.tp > 1 and work.sequence_parallel)
+    combine = [Compute("combine", PartWork())] if back else []  # the experts have its work
+    return (*elements, *to, *gather, experts, *scatter, *to, *combine)

@@ -1,0 +1,179 @@
+"""How long one layer takes a rank, with what it says inside; nothing else running."""
+
+from dataclasses import dataclass
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.lowering.groups import mesh_of
+from twinstream.clusters.lowering.parts import Compute, LayerParts, Ring, Talk, layer_parts
+from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.collectives.rank_group import RankGroup
+from twinstream.hardware_profiles.collectives.timing import collective_time_ns
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.cluster.mesh import Mesh
+from twinstream.schedule.cost import Work
+
+NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Nanoseconds of one layer and one microbatch.
+
+    `forward` and `backward` with all that is said; `weight` of what zero-bubble puts off (then
+    `backward` is without). The `least` ones are what no overlap inside the layer can beat.
+    """
+
+    forward: float
+    backward: float
+    weight: float
+    least_forward: float
+    least_backward: float
+    embedding: float
+    head: float
+
+
+class Pricing:
+    """Times of work and of collectives of a job's mesh, each found once."""
+
+    def __init__(self, cluster: Cluster, machine: Machine) -> None:
+        self.cluster, self.machine = cluster, machine
+        self._works: dict[Work, float] = {}
+
+    def work(self, works: tuple[Work, ...]) -> float:
+        """Nanoseconds of kernels, one after the other."""
+        total = 0.0
+        for work in works:
+            if work not in self._works:
+                self._works[work] = cost_alone_ns((work,), self.machine)
+            total += self._works[work]
+        return total
+
+    def talk(
+        self, mesh: Mesh, axes: tuple[str, ...], collective: Collective, size_bytes: int, dtype: str
+    ) -> float:
+        """Nanoseconds of a collective along axes of the mesh."""
+        present = tuple(axis for axis in axes if axis in mesh.names)
+        ranks = 1
+        for axis in present:
+            ranks *= mesh.length(axis)
+        if ranks == 1:
+            return 0.0
+        near = mesh.ranks_on_a_node(present)
+        near = near if ranks % near == 0 else 1
+        on_node = min(mesh.ranks_per_node, mesh.size)
+        group = RankGroup(ranks=ranks, ranks_per_node=near, sharing=max(1, on_node // near))
+        kind = NCCL_DTYPES.get(dtype)
+        return float(collective_time_ns(self.cluster, collective, size_bytes, group, kind).time_ns)
+
+    def message(self, mesh: Mesh, size_bytes: int, *, axis: str) -> float:
+        """Nanoseconds of a message to the neighbour along an axis."""
+        stride, on_node = mesh.stride(axis), min(mesh.ranks_per_node, mesh.size)
+        inside = mesh.length(axis) * stride <= on_node
+        sharing = min(on_node, stride)
+        group = (
+            RankGroup(ranks=2, ranks_per_node=2)
+            if inside
+            else RankGroup(ranks=2, ranks_per_node=1, sharing=sharing)
+        )
+        return float(collective_time_ns(self.cluster, "send_recv", size_bytes, group).time_ns)
+
+
+def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
+    """Of every layer of a job: elements one after the other, two queues in backward."""
+    mesh = mesh_of(job, pricing.cluster.count("gpus_per_node"))
+    parts = layer_parts(job)
+    elements = [element for part in parts.parts for element in part.elements]
+    clock = _Clock(job, pricing, mesh)
+    forward = sum(clock.forward(element) for element in elements)
+    late = job.layout.pipeline == "zero_bubble"
+    again = forward if parts.full_recompute else 0.0
+    backward, weight = clock.backward(parts, late=late)
+    computed = sum(clock.computed(element) for element in elements) * (not late)
+    chained = sum(clock.chained(element) for element in elements)
+    talk = clock.outside
+    return LayerTimes(
+        forward=forward,
+        backward=again + backward,
+        weight=weight,
+        least_forward=forward,
+        least_backward=again + max(chained, computed + clock.inputs(elements) * (not late)),
+        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward)
+        + 2 * talk,
+        head=pricing.work(job.work.head().forward + job.work.head().backward) + 2 * talk,
+    )
+
+
+class _Clock:
+    def __init__(self, job: Job, pricing: Pricing, mesh: Mesh) -> None:
+        self.job, self.pricing, self.mesh = job, pricing, mesh
+        self._dtype = job.dtype
+        hidden = job.work.tokens * job.shape.d_model * job.work.itemsize
+        split = job.work.sequence_parallel
+        kind: Collective = "all_gather" if split else "all_reduce"
+        self.outside = pricing.talk(mesh, ("tp",), kind, hidden, self._dtype)
+
+    def forward(self, element: Compute | Ring | Talk) -> float:
+        if isinstance(element, Talk):
+            return self._said(element, element.forward)
+        if isinstance(element, Ring):
+            return self._ring(element, element.step.forward)
+        return self.pricing.work(element.work.forward)
+
+    def computed(self, element: Compute | Ring | Talk) -> float:
+        """Of backward what the weights' gradients take."""
+        return (
+            0.0
+            if not isinstance(element, Compute)
+            else self.pricing.work(element.work.backward_weight)
+        )
+
+    def inputs(self, elements: list[Compute | Ring | Talk]) -> float:
+        """Of backward what the inputs' gradients take."""
+        return sum(
+            self.pricing.work(e.work.backward_input)
+            if isinstance(e, Compute)
+            else self._ring(e, e.step.backward)
+            for e in elements
+            if not isinstance(e, Talk)
+        )
+
+    def chained(self, element: Compute | Ring | Talk) -> float:
+        """Of backward what follows one another: inputs' gradients and what is said of them."""
+        if isinstance(element, Talk):
+            return self._said(element, element.backward)
+        return self.inputs([element])
+
+    def backward(self, parts: LayerParts, *, late: bool) -> tuple[float, float]:
+        """All of it, and what zero-bubble puts off; weights' gradients run beside what is said."""
+        chain = compute = talk = weight = 0.0
+        for part in parts.parts[::-1]:
+            again = 0.0
+            if part.gathered_bytes:
+                again = self.pricing.talk(
+                    self.mesh, ("tp",), "all_gather", part.gathered_bytes, self._dtype
+                )
+            for element in part.elements[::-1]:
+                if isinstance(element, Talk):
+                    if element.backward is not None:
+                        chain = talk = max(chain, talk) + self._said(element, element.backward)
+                    continue
+                chain = compute = max(chain, compute) + self.inputs([element])
+                own = self.computed(element)
+                weight += own
+                if not late and own:
+                    talk = max(talk, chain - own) + again
+                    compute = max(compute, talk if again else 0.0) + own
+        return max(chain, compute), weight
+
+    def _said(self, element: Talk, collective: Collective | None) -> float:
+        if collective is None:
+            return 0.0
+        size = max(element.in_bytes, element.out_bytes)
+        return self.pricing.talk(self.mesh, (element.axis,), collective, size, self._dtype)
+
+    def _ring(self, ring: Ring, works: tuple[Work, ...]) -> float:
+        step = self.pricing.work(works)
+        message = self.pricing.message(self.mesh, ring.size_bytes, axis="cp")
+        return step + (ring.num_steps - 1) * max(step, message)

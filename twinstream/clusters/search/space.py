@@ -1,0 +1,110 @@
+"""All layouts of a model on so many GPUs that are worth a look."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.models.shapes.shape import ModelShape
+
+_MOST_MICRO_BATCH = 16
+_LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
+_MOST_VIRTUAL_STAGES = 16
+
+
+def layouts(
+    shape: ModelShape,
+    num_gpus: int,
+    gpus_per_node: int,
+    seq_len: int,
+    global_batch: int,
+    fixed: Mapping[str, Any],
+) -> Iterator[Layout]:
+    """Layouts whose degrees divide what they split; `fixed` has what is not left open.
+
+    Left open, tp stays within a node, cp keeps 4,096 tokens of a sequence on a rank at least,
+    pipelines are 1f1b, zero-bubble and, of several virtual stages, interleaved; ZeRO is 1 or 3,
+    recomputation none or full.
+    """
+    for tp, cp, pp in product(
+        _choices(fixed, "tp", _divisors_of(num_gpus, min(gpus_per_node, shape.num_heads))),
+        _choices(fixed, "cp", _powers(max(1, seq_len // _LEAST_TOKENS_OF_CP))),
+        _choices(fixed, "pp", _divisors_of(num_gpus, shape.num_layers)),
+    ):
+        each = tp * cp * pp
+        if num_gpus % each or ("dp" in fixed and fixed["dp"] * each != num_gpus):
+            continue
+        dp = num_gpus // each
+        experts = shape.experts.count if shape.experts else 1
+        for ep in _choices(fixed, "ep", [n for n in _powers(experts) if dp % n == 0]):
+            degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
+            yield from _with_the_rest(shape, global_batch, degrees, fixed)
+
+
+def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
+    """Refuse fixed degrees that cannot make up the GPUs.
+
+    Raises:
+        LayoutError: says the product.
+    """
+    degrees = {name: fixed[name] for name in ("tp", "cp", "pp", "dp") if fixed.get(name)}
+    size = 1
+    for degree in degrees.values():
+        size *= degree
+    told = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+    if num_gpus % size or (len(degrees) == 4 and size != num_gpus):
+        raise LayoutError(f"{told} are {size} GPUs, which {num_gpus} is not a multiple of")
+
+
+def _with_the_rest(
+    shape: ModelShape, global_batch: int, degrees: Mapping[str, int], fixed: Mapping[str, Any]
+) -> Iterator[Layout]:
+    pp, dp = degrees["pp"], degrees["dp"]
+    if global_batch % dp:
+        return
+    sizes = [n for n in _powers(_MOST_MICRO_BATCH) if global_batch % (dp * n) == 0]
+    for micro_batch, zero, recompute in product(
+        _choices(fixed, "micro_batch", sizes),
+        _choices(fixed, "zero", [1, 3] if dp * degrees["cp"] > 1 else [0]),
+        _choices(fixed, "recompute", ["none", "full"]),
+    ):
+        for pipeline, stages in _pipelines(shape, pp, fixed):
+            if pipeline == "interleaved" and global_batch // (dp * micro_batch) % pp:
+                continue
+            other = {
+                key: value
+                for key, value in fixed.items()
+                if key in ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
+                           "dp_overlap", "shard", "offload")
+            }  # fmt: skip
+            yield Layout(
+                **degrees, micro_batch=micro_batch, zero=zero, recompute=recompute,
+                pipeline=pipeline, virtual_stages=stages, **other,
+            )  # fmt: skip
+
+
+def _pipelines(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[Any, int]]:
+    if pp == 1:
+        pipeline = fixed.get("pipeline", "1f1b")
+        yield (pipeline if fixed.get("virtual_stages", 1) == 1 else "1f1b"), 1
+        return
+    per_rank = shape.num_layers // pp
+    stages = [n for n in range(1, min(per_rank, _MOST_VIRTUAL_STAGES) + 1) if
+              shape.num_layers % (pp * n) == 0 or n == 1 or (shape.num_layers + 2) % (pp * n) == 0]  # fmt: skip
+    for n in _choices(fixed, "virtual_stages", stages):
+        kinds = ["1f1b", "zero_bubble"] if n == 1 else ["interleaved"]
+        for kind in _choices(fixed, "pipeline", kinds):
+            if (n > 1) == (kind in ("interleaved", "ring")):
+                yield kind, n
+
+
+def _choices(fixed: Mapping[str, Any], name: str, choices: list[Any]) -> list[Any]:
+    return [fixed[name]] if fixed.get(name) is not None else choices
+
+
+def _powers(most: int) -> list[int]:
+    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+
+
+def _divisors_of(number: int, most: int) -> list[int]:
+    return [n for n in range(1, most + 1) if number % n == 0]
