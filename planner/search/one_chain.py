@@ -1,6 +1,5 @@
 """A plan of a chain as it is: nothing about it is to be cut, and all of it is one round."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -55,7 +54,7 @@ class OneChain:
         return self.program(self.chain.workload, kind).bound(self.caps)
 
     def least_bytes(self) -> tuple[float | None, float | None]:
-        """The smallest device cap, and host cap, that the program allows with the other as it is."""
+        """The least device cap, and host cap, that the program allows, the other as it is."""
         kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
         program = self.program(self.chain.workload, kind)
         return (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinstream.clusters.job import Job
+from twinstream.clusters.job import MASTER_BYTES, Job
 from twinstream.models.shapes.parameters import ParameterPart, rank_parameters
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cluster.mesh import Axis, Mesh
@@ -62,6 +62,10 @@ class Group:
     @property
     def gradient_bytes(self) -> int:
         return self.num_held * self.gradient_itemsize
+
+    def state_bytes(self, sharded: bool) -> int:
+        """Of the optimizer's state on a rank."""
+        return MASTER_BYTES * (self.shard if sharded else self.num_parameters)
 
 
 def groups_of_layer(job: Job) -> tuple[Group, ...]:

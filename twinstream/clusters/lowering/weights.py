@@ -213,31 +213,35 @@ class StageWeights:
 
     def _norm(self) -> Held:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
+        b, work = self._b, self._job.work
+        norm = b.take("norm", 256, "scratch", "float32", tensor="gradient_norm")
+        uses: list[Use] = [("norm", norm, "write")]
         if self._job.layout.offload:
             for name in (*self._unsquared, *self._late):
                 self._square(name)
-            assert self._squares is not None
-            return self._squares
-        b, work = self._b, self._job.work
-        norm = b.take("norm", 256, "scratch", "float32", tensor="gradient_norm")
-        count = sum(self._owned(state.group) for state in self._states.values())
-        uses: list[Use] = [("norm", norm, "write")]
-        uses += [(f"gradient.{name}", self._summed(s), "read") for name, s in self._states.items()]
-        works = work.gradient_norm(count)
+            works: tuple[Work, ...] = ()
+            uses += [] if self._squares is None else [("squares", self._squares, "read")]
+        else:
+            works = work.gradient_norm(sum(self._owned(s.group) for s in self._states.values()))
+            uses += [(f"gradient.{n}", self._summed(s), "read") for n, s in self._states.items()]
         b.compute("gradient_norm", "gradient_norm", works, uses, b.label("gradient_norm"))
         return norm
 
     def _square(self, name: str) -> None:
-        """Add a group's squares to the norm, while its gradient is on the device."""
+        """Add up a group's squares while its gradient is on the device."""
         b, state = self._b, self._states[name]
         mode: Mode = "write" if self._squares is None else "update"
         if self._squares is None:
-            self._squares = b.take("norm", 256, "scratch", "float32", tensor="gradient_norm")
+            self._squares = b.take("squares", 256, "scratch", "float32", tensor="squares")
         count = self._owned(state.group)
         works = self._job.work.gradient_norm(count)
-        uses: list[Use] = [("norm", self._squares, mode), ("gradient", self._summed(state), "read")]
-        b.compute(f"gradient_norm.{name}", f"gradient_norm.{count}", works, uses,
-                  b.label("gradient_norm", state.index))  # fmt: skip
+        uses: list[Use] = [
+            ("squares", self._squares, mode),
+            ("gradient", self._summed(state), "read"),
+        ]
+        b.compute(
+            f"squares.{name}", f"squares.{count}", works, uses, b.label("squares", state.index)
+        )
 
     def _owned(self, group: Group) -> int:
         return group.shard if self._zero else group.num_parameters
@@ -259,8 +263,8 @@ class StageWeights:
                 ("parameters", target, "update"),
             ]
             tag = f"{name}.part{number}" if len(state.optimizer) > 1 else name
-            b.compute(f"update.{tag}", f"update.{group.name}.{count}", self._job.work.optimizer(count),
-                      uses, b.label("optimizer", state.index))  # fmt: skip
+            works, label = self._job.work.optimizer(count), b.label("optimizer", state.index)
+            b.compute(f"update.{tag}", f"update.{group.name}.{count}", works, uses, label)
         if self._zero in (1, 2) and group.num_shards > 1:
             b.communicate(
                 f"gather.{name}", "all_gather", group.axes, "dp.gather",

@@ -125,9 +125,13 @@ def _operand(name: str, tensor: str, version: int, mode: str) -> TaskOperand:
 
 
 def _block_ns(blocks: Sequence[Block], times: StageTimes) -> list[float]:
-    """From the start of a block's first computation to that of the next, the last to the next pass's."""
+    """From the start of a block's first computation to that of the next, around the pass."""
     found = [0.0] * len(blocks)
-    at = [(i, times.start_ns[b.first_compute]) for i, b in enumerate(blocks) if b.first_compute is not None]
+    at = [
+        (i, times.start_ns[b.first_compute])
+        for i, b in enumerate(blocks)
+        if b.first_compute is not None
+    ]
     ends = [start for _, start in at[1:]] + [at[0][1] + times.pass_ns]
     for (number, start_ns), end_ns in zip(at, ends, strict=True):
         found[number] = max(0.0, end_ns - start_ns)

@@ -1,7 +1,6 @@
 """The error of a stage that does not fit even with offload, with what would."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -9,39 +8,26 @@ from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.sizes import gib
 
 
-@dataclass(frozen=True)
-class ByRole:
-    """Bytes of a stage's slots by class of tensor; `fixed` of those that stay on the device."""
-
-    bytes: Mapping[str, int]
-    fixed: Mapping[str, int]
-
-    @staticmethod
-    def of(schedule: Schedule, placed: Collection[str]) -> "ByRole":
-        """Of a stage with everything on the device."""
-        roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
-        sizes = {slot.slot_id: slot.size_bytes for slot in schedule.slots}
-        seen: set[str] = set()
-        found: dict[str, int] = {}
-        fixed: dict[str, int] = {}
-        for op in schedule.ops:
-            if not isinstance(op, Compute | Communicate):
-                continue
-            for operand in op.operands:
-                if operand.slot in seen:
-                    continue
-                seen.add(operand.slot)
-                role, size = roles[operand.tensor], sizes[operand.slot]
+def bytes_by_role(schedule: Schedule) -> dict[str, int]:
+    """Of the slots of a stage with everything on the device, by class of tensor."""
+    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
+    sizes = {slot.slot_id: slot.size_bytes for slot in schedule.slots}
+    found: dict[str, int] = {}
+    for op in schedule.ops:
+        if not isinstance(op, Compute | Communicate):
+            continue
+        for operand in op.operands:
+            size = sizes.pop(operand.slot, 0)
+            if size:
+                role = roles[operand.tensor]
                 found[role] = found.get(role, 0) + size
-                if operand.tensor not in placed:
-                    fixed[role] = fixed.get(role, 0) + size
-        return ByRole(found, fixed)
+    return found
 
 
 class OffloadError(TwinstreamError):
     """A stage fits neither the device nor, with the host's help, both memories.
 
-    `by_role` is what it takes with everything on the device; `least_device_bytes` and
+    `role_bytes` is what it takes with everything on the device; `least_device_bytes` and
     `least_host_bytes` are caps below which nothing fits, the other cap as it is (None where no
     size would do).
     """
@@ -50,13 +36,13 @@ class OffloadError(TwinstreamError):
         self,
         name: str,
         caps: Caps,
-        by_role: ByRole,
+        role_bytes: Mapping[str, int],
         least_device_bytes: int | None,
         least_host_bytes: int | None,
     ) -> None:
-        self.by_role = by_role
+        self.role_bytes = role_bytes
         self.least_device_bytes, self.least_host_bytes = least_device_bytes, least_host_bytes
-        needs = ", ".join(f"{role} {gib(size)}" for role, size in by_role.bytes.items())
+        needs = ", ".join(f"{role} {gib(size)}" for role, size in role_bytes.items())
         has = " and ".join(
             f"{gib(size)} of {memory} memory"
             for memory, size in (("device", caps.device_bytes), ("host", caps.host_bytes))
@@ -71,5 +57,5 @@ class OffloadError(TwinstreamError):
             f"{name} does not fit, not even with offload: a GPU has {has}, and the stage takes "
             f"{needs}. "
             + (f"It takes at least {' or '.join(least)}, the other as it is. " if least else "")
-            + "More stages, more shards (--zero, --dp), smaller microbatches or recompute take less."
+            + "More stages or shards (--zero, --dp), smaller microbatches or recompute take less."
         )

@@ -45,22 +45,25 @@ class _Life:
     ahead: bool = False
 
 
-def places_of(schedule: Schedule, times: StageTimes, machine: Machine) -> Places:
+def places_of(
+    schedule: Schedule, times: StageTimes, machine: Machine, *, tight: bool = False
+) -> Places:
     """Movable is what rests at least as long as it takes to copy it out and back in.
 
-    Beside that the planner places what only computation uses.
+    Beside that the planner places what only computation uses; of a `tight` stage all, so that
+    nothing has bytes to itself, and exchanges may have to wait for them.
     """
     carried = {item.tensor for item in schedule.carried}
     lives = _lives(schedule, times, carried)
     placed, movable = set(), set()
     for tensor in schedule.tensors:
         life = lives.get(tensor.tensor_id)
-        if life is None or tensor.size_bytes < _LEAST_BYTES or life.ahead:
+        if life is None or tensor.size_bytes < _LEAST_BYTES or (life.ahead and not tight):
             continue
         rests = life.longest_ns >= _there_and_back_ns(tensor, machine)
         if rests:
             movable.add(tensor.tensor_id)
-        if rests or not life.exchanged:
+        if rests or tight or not life.exchanged:
             placed.add(tensor.tensor_id)
     return Places(frozenset(placed), frozenset(movable))
 

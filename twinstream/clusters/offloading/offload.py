@@ -8,15 +8,20 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.proof.verify import require_safe
 from twinstream.simulator.cluster.costs import ClusterCosts, share_of
-from twinstream.simulator.cluster.simulate import ClusterTimeline, replay_cluster
+from twinstream.simulator.cluster.simulate import replay_cluster
 from twinstream.simulator.replay import steady_state
 
 
 def offloaded(
-    document: ClusterSchedule, job: Job, cluster: Cluster, machine: Machine, caps: Caps | None = None
+    document: ClusterSchedule,
+    job: Job,
+    cluster: Cluster,
+    machine: Machine,
+    caps: Caps | None = None,
 ) -> ClusterSchedule:
     """The document with every stage within its GPUs' memory and their share of the host's.
 
@@ -46,8 +51,7 @@ def offloaded(
                 times = _times(told, one.name)
                 schedules[one.schedule] = planned(one.name, document.of(one), times, within)
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
-    for schedule in found.schedules.values():
-        require_safe(schedule)
+    require_safe_cluster(found)
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.clusters.offloading.blocks import Block, blocks_of, chain_of
-from twinstream.clusters.offloading.errors import ByRole, OffloadError
+from twinstream.clusters.offloading.errors import OffloadError, bytes_by_role
 from twinstream.clusters.offloading.movable import Places, StageTimes, places_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.emission import Emitted
@@ -14,6 +14,7 @@ from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, Slot
 
 _JUDGED_TASKS = 5000  # in all plans of a stage that are simulated
@@ -32,25 +33,31 @@ class Within:
 def planned(name: str, schedule: Schedule, times: StageTimes, within: Within) -> Schedule:
     """The stage's ops with copies between them, within the caps; its exchanges as they were.
 
+    A stage that fits comes back as it is. Where nothing fits otherwise, what is exchanged gets its
+    bytes from the planner, too.
+
     Raises:
         OffloadError: nothing was found that fits.
     """
-    places = places_of(schedule, times, within.machine)
-    blocks = blocks_of(schedule.ops, places.placed)
-    chain = chain_of(schedule, blocks, places, times, within.machine)
-    fixed_bytes = _fixed_bytes(schedule, places)
-    caps = _less(within.caps, fixed_bytes)
-    source = OneChain(chain, within.machine, caps)
-    attempts = min(_MOST_ATTEMPTS, max(2, _JUDGED_TASKS // len(blocks)))
-    emitted = plan_of_chain(source, within.judge, attempts)
-    if emitted is None:
-        least_device, least_host = source.least_bytes()
-        raise OffloadError(
-            name, within.caps, ByRole.of(schedule, places.placed),
-            None if least_device is None else round(least_device) + fixed_bytes,
-            None if least_host is None else round(least_host),
-        )  # fmt: skip
-    return _written_out(schedule, blocks, places, emitted, within.caps)
+    room = within.caps.arena_bytes("device")
+    if room is None or arena_bytes(schedule, DEVICE) <= room:
+        return schedule.model_copy(update={"caps": within.caps})
+    for tight in (False, True):
+        places = places_of(schedule, times, within.machine, tight=tight)
+        blocks = blocks_of(schedule.ops, places.placed)
+        chain = chain_of(schedule, blocks, places, times, within.machine)
+        fixed_bytes = _fixed_bytes(schedule, places)
+        source = OneChain(chain, within.machine, _less(within.caps, fixed_bytes))
+        attempts = min(_MOST_ATTEMPTS, max(2, _JUDGED_TASKS // len(blocks)))
+        emitted = plan_of_chain(source, within.judge, attempts)
+        if emitted is not None:
+            return _written_out(schedule, blocks, places, emitted, within.caps)
+    least_device, least_host = source.least_bytes()
+    raise OffloadError(
+        name, within.caps, bytes_by_role(schedule),
+        None if least_device is None else round(least_device) + fixed_bytes,
+        None if least_host is None else round(least_host),
+    )  # fmt: skip
 
 
 def _fixed_slots(schedule: Schedule, places: Places) -> list[Slot]:
