@@ -1,13 +1,13 @@
 """Predict when every op of every class of ranks runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.analysis.periodic import PassBoundaries, StepTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
@@ -16,20 +16,6 @@ from twinstream.simulator.cluster.pool import SharedFlow
 from twinstream.simulator.cluster.run import ClassPass, ClusterRun, Meeting, Price, Program, Step
 
 _MOST_PASSES = 8
-
-
-@dataclass(frozen=True)
-class ClusterTimeline:
-    """Timelines of all classes by name, on one clock; the step is that of the whole cluster."""
-
-    step: StepTime
-    classes: dict[str, Timeline]
-    cold_ns: int
-
-    @property
-    def step_ns(self) -> float:
-        """How long a training step takes."""
-        return self.step.step_ns
 
 
 def simulate_cluster(
@@ -74,7 +60,10 @@ def replay_cluster(
         one.name: _timeline(schedule.of(one), [each[number] for each in spans], step, provenance)
         for number, one in enumerate(schedule.classes)
     }
-    return ClusterTimeline(step, timelines, cold_ns)
+    return ClusterTimeline.made(
+        schema_version=1, classes=timelines, step_ns=step.step_ns, spread_ns=step.spread_ns,
+        period_passes=step.period_passes, cold_ns=cold_ns, provenance=provenance,
+    )  # fmt: skip
 
 
 def cold_step_ns(schedule: ClusterSchedule, costs: ClusterCostModel) -> int:
@@ -97,7 +86,7 @@ def _run_of(schedule: ClusterSchedule, costs: ClusterCostModel, num_passes: int)
             for (name, _), drawn in zip(exchange.sides, demand.sides, strict=False):
                 for resource, amount in drawn:
                     number = numbering.number(name, resource)
-                    amounts[number] = max(amounts.get(number, 0.0), amount)
+                    amounts[number] = amounts.get(number, 0.0) + amount
             flow = SharedFlow(demand.alone_ns, amounts) if demand.alone_ns else None
             numbering.exchanges[key] = (demand, Price(demand.fixed_ns, flow))
         meetings.append(Meeting(len(exchange.sides), numbering.exchanges[key][1]))

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import require_possible
+from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.shapes.flops import shape_flops_per_sequence
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import ClusterTimeline, replay_cluster
-from twinstream.clusters.shares import shares_of
+from twinstream.simulator.cluster.simulate import replay_cluster
 
 _PEAKS = {"bf16": "peak_bf16_flop_per_s", "fp16": "peak_bf16_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip
@@ -76,17 +77,20 @@ class Prepared:
     """A job laid out on nodes of a size, to be timed on one profile after the other.
 
     Steps of many microbatches are simulated with fewer, at two numbers of them: in all orders of
-    pipelines every further one (interleaved: every further pp) takes equally long.
+    pipelines every further one (interleaved: every further pp) takes equally long. `documents` are
+    of so many.
     """
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
         self.job = job
-        counts = (2 * job.layout.pp, 3 * job.layout.pp) if job.layout.pp > 1 else (2, 3)
-        if job.num_microbatches <= counts[1]:
+        counts: tuple[int, ...] = (2, 3)
+        if job.layout.pp > 1:
+            counts = (2 * job.layout.pp, 3 * job.layout.pp)
+        if job.num_microbatches <= counts[-1]:
             counts = (job.num_microbatches,)
         self._counts = counts
-        self._documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
+        self.documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
 
     def on(self, cluster: Cluster, machine: Machine | None = None) -> Prediction:
         """Its step on a cluster whose nodes have as many GPUs."""
@@ -119,19 +123,19 @@ class Prepared:
             replay_cluster(
                 document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
             )
-            for document in self._documents
+            for document in self.documents
         ]
         few, more = found[0], found[-1]
         return more.step_ns + (more.step_ns - few.step_ns) * self._further, more
 
     def _shares(self, timeline: ClusterTimeline) -> dict[str, float]:
-        return shares_of(self._documents[-1], timeline)
+        return shares_of(self.documents[-1], timeline)
 
     def _memory(self) -> dict[str, int]:
         """Of the fullest stage."""
         few, more = (
             [memory_of(document.of(one)) for one in document.classes]
-            for document in (self._documents[0], self._documents[-1])
+            for document in (self.documents[0], self.documents[-1])
         )
         stages = [
             {

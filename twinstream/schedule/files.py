@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TypeVar
@@ -38,8 +39,17 @@ def read_document(kind: type[Document], path: Path) -> Document:
         shown = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in found[:3])
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise DocumentError(
-            f"{path} is not a valid {kind.__name__.lower()} document: {shown}{more}"
+            f"{path} is not a valid {called(kind)} document: {shown}{more}"
         ) from None
+
+
+def called(kind: type[Node]) -> str:
+    """How people call a kind of document.
+
+    >>> called(type("ClusterSchedule", (Node,), {}))
+    'cluster schedule'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
 
 
 def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
@@ -54,7 +64,7 @@ def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
     found = document.get("schema_version", field.default)
     if isinstance(found, int) and found > field.default:
         raise DocumentError(
-            f"{path} is a {kind.__name__.lower()} of format {found}, and this twinstream reads "
+            f"{path} is a {called(kind)} of format {found}, and this twinstream reads "
             f"format {field.default}: update twinstream"
         )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
@@ -15,8 +16,8 @@ from twinstream.clusters.lowering.parts import (
     whole,
 )
 from twinstream.clusters.lowering.weights import StageWeights
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Mode
 
 Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient, its input's
 
@@ -34,7 +35,7 @@ class LayerOps:
         self.experts = job.shape.experts is not None
         self.late = job.layout.pipeline == "zero_bubble"
         self.sharded = job.layout.zero == 3
-        self.alone = not self.parts.plain or self.sharded
+        self.alone = not self.parts.plain or self.sharded or job.layout.offload
         self._saved: dict[tuple[int, str, int], Held] = {}
         self._put_off: dict[tuple[int, str, int], Held] = {}
 
@@ -42,6 +43,9 @@ class LayerOps:
         self, span: range, chunk: int, j: int, source: Held, target: Held, *, fine: bool
     ) -> None:
         """From a chunk's input to its output; what backward needs stays."""
+        if not span:
+            self._pass_on(f"forward.none{chunk}.{j}", source, target, "layer_forward", j)
+            return
         units = _units(span, fine)
         self._gather(units[0], f"f{chunk}.{j}")
         for number, unit in enumerate(units):
@@ -64,6 +68,9 @@ class LayerOps:
     ) -> None:
         """From the gradient of a chunk's output to that of its input."""
         entered, gradient, target = ends
+        if not span:
+            self._pass_on(f"backward.none{chunk}.{j}", gradient, target, "layer_backward", j)
+            return
         units = _units(span, fine)[::-1]
         self._gather(units[0], f"b{chunk}.{j}")
         for number, unit in enumerate(units):
@@ -86,6 +93,8 @@ class LayerOps:
         self, span: range, chunk: int, j: int, entered: Held, *, fine: bool, last: bool
     ) -> None:
         """The gradients of weights that backward has put off."""
+        if not span:
+            return
         for unit in _units(span, fine)[::-1]:
             if self.parts.plain:
                 works = _times(self._all("backward_weight"), len(unit))
@@ -109,6 +118,18 @@ class LayerOps:
             else:
                 self._chain_weight(unit[0], j)
             self._after(unit, f"{chunk}.{j}", last=last)
+
+    def _pass_on(self, op_id: str, source: Held, target: Held, kind: str, j: int) -> None:
+        """All that a chunk without layers does."""
+        uses: list[Use] = [("given", source, "read"), ("made", target, "write")]
+        self.b.compute(op_id, "pass_on", (), uses, self.b.label(kind, microbatch=j))
+
+    def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:
+        """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
+        parts = self.parts.parts
+        end = parts[-1].elements[-1] if phase == "forward" else parts[0].elements[0]
+        summed = isinstance(end, Talk) and getattr(end, phase) == "all_reduce"
+        return 2 if span and summed else 1
 
     # One op for several layers.
 
@@ -359,25 +380,26 @@ class LayerOps:
     ) -> None:
         """Each step works on one block of keys and values while the next is on its way."""
         b, job = self.b, self.job
-        block = b.take("kv", ring.size_bytes, "context", job.dtype, spare=1)
+        tensor = f"kv.{tag}"  # own block and those that come: version 1 of it on every rank
+        block = b.take("kv", ring.size_bytes, "context", job.dtype, tensor, spare=1)
         self._op(f"kv.{tag}", "kv", (), [uses[0], ("kv", block, "write")], "kv", layer, j)
         out = uses[1]
         for step in range(ring.num_steps):
             after = None
             if step + 1 < ring.num_steps:
-                after = b.take("kv", ring.size_bytes, "context", job.dtype, spare=1)
+                after = b.take("kv", ring.size_bytes, "context", job.dtype, tensor, spare=1)
                 label = b.label("ring", layer, microbatch=j)
                 b.communicate(f"ring_send.{tag}.{step}", "send", ("cp",), "cp.send",
                               [("kv", block, "read")], label, 1)  # fmt: skip
                 b.communicate(f"ring_recv.{tag}.{step}", "recv", ("cp",), "cp.recv",
                               [("kv", after, "write")], label, -1)  # fmt: skip
-            mode = "write" if step == 0 else "update"
+            mode: Mode = "update" if step else "write"
             operands: list[Use] = [
                 uses[0],
                 (out[0], out[1], mode),
                 ("kv", block, "read"),
                 *uses[2:],
-            ]  # type: ignore[list-item]
+            ]
             if step:  # what is saved is there since the first step
                 operands = [o for o in operands if o[2] != "write"]
             self._op(
@@ -498,8 +520,8 @@ class LayerOps:
 
 
 def _units(span: range, fine: bool) -> list[tuple[int, ...]]:
-    """Layers that have ops together; a chunk without layers has one op that passes on."""
-    return [(layer,) for layer in span] if fine and len(span) else [tuple(span)]
+    """Layers that have ops together."""
+    return [(layer,) for layer in span] if fine else [tuple(span)]
 
 
 def _times(works: Sequence[Work], count: int) -> tuple[Work, ...]:

@@ -9,12 +9,11 @@ from twinstream.clusters.lowering.groups import (
     head_group,
 )
 from twinstream.clusters.lowering.layers import LayerOps
-from twinstream.clusters.lowering.parts import layer_parts, whole
+from twinstream.clusters.lowering.parts import whole
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.clusters.orders import Action, actions_of
 from twinstream.clusters.stages import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
 
 
@@ -32,9 +31,9 @@ class StageOps:
         layout = job.layout
         self.job, self.stage, self.axes = job, stage, axes
         self.b = StageBuilder()
-        spans = stages_of(layout, job.shape.num_layers)
-        self.num_stages = len(spans)
-        self.chunks = [spans[c * layout.pp + stage] for c in range(layout.virtual_stages)]
+        self.spans = stages_of(layout, job.shape.num_layers)
+        self.num_stages = len(self.spans)
+        self.chunks = [self.spans[c * layout.pp + stage] for c in range(layout.virtual_stages)]
         self.actions = actions_of(layout, stage, job.num_microbatches)
         self.weights = StageWeights(self.b, job, self._groups())
         self.layers = LayerOps(self.b, job, self.weights, folded=folded)
@@ -100,6 +99,7 @@ class StageOps:
             gradient = self._head(j, last=last)
         else:
             gradient = self._take("receiving", f"d_boundary.{place + 1}.{j}", self._early)
+            gradient.version = self.layers.versions_made(self.spans[place + 1], "backward") - 1
             self._receive("d_boundary", place + 1, j, gradient, 1)
         out = self._take("sending_back", f"d_boundary.{place}.{j}", spare=1)
         entered = self._inputs[chunk, j]
@@ -128,6 +128,7 @@ class StageOps:
     def _enter(self, place: int, j: int) -> Held:
         held = self._take("boundary", f"boundary.{place}.{j}", spare=1 if place else 0)
         if place:
+            held.version = self.layers.versions_made(self.spans[place - 1], "forward") - 1
             self._receive("boundary", place, j, held, -1)
             return held
         job, b = self.job, self.b

@@ -25,7 +25,7 @@ def critical_path(schedule: Schedule, timeline: Timeline) -> list[PathPiece]:
     begins where compute ended in the pass before, or with the pass if that is not known; what is
     before is cut off. Without compute on device 0 it ends with the op that ends last.
     """
-    releases = _releases(schedule)
+    releases = releases_of(schedule)
     end = _last_op(schedule, timeline)
     passes = timeline.passes[-2:]
     begin_ns = passes[0].end_ns[end] if len(passes) > 1 else min(passes[0].start_ns)
@@ -34,7 +34,7 @@ def critical_path(schedule: Schedule, timeline: Timeline) -> list[PathPiece]:
     while now_ns > begin_ns:
         start_ns = min(now_ns, max(begin_ns, passes[number].start_ns[end]))
         _add(pieces, schedule.ops[end].op_id, start_ns, now_ns)
-        released = _released_by(releases[end], passes, number)
+        released = released_by(releases[end], passes, number)
         if released is None:
             _add(pieces, None, begin_ns, start_ns)
             break
@@ -56,7 +56,7 @@ def _last_op(schedule: Schedule, timeline: Timeline) -> int:
     return mine[-1] if mine else max(range(len(ends)), key=ends.__getitem__)
 
 
-def _releases(schedule: Schedule) -> list[list[tuple[int, int]]]:
+def releases_of(schedule: Schedule) -> list[list[tuple[int, int]]]:
     """Of each op, what releases it: (passes back, position)."""
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
     last_of = {op.stream: i for i, op in enumerate(schedule.ops)}
@@ -72,7 +72,7 @@ def _releases(schedule: Schedule) -> list[list[tuple[int, int]]]:
     return found
 
 
-def _released_by(
+def released_by(
     releases: Sequence[tuple[int, int]], passes: Sequence[PassSpans], number: int
 ) -> tuple[int, int] | None:
     """(pass, position) of what ended last; None where all of it is in a pass that is not known."""
