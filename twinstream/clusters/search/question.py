@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS
 from twinstream.schedule.sizes import SizeError, parse_bytes
 
-Value = str | int | float
+Value = str | bool | int | float
 CLUSTER_NUMBER, MACHINE_NUMBER = "cluster.", "machine."
 OPEN = "open"  # of a layout's field: the search chooses
 COUNTS = ("gpus", "seq_len", "global_batch")

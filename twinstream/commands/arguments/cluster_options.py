@@ -104,7 +104,8 @@ class ClusterOptions:
             raise LayoutError(
                 f"--cluster needs {' and '.join(missing)}: GPUs to lay out on, sequences of a step"
             )
-        if beside := [flag for flag in wanted.given() if flag not in _OF_BOTH]:
+        given = [*wanted.given(), *(["--machine"] if wanted.machine is not None else [])]
+        if beside := [flag for flag in given if flag not in _OF_BOTH]:
             raise LayoutError(f"{', '.join(beside)} is of one device; leave out it or --cluster")
         precision = self.precision or "bf16"
         if precision not in get_args(Precision):
