@@ -15,7 +15,7 @@ from twinstream.models.shapes.rank_sizes import RankSizes
 _FLOAT32_BYTES = 4
 _MASK_BYTES = 1
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "mlp", "full"]
 LayerPart = Literal["attention", "mlp"]
 
 
@@ -51,7 +51,8 @@ def saved_tensors(
 ) -> tuple[SavedTensor, ...]:
     """What is kept of a part of one layer; part `mlp` is router and experts where there are some.
 
-    `selective` repeats the core of attention in backward. `full` repeats the layer: of it only the
+    `selective` repeats the core of attention in backward, `mlp` the dense FFN up to its activation
+    too (of experts nothing). `full` repeats the layer: of it only the
     input is kept, split over tp where sequence parallelism has it so, whole on each rank otherwise.
     """
     if recompute == "full":
@@ -59,7 +60,12 @@ def saved_tensors(
         return (kept,) if part == "attention" else ()
     if part == "attention":
         return (*_attention(sizes), *(_core(sizes) if recompute == "none" else ()))
-    return tuple(_mlp(sizes) if sizes.shape.experts is None else _experts(sizes))
+    if sizes.shape.experts is not None:
+        return tuple(_experts(sizes))
+    if recompute == "mlp":
+        return (SavedTensor("MLP norm input", stored_hidden_bytes(sizes)),
+                *_mask(sizes, "MLP dropout mask"))  # fmt: skip
+    return tuple(_mlp(sizes))
 
 
 def hidden_bytes(sizes: RankSizes) -> int:

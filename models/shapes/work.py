@@ -110,6 +110,12 @@ class ShapeWork(RankSizes):
         norm = PartWork((self._norm(),), (self._norm_backward(),))
         return joined(norm, self._ffn(self.tokens, self.d_ff), self._residual())
 
+    def mlp_again(self) -> tuple[Work, ...]:
+        """What recompute of the FFN repeats in backward: norm, products into it, activation."""
+        forward = self.mlp().forward
+        into = [n for n, work in enumerate(forward) if work.unit in ("swiglu", "gelu")]
+        return forward[: into[0] + 1] if into else ()
+
     def router(self) -> PartWork:
         """Norm, router and the sorting of tokens by expert; nothing of a dense shape."""
         if self.shape.experts is None:

@@ -1,6 +1,6 @@
 """What ops and exchanges of a cluster's schedule cost on a cluster's profile."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,10 +50,11 @@ class ClusterCostModel(Protocol):
 class ClusterCosts:
     """Prices by the profiles of a cluster and its node.
 
-    Host DRAM and host memory are a node's: each of its GPUs has its equal share. A collective takes
-    what `collective_time_ns` says, and while it runs draws on both sides: `compute_lost` of the
-    GPU's compute; what it sends and receives between nodes of the rank's NICs and, where NICs are
-    behind the GPU's PCIe link (`nic_on_pcie`), of that link; what stays in the node of its links.
+    Host DRAM, host memory and NICs are a node's: each of its GPUs has its equal share. A collective
+    takes what `collective_time_ns` says, and while it runs draws on all sides: `compute_lost` of
+    the GPU's compute; what the rank sends and receives between nodes of its NICs and, where NICs
+    are behind the GPU's PCIe link (`nic_on_pcie`), of that link; what stays in the node of its
+    links there. The sender of a message draws on what goes out, the receiver on what comes in.
 
     Args:
         machine: of a node; `machines` of classes (by name) that are not like the others.
@@ -71,6 +72,9 @@ class ClusterCosts:
         self._mesh = schedule.mesh.model_copy(update={"ranks_per_node": gpus})
         self._classes = {one.name: one for one in schedule.classes}
         self._network = _network_capacity(cluster)
+        first = schedule.of(schedule.classes[0])
+        node = MachineCosts(first, share_of(machine, gpus))
+        self._node_rates = {**node.capacity, **self._network}
         known: dict[tuple[str, str], MachineCosts] = {}
         self._of_class: list[MachineCosts] = []
         self._ops: dict[str, dict[str, Communicate]] = {}
@@ -103,11 +107,13 @@ class ClusterCosts:
         one = self._classes[name]
         op = self._ops[one.schedule][op_id]
         size_bytes, dtype = self._size(one.schedule, op)
-        key = (op.collective in ("send", "recv"), op.collective, op.axes, abs(op.shift), size_bytes,
-               dtype, len(exchange.sides), tuple(sorted(one.cells.items())))  # fmt: skip
+        where = one.cells.get(op.axes[0]) if op.shift else None
+        key = op.collective, op.axes, op.shift, size_bytes, dtype, where, len(exchange.sides)
         if key not in self._known:
             group = group_of(self._mesh, one, op)
-            self._known[key] = self._priced(op, size_bytes, dtype, group, len(exchange.sides))
+            others = [self._ops[self._classes[n].schedule][o] for n, o in exchange.sides[1:]]
+            sides = [side.collective for side in (op, *others)]
+            self._known[key] = self._priced(sides, size_bytes, dtype, group)
         return self._known[key]
 
     def _size(self, schedule: str, op: Communicate) -> tuple[int, str]:
@@ -118,25 +124,35 @@ class ClusterCosts:
         return max(given, made), sizes[op.operands[0].tensor][1]
 
     def _priced(
-        self, op: Communicate, size_bytes: int, dtype: str, group: RankGroup, num_sides: int
+        self, sides: Sequence[str], size_bytes: int, dtype: str, group: RankGroup
     ) -> ExchangeDemand:
         collective: Collective = "send_recv"
-        if op.collective not in ("send", "recv"):
-            collective = op.collective  # type: ignore[assignment]
+        if sides[0] not in ("send", "recv"):
+            collective = sides[0]  # type: ignore[assignment]
         kind = _NCCL_DTYPES.get(dtype)
         time_ns = collective_time_ns(self._cluster, collective, size_bytes, group, kind).time_ns
         if not time_ns:
             return ExchangeDemand(0, 0.0)
         between, within = _bytes_of_a_rank(collective, size_bytes, group)
-        lost = self._cluster.number("compute_lost") * time_ns
-        wanted = {"compute": lost, "nic_out": between, "nic_in": between, "node_links": within}
-        if self._cluster.nic_on_pcie is not None and self._cluster.number("nic_on_pcie"):
-            wanted |= {"d2h": between, "h2d": between, "pcie": 2 * between}
-        most = self.capacity(0)
-        drawn = tuple(
+        drawn = {side: self._drawn(side, time_ns, between, within) for side in set(sides)}
+        return ExchangeDemand(0, float(time_ns), tuple(drawn[side] for side in sides))
+
+    def _drawn(
+        self, side: str, time_ns: int, between: float, within: float
+    ) -> tuple[tuple[str, float], ...]:
+        """What one side draws: no more than the rates of a node that is like the others."""
+        wanted = {"compute": self._cluster.number("compute_lost") * time_ns}
+        on_pcie = self._cluster.nic_on_pcie is not None and self._cluster.number("nic_on_pcie")
+        for ends, nic, link, pcie in (("recv", "nic_out", "links_out", "d2h"),
+                                      ("send", "nic_in", "links_in", "h2d")):  # fmt: skip
+            if side != ends:
+                wanted |= {nic: between, link: within}
+                if on_pcie:
+                    wanted |= {pcie: between, "pcie": wanted.get("pcie", 0.0) + between}
+        most = self._node_rates
+        return tuple(
             (name, min(amount, most[name] * time_ns)) for name, amount in wanted.items() if amount
         )
-        return ExchangeDemand(0, float(time_ns), (drawn,) * num_sides)
 
 
 def share_of(machine: Machine, gpus_per_node: int) -> Machine:
@@ -150,15 +166,15 @@ def share_of(machine: Machine, gpus_per_node: int) -> Machine:
 
 
 def _network_capacity(cluster: Cluster) -> dict[str, float]:
-    """Bytes per ns of a rank: its NICs each way, and its links to the node's other GPUs."""
-    found = {"nic_out": 0.0, "nic_in": 0.0, "node_links": 0.0}
+    """Bytes per ns of a rank, each way: its share of NICs, its links to the node's other GPUs."""
+    found = dict.fromkeys(("nic_out", "nic_in", "links_out", "links_in"), 0.0)
     if cluster.nic_bytes_per_s is not None:
-        rail = max(1.0, cluster.number("nics_per_node") / cluster.number("gpus_per_node"))
+        rail = cluster.number("nics_per_node") / cluster.number("gpus_per_node")
         rate = cluster.number("nic_bytes_per_s") * cluster.number("network_efficiency") * rail / 1e9
         found |= {"nic_out": rate, "nic_in": rate}
     if cluster.node_bytes_per_s is not None:
         rate = cluster.number("node_bytes_per_s") * cluster.number("node_efficiency") / 1e9
-        found["node_links"] = rate
+        found |= {"links_out": rate, "links_in": rate}
     return found
 
 

@@ -77,7 +77,8 @@ class ClusterPool:
         timer.callbacks.append(self._wake)
 
     def _wake(self, timer: simpy.Event) -> None:
-        running, turn = timer.value
+        told: tuple[_Running, int] = timer.value  # type: ignore[assignment]  # simpy's says None
+        running, turn = told
         if turn != running.turn:
             return
         wants = running.flow.wants

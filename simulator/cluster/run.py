@@ -113,7 +113,9 @@ class ClusterRun:
             if env.peek() == float("inf"):
                 raise StuckError(
                     f"in pass {self._ended} ranks wait for one another for ever: "
-                    + ", ".join(f"{one.left} ops of class {i}" for i, one in enumerate(this) if one.left)
+                    + ", ".join(
+                        f"{one.left} ops of class {i}" for i, one in enumerate(this) if one.left
+                    )
                     + " never run"
                 )
             env.step()

@@ -34,7 +34,9 @@ def simulate_cluster(
         StuckError: ranks wait for one another for ever.
         MissingNumberError, MissingNetworkNumberError: a profile lacks a number that an op needs.
     """
-    return replay_cluster(schedule, ClusterCosts(schedule, cluster, machine, machines), cluster.name)
+    return replay_cluster(
+        schedule, ClusterCosts(schedule, cluster, machine, machines), cluster.name
+    )
 
 
 def replay_cluster(

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import Slot, Tensor
 
 RACE = "race"
@@ -38,7 +38,7 @@ class Use(NamedTuple):
 def uses_of(op: Op) -> list[Use]:
     """An op's operands, those that only read first."""
     match op:
-        case Compute():
+        case Compute() | Communicate():
             found = [Use(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
         case Copy():
             found = [
@@ -199,8 +199,9 @@ def _carried_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str
 def _memory_problems(schedule: Schedule) -> set[str]:
     tiers = {s.slot_id: s.tier.kind for s in schedule.slots}
     for op in schedule.ops:
-        if isinstance(op, Compute):
-            processor = schedule.calls[op.call].processor
+        if isinstance(op, Compute | Communicate):
+            of_call = isinstance(op, Compute)
+            processor = schedule.calls[op.call].processor if of_call else "device"
             if any(tiers[operand.slot] != processor for operand in op.operands):
                 return {"OperandInWrongMemory"}
     return set()
@@ -208,7 +209,7 @@ def _memory_problems(schedule: Schedule) -> set[str]:
 
 def _stream_problems(schedule: Schedule) -> set[str]:
     by_host = {str(op.stream) for op in schedule.ops if op.kind in ("feed", "fetch")}
-    others = {str(op.stream) for op in schedule.ops if op.kind in ("compute", "copy")}
+    others = {str(op.stream) for op in schedule.ops if op.kind not in ("feed", "fetch")}
     return {"StreamMixed"} if by_host & others else set()
 
 

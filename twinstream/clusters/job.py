@@ -9,6 +9,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+Attention = Literal["flash", "unfused", "sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4"]
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16", "fp4": "bfloat16"}
 _MATMUL_DTYPES = {"fp8": "fp8", "fp4": "fp4"}
 MASTER_BYTES = 12  # AdamW: float32 master, first and second moment
@@ -18,7 +19,8 @@ class Job(Node):
     """A training step of a model under a layout.
 
     `global_batch` and the layout's `micro_batch` count sequences of `seq_len` tokens. With fp8 and
-    fp4 the linear layers' products are in it, all else is bfloat16. `network_reduction`: switches
+    fp4 the linear layers' products are in it, all else is bfloat16. `attention` is the library whose
+    rate the machine's profile has, "flash" the profile's own choice. `network_reduction`: switches
     may reduce (NVLS, SHARP) where the cluster's profile has it.
     """
 
@@ -27,7 +29,7 @@ class Job(Node):
     seq_len: PositiveCount
     global_batch: PositiveCount
     precision: Precision = "bf16"
-    attention: Literal["flash", "unfused"] = "flash"
+    attention: Attention = "flash"
     network_reduction: bool = True
 
     @property
@@ -59,6 +61,6 @@ class Job(Node):
             dtype=self.dtype,
             matmul_dtype=_MATMUL_DTYPES.get(self.precision),
             gradient_dtype=layout.gradient_dtype,
-            attention_implementation="unfused" if self.attention == "unfused" else None,
+            attention_implementation=None if self.attention == "flash" else self.attention,
             expert_imbalance=layout.expert_imbalance,
         )

@@ -4,13 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twinstream.models.shapes.shape import ModelShape
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, PositiveCount
 
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "mlp", "full"]
 
 
 class LayoutError(TwinstreamError):
@@ -28,7 +27,8 @@ class Layout(Node):
         micro_batch: sequences of a microbatch on one replica.
         zero: 0 nothing is sharded over the replicas, 1 the optimizer's state, 2 gradients too,
             3 parameters too (FSDP), over `shard` ranks (None: all of dp and cp).
-        recompute: selective runs the attention core again in backward, full the whole layer.
+        recompute: selective runs the attention core again in backward, mlp that and the products into
+            the dense FFN and its activation, full the whole layer.
         tp_overlap: tensor parallel communication runs beside the matmul it belongs to.
         dp_overlap: gradients are reduced beside the backward pass, and parameters gathered beside the
             forward; otherwise all at the end.

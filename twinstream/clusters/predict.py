@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import require_possible
+from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.shapes.flops import shape_flops_per_sequence
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.cluster.costs import ClusterCosts
@@ -26,7 +28,8 @@ class Prediction:
 
     `memory` has the bytes of the fullest stage by class of tensor (`parameter`, `gradient`,
     `optimizer_state`, `activation`, `scratch`, ...), `reserve` what the device keeps back;
-    `room_bytes` what the device has.
+    `room_bytes` what the device has. `shares` of the step, mean over ranks: `compute`, `talk`
+    (collectives that compute waits for), `bubble` (all else that it waits for).
     """
 
     step_s: float
@@ -36,6 +39,7 @@ class Prediction:
     num_gpus: int
     tokens_per_step: int
     peak_flop_per_s: float
+    shares: Mapping[str, float]
 
     @property
     def memory_bytes(self) -> int:
@@ -79,8 +83,10 @@ class Prepared:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
         self.job = job
-        counts = (2 * job.layout.pp, 3 * job.layout.pp) if job.layout.pp > 1 else (2, 3)
-        if job.num_microbatches <= counts[1]:
+        counts: tuple[int, ...] = (2, 3)
+        if job.layout.pp > 1:
+            counts = (2 * job.layout.pp, 3 * job.layout.pp)
+        if job.num_microbatches <= counts[-1]:
             counts = (job.num_microbatches,)
         self._counts = counts
         self._documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
@@ -92,14 +98,16 @@ class Prepared:
         machine = machine or machine_of(cluster)
         memory = self._memory()
         memory["reserve"] = round(machine.number("device_reserve_bytes"))
+        step_ns, timeline = self._timed(cluster, machine)
         return Prediction(
-            step_s=self._step_ns(cluster, machine) / 1e9,
+            step_s=step_ns / 1e9,
             memory=memory,
             room_bytes=round(machine.number("device_memory_bytes")),
             model_flops=job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len),
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
             peak_flop_per_s=machine.number(_PEAKS[job.precision]),
+            shares=self._shares(timeline),
         )
 
     @property
@@ -108,14 +116,19 @@ class Prepared:
         few, more = self._counts[0], self._counts[-1]
         return (self.job.num_microbatches - more) / (more - few) if more > few else 0.0
 
-    def _step_ns(self, cluster: Cluster, machine: Machine) -> float:
-        steps = [
+    def _timed(self, cluster: Cluster, machine: Machine) -> tuple[float, ClusterTimeline]:
+        """The step, and the timeline of as many microbatches as were simulated."""
+        found = [
             replay_cluster(
                 document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
-            ).step_ns
+            )
             for document in self._documents
         ]
-        return steps[-1] + (steps[-1] - steps[0]) * self._further
+        few, more = found[0], found[-1]
+        return more.step_ns + (more.step_ns - few.step_ns) * self._further, more
+
+    def _shares(self, timeline: ClusterTimeline) -> dict[str, float]:
+        return shares_of(self._documents[-1], timeline)
 
     def _memory(self) -> dict[str, int]:
         """Of the fullest stage."""
@@ -124,7 +137,10 @@ class Prepared:
             for document in (self._documents[0], self._documents[-1])
         )
         stages = [
-            {kind: round(size + (size - less.get(kind, 0)) * self._further) for kind, size in one.items()}
+            {
+                kind: round(size + (size - less.get(kind, 0)) * self._further)
+                for kind, size in one.items()
+            }
             for less, one in zip(few, more, strict=True)
         ]
         return max(stages, key=lambda stage: sum(stage.values()))

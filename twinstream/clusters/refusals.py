@@ -9,7 +9,7 @@ from twinstream.models.shapes.rank_sizes import shape_refusals
 def refusals_of(job: Job, num_gpus: int | None = None) -> list[str]:
     """One sentence for each reason, with its numbers; none if the layout can be."""
     layout = job.layout
-    found = shape_refusals(job.work, layout.pp * layout.virtual_stages)
+    found = shape_refusals(job.work)  # `stages_of` sees to layers
     if num_gpus is not None and layout.num_gpus != num_gpus:
         found.append(
             f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} x dp {layout.dp} are "
@@ -42,7 +42,10 @@ def _batch(job: Job) -> list[str]:
 def _replicas(layout: Layout) -> list[str]:
     found = []
     if layout.dp % layout.ep:
-        found.append(f"dp {layout.dp} is not divisible by ep {layout.ep}: experts are shared by replicas")
+        found.append(
+            f"dp {layout.dp} is not divisible by ep {layout.ep}: experts are shared by replicas"
+        )
+        return found
     shards, replicas = layout.shards, layout.dp * layout.cp
     if replicas % shards or shards % (layout.ep * layout.cp):
         found.append(

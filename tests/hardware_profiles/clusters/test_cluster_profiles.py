@@ -16,7 +16,14 @@ from twinstream.schedule.errors import ArgumentError
 FIGURES = {
     "h100_dgx": (8, 8, 450, 50),
     "a100_dgx": (8, 8, 300, 25),
+    "a100_40gb": (8, 8, 300, 25),
+    "a100_roce": (8, 8, 300, 25),
+    "a100_vtrain": (8, 4, 300, 25),
+    "b200_dgx": (8, 8, 900, 50),
     "gb200_nvl72": (72, 72, 900, 50),
+    "gb300_nvl72": (72, 72, 900, 100),
+    "h200_dgx": (8, 8, 450, 50),
+    "h100_titan": (8, 8, 450, 50),
     "h100_roce": (8, 8, 450, 50),
     "h100_xdr": (8, 8, 450, 100),
     "rtx4090_ethernet": (2, 1, 32, 12.5),
@@ -134,7 +141,7 @@ def test_profiles_that_inherit_in_a_circle_are_refused(tmp_path):
 
 
 def test_an_unknown_name_and_what_is_no_name_are_refused():
-    with pytest.raises(ProfileError, match="unknown cluster 'dgx'; shipped clusters: a100_dgx"):
+    with pytest.raises(ProfileError, match="unknown cluster 'dgx'; shipped clusters: a100_40gb"):
         load_cluster("dgx")
     with pytest.raises(ArgumentError, match="cluster needs"):
         load_cluster(8)

@@ -80,7 +80,7 @@ class StageBuilder:
         self, pool: str, size_bytes: int, role: Role, dtype: str, tensor: str | None = None,
         spare: int = 0,
     ) -> Held:  # fmt: skip
-        """A slot of a pool; with a `tensor` of its own, else the pool's.
+        """A slot of a pool; with a `tensor` of its own, else the slot's.
 
         A free one is taken only if `spare` more are free: what was given back last may still be
         on its way.
@@ -181,9 +181,11 @@ class StageBuilder:
 
     def _new(self, tensor: str, place: Place, dtype: str) -> Held:
         held = self._known.get(tensor)
-        if held is None or held.place is not place:
-            held = Held(tensor, place)
-            self._known[tensor] = held
+        if held is not None and held.place is place:
+            return held
+        known, held = held, Held(tensor, place)
+        self._known[tensor] = held
+        if known is None:
             self.tensors.append(
                 Tensor.made(
                     tensor_id=tensor, size_bytes=place.size_bytes, role=place.role, dtype=dtype,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from twinstream.clusters.job import MASTER_BYTES, Job
-from twinstream.models.shapes.parameters import rank_parameters
+from twinstream.models.shapes.parameters import ParameterPart, rank_parameters
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cluster.mesh import Axis, Mesh
 
@@ -33,7 +33,7 @@ class Group:
     """Parameters that are gathered, reduced and updated together.
 
     `axes` are those over which replicas hold the same parameters and ZeRO shards; `outer` those
-    over which shards are held again.
+    over which shards are held again. With `padded` there are so many more that shards are equal.
     """
 
     name: str
@@ -43,11 +43,16 @@ class Group:
     num_shards: int
     itemsize: int
     gradient_itemsize: int
+    padded: bool
+
+    @property
+    def num_held(self) -> int:
+        """All its parameters on a rank, with padding."""
+        return self.shard * self.num_shards if self.padded else self.num_parameters
 
     @property
     def bytes(self) -> int:
-        """Of all its parameters on a rank."""
-        return self.num_parameters * self.itemsize
+        return self.num_held * self.itemsize
 
     @property
     def shard(self) -> int:
@@ -56,7 +61,7 @@ class Group:
 
     @property
     def gradient_bytes(self) -> int:
-        return self.num_parameters * self.gradient_itemsize
+        return self.num_held * self.gradient_itemsize
 
     def state_bytes(self, sharded: bool) -> int:
         """Of the optimizer's state on a rank."""
@@ -65,32 +70,28 @@ class Group:
 
 def groups_of_layer(job: Job) -> tuple[Group, ...]:
     """A layer's own, and its experts' where it has any."""
-    shape, layout = job.shape, job.layout
-    counted = lambda part: rank_parameters(shape, layout.tp, layout.ep, part)  # noqa: E731
-    dense = counted("attention") + counted("mlp") + counted("router")
+    dense = sum(_counted(job, part) for part in ("attention", "mlp", "router"))
     found = [_group(job, "layer", dense, ("dp", "ep", "cp"))]
-    if shape.experts is not None:
-        found.append(_group(job, "experts", counted("experts"), ("dp", "cp")))
+    if job.shape.experts is not None:
+        found.append(_group(job, "experts", _counted(job, "experts"), ("dp", "cp")))
     return tuple(found)
 
 
 def embedding_group(job: Job) -> Group:
-    layout = job.layout
-    rows = sum(
-        rank_parameters(job.shape, layout.tp, layout.ep, part) for part in ("embedding", "positions")
-    )
+    """Token embedding and learned positions."""
+    rows = _counted(job, "embedding") + _counted(job, "positions")
     return _group(job, "embedding", rows, ("dp", "ep", "cp"))
 
 
 def head_group(job: Job) -> Group:
     """Final norm and LM head; a tied head on another stage than the embedding is a copy of it."""
-    layout = job.layout
-    part = "head"
-    if job.shape.tied_embeddings and layout.pp > 1:
-        part = "embedding"
-    count = rank_parameters(job.shape, layout.tp, layout.ep, part)  # type: ignore[arg-type]
-    count += rank_parameters(job.shape, layout.tp, layout.ep, "final_norm")
+    copied = job.shape.tied_embeddings and job.layout.pp > 1
+    count = _counted(job, "embedding" if copied else "head") + _counted(job, "final_norm")
     return _group(job, "head", count, ("dp", "ep", "cp"))
+
+
+def _counted(job: Job, part: ParameterPart) -> int:
+    return rank_parameters(job.shape, job.layout.tp, job.layout.ep, part)
 
 
 def _group(job: Job, name: str, count: int, axes: tuple[str, ...]) -> Group:
@@ -101,4 +102,5 @@ def _group(job: Job, name: str, count: int, axes: tuple[str, ...]) -> Group:
         shards *= mesh.length(axis)
     outer = ("rep",) if "rep" in mesh.names else ()
     gradient = ITEMSIZE_BYTES[job.layout.gradient_dtype]
-    return Group(name, count, present, outer, shards, job.work.itemsize, gradient)
+    padded = job.layout.zero > 0
+    return Group(name, count, present, outer, shards, job.work.itemsize, gradient, padded)

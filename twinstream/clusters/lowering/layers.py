@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
-from twinstream.clusters.lowering.parts import Compute, LayerParts, Part, Ring, Talk, layer_parts, whole
+from twinstream.clusters.lowering.parts import (
+    Compute,
+    LayerParts,
+    Part,
+    Ring,
+    Talk,
+    layer_parts,
+    whole,
+)
 from twinstream.clusters.lowering.weights import StageWeights
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Mode
 
 Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient, its input's
 
@@ -34,6 +43,9 @@ class LayerOps:
         self, span: range, chunk: int, j: int, source: Held, target: Held, *, fine: bool
     ) -> None:
         """From a chunk's input to its output; what backward needs stays."""
+        if not span:
+            self._pass_on(f"forward.none{chunk}.{j}", source, target, "layer_forward", j)
+            return
         units = _units(span, fine)
         self._gather(units[0], f"f{chunk}.{j}")
         for number, unit in enumerate(units):
@@ -56,6 +68,9 @@ class LayerOps:
     ) -> None:
         """From the gradient of a chunk's output to that of its input."""
         entered, gradient, target = ends
+        if not span:
+            self._pass_on(f"backward.none{chunk}.{j}", gradient, target, "layer_backward", j)
+            return
         units = _units(span, fine)[::-1]
         self._gather(units[0], f"b{chunk}.{j}")
         for number, unit in enumerate(units):
@@ -78,6 +93,8 @@ class LayerOps:
         self, span: range, chunk: int, j: int, entered: Held, *, fine: bool, last: bool
     ) -> None:
         """The gradients of weights that backward has put off."""
+        if not span:
+            return
         for unit in _units(span, fine)[::-1]:
             if self.parts.plain:
                 works = _times(self._all("backward_weight"), len(unit))
@@ -86,13 +103,33 @@ class LayerOps:
                     uses += [(f"put_off.{layer}", self._put_off[layer, "all", j], "read")]
                     uses += [(f"saved.{layer}", held, "read") for held in self._kept(layer, j)]
                     uses += self._gradients(layer)
-                self._op(f"weight.{unit[0]}.{j}", f"weight.{len(unit)}", works, uses, "weight", unit[0], j)
+                self._op(
+                    f"weight.{unit[0]}.{j}",
+                    f"weight.{len(unit)}",
+                    works,
+                    uses,
+                    "weight",
+                    unit[0],
+                    j,
+                )
                 for layer in unit:
                     self.b.give_back("put_off.all", self._put_off.pop((layer, "all", j)))
                     self._release(layer, j)
             else:
                 self._chain_weight(unit[0], j)
             self._after(unit, f"{chunk}.{j}", last=last)
+
+    def _pass_on(self, op_id: str, source: Held, target: Held, kind: str, j: int) -> None:
+        """All that a chunk without layers does."""
+        uses: list[Use] = [("given", source, "read"), ("made", target, "write")]
+        self.b.compute(op_id, "pass_on", (), uses, self.b.label(kind, microbatch=j))
+
+    def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:
+        """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
+        parts = self.parts.parts
+        end = parts[-1].elements[-1] if phase == "forward" else parts[0].elements[0]
+        summed = isinstance(end, Talk) and getattr(end, phase) == "all_reduce"
+        return 2 if span and summed else 1
 
     # One op for several layers.
 
@@ -104,7 +141,15 @@ class LayerOps:
             uses += self._read(layer)
             uses += self._save(layer, j, inputs=not (first and layer == unit[0]))
         works = _times(self._all("forward"), len(unit))
-        self._op(f"forward.{unit[0]}.{j}", f"forward.{len(unit)}", works, uses, "layer_forward", unit[0], j)
+        self._op(
+            f"forward.{unit[0]}.{j}",
+            f"forward.{len(unit)}",
+            works,
+            uses,
+            "layer_forward",
+            unit[0],
+            j,
+        )
 
     def _plain_backward(self, unit: Sequence[int], j: int, ends: Ends, *, first: bool) -> None:
         entered, gradient, out = ends
@@ -118,9 +163,13 @@ class LayerOps:
             uses.append(("again", again, "write"))
         for layer in unit:
             uses += self._read(layer)
-            uses += [(f"saved.{layer}.{n}", held, "read") for n, held in enumerate(self._kept(layer, j))]
+            uses += [
+                (f"saved.{layer}.{n}", held, "read") for n, held in enumerate(self._kept(layer, j))
+            ]
             if self.late:
-                held = self.b.take("put_off.all", self._put_off_bytes(), "activation", self.job.dtype)
+                held = self.b.take(
+                    "put_off.all", self._put_off_bytes(), "activation", self.job.dtype
+                )
                 self._put_off[layer, "all", j] = held
                 uses.append((f"put_off.{layer}", held, "write"))
             else:
@@ -131,7 +180,15 @@ class LayerOps:
         if not self.late:
             works = (*works, *self._all("backward_weight"))
         works = _times(works, len(unit))
-        self._op(f"backward.{unit[0]}.{j}", f"backward.{len(unit)}", works, uses, "layer_backward", unit[0], j)
+        self._op(
+            f"backward.{unit[0]}.{j}",
+            f"backward.{len(unit)}",
+            works,
+            uses,
+            "layer_backward",
+            unit[0],
+            j,
+        )
         if again is not None:
             self.b.give_back("again", again)
         if not self.late:
@@ -154,8 +211,14 @@ class LayerOps:
             if isinstance(element, Talk) and element.forward == "all_reduce":
                 self._talk(element, f"{tag}.{at}", "all_reduce", [("hidden", current, "update")])
                 continue
-            left = [e for _, e in moves[at + 1 :] if not (isinstance(e, Talk) and e.forward == "all_reduce")]
-            to, to_pool = (target, "") if not left else self._flow(_out_bytes(self.job, element, left))
+            left = [
+                e
+                for _, e in moves[at + 1 :]
+                if not (isinstance(e, Talk) and e.forward == "all_reduce")
+            ]
+            to, to_pool = (
+                (target, "") if not left else self._flow(_out_bytes(self.job, element, left))
+            )
             if isinstance(element, Talk):
                 assert element.forward is not None
                 self._talk(element, f"{tag}.{at}", element.forward,
@@ -166,7 +229,14 @@ class LayerOps:
                     seen.add(part.name)
                     keep, new = self._keep(layer, part, j, again=again, inputs=not first)
                     made += new
-                self._forward_element(layer, part, element, tag, [("hidden", current, "read"), ("output", to, "write"), *keep], j)
+                self._forward_element(
+                    layer,
+                    part,
+                    element,
+                    tag,
+                    [("hidden", current, "read"), ("output", to, "write"), *keep],
+                    j,
+                )
             if pool:
                 self.b.give_back(pool, current)
             current, pool = to, to_pool
@@ -196,10 +266,18 @@ class LayerOps:
         current, pool = gradient, ""
         for at, (part, element) in enumerate(moves):
             if isinstance(element, Talk) and element.backward == "all_reduce":
-                self._talk(element, f"b{layer}.{j}.{at}", "all_reduce", [("d_hidden", current, "update")])
+                self._talk(
+                    element, f"b{layer}.{j}.{at}", "all_reduce", [("d_hidden", current, "update")]
+                )
                 continue
-            left = [e for _, e in moves[at + 1 :] if not (isinstance(e, Talk) and e.backward == "all_reduce")]
-            to, to_pool = (target, "") if not left else self._flow(_back_bytes(self.job, element, left))
+            left = [
+                e
+                for _, e in moves[at + 1 :]
+                if not (isinstance(e, Talk) and e.backward == "all_reduce")
+            ]
+            to, to_pool = (
+                (target, "") if not left else self._flow(_back_bytes(self.job, element, left))
+            )
             if isinstance(element, Talk):
                 assert element.backward is not None
                 self._talk(element, f"b{layer}.{j}.{at}", element.backward,
@@ -219,7 +297,13 @@ class LayerOps:
             self._release(layer, j)
 
     def _backward_element(
-        self, layer: int, part: Part, element: Compute | Ring, flow: tuple[Held, Held], kept: list[Use], j: int
+        self,
+        layer: int,
+        part: Part,
+        element: Compute | Ring,
+        flow: tuple[Held, Held],
+        kept: list[Use],
+        j: int,
     ) -> None:
         """The gradient of the input; then, beside what follows, that of the weights."""
         current, to = flow
@@ -231,13 +315,17 @@ class LayerOps:
         uses += self._read(layer, element.weights)
         if self.late:
             key = (layer, element.name, j)
-            self._put_off[key] = self.b.take("put_off", whole(self.job), "activation", self.job.dtype)
+            self._put_off[key] = self.b.take(
+                "put_off", whole(self.job), "activation", self.job.dtype
+            )
             uses.append(("put_off", self._put_off[key], "write"))
         gathered = None if self.late else self._gather_again(layer, part, element, kept, j)
         self._op(f"backward.{tag}", f"backward.{element.name}", element.work.backward_input, uses,
                  f"{element.name}_backward", layer, j)  # fmt: skip
         if not self.late:
-            self._weight_element(layer, element, [("d_output", current, "read"), *kept], gathered, j)
+            self._weight_element(
+                layer, element, [("d_output", current, "read"), *kept], gathered, j
+            )
 
     def _gather_again(
         self, layer: int, part: Part, element: Compute, kept: list[Use], j: int
@@ -281,7 +369,9 @@ class LayerOps:
                 saved = self._saved.get((layer, part.name, j))
                 kept: list[Use] = [("saved", saved, "read")] if saved is not None else []
                 gathered = self._gather_again(layer, part, element, kept, j)
-                self._weight_element(layer, element, [("d_output", held, "read"), *kept], gathered, j)
+                self._weight_element(
+                    layer, element, [("d_output", held, "read"), *kept], gathered, j
+                )
                 self.b.give_back("put_off", held)
         self._release(layer, j)
 
@@ -290,23 +380,37 @@ class LayerOps:
     ) -> None:
         """Each step works on one block of keys and values while the next is on its way."""
         b, job = self.b, self.job
-        block = b.take("kv", ring.size_bytes, "context", job.dtype, spare=1)
+        tensor = f"kv.{tag}"  # own block and those that come: version 1 of it on every rank
+        block = b.take("kv", ring.size_bytes, "context", job.dtype, tensor, spare=1)
         self._op(f"kv.{tag}", "kv", (), [uses[0], ("kv", block, "write")], "kv", layer, j)
         out = uses[1]
         for step in range(ring.num_steps):
             after = None
             if step + 1 < ring.num_steps:
-                after = b.take("kv", ring.size_bytes, "context", job.dtype, spare=1)
+                after = b.take("kv", ring.size_bytes, "context", job.dtype, tensor, spare=1)
                 label = b.label("ring", layer, microbatch=j)
                 b.communicate(f"ring_send.{tag}.{step}", "send", ("cp",), "cp.send",
                               [("kv", block, "read")], label, 1)  # fmt: skip
                 b.communicate(f"ring_recv.{tag}.{step}", "recv", ("cp",), "cp.recv",
                               [("kv", after, "write")], label, -1)  # fmt: skip
-            mode = "write" if step == 0 else "update"
-            operands: list[Use] = [uses[0], (out[0], out[1], mode), ("kv", block, "read"), *uses[2:]]  # type: ignore[list-item]
+            mode: Mode = "update" if step else "write"
+            operands: list[Use] = [
+                uses[0],
+                (out[0], out[1], mode),
+                ("kv", block, "read"),
+                *uses[2:],
+            ]
             if step:  # what is saved is there since the first step
                 operands = [o for o in operands if o[2] != "write"]
-            self._op(f"core.{tag}.{step}", f"core.{'b' if tag[0] == 'b' else 'f'}", works, operands, "core", layer, j)
+            self._op(
+                f"core.{tag}.{step}",
+                f"core.{'b' if tag[0] == 'b' else 'f'}",
+                works,
+                operands,
+                "core",
+                layer,
+                j,
+            )
             b.give_back("kv", block)
             if after is not None:
                 block = after
@@ -351,13 +455,22 @@ class LayerOps:
         """Gradients of all products' outputs, which those of weights need."""
         work = self.job.work
         shape = self.job.shape
-        widths = work.d_qkv + 2 * shape.d_model + (3 if shape.gated else 2) * -(-shape.d_ff // work.tp)
+        widths = (
+            work.d_qkv + 2 * shape.d_model + (3 if shape.gated else 2) * -(-shape.d_ff // work.tp)
+        )
         return work.tokens * widths * work.itemsize
 
     # Small things.
 
     def _op(
-        self, op_id: str, call: str, works: tuple[Work, ...], uses: list[Use], kind: str, layer: int, j: int
+        self,
+        op_id: str,
+        call: str,
+        works: tuple[Work, ...],
+        uses: list[Use],
+        kind: str,
+        layer: int,
+        j: int,
     ) -> None:
         self.b.compute(op_id, call, works, uses, self.b.label(kind, layer, microbatch=j))
 
@@ -407,8 +520,8 @@ class LayerOps:
 
 
 def _units(span: range, fine: bool) -> list[tuple[int, ...]]:
-    """Layers that have ops together; a chunk without layers has one op that passes on."""
-    return [(layer,) for layer in span] if fine and len(span) else [tuple(span)]
+    """Layers that have ops together."""
+    return [(layer,) for layer in span] if fine else [tuple(span)]
 
 
 def _times(works: Sequence[Work], count: int) -> tuple[Work, ...]:
@@ -427,14 +540,18 @@ def _times(works: Sequence[Work], count: int) -> tuple[Work, ...]:
     )
 
 
-def _out_bytes(job: Job, element: Compute | Ring | Talk, left: Sequence[Compute | Ring | Talk]) -> int:
+def _out_bytes(
+    job: Job, element: Compute | Ring | Talk, left: Sequence[Compute | Ring | Talk]
+) -> int:
     """Of what an element makes: what the next one takes, or all hidden states."""
     if isinstance(element, Talk):
         return element.out_bytes
     return left[0].in_bytes if isinstance(left[0], Talk) else whole(job)
 
 
-def _back_bytes(job: Job, element: Compute | Ring | Talk, left: Sequence[Compute | Ring | Talk]) -> int:
+def _back_bytes(
+    job: Job, element: Compute | Ring | Talk, left: Sequence[Compute | Ring | Talk]
+) -> int:
     if isinstance(element, Talk):
         return element.in_bytes
     return left[0].out_bytes if isinstance(left[0], Talk) else whole(job)

@@ -39,7 +39,8 @@ def lower(
     document = ClusterSchedule.model_construct(
         schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
         model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
-        seq_len=job.seq_len, global_batch=job.global_batch, model_flops=flops, machine=machine,
+        seq_len=job.seq_len, global_batch=job.global_batch,
+        precision=job.precision, attention=job.attention, model_flops=flops, machine=machine,
     )  # fmt: skip
     return in_one_order(document)
 
@@ -63,7 +64,8 @@ def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
                     groups[kind] = _group_key(schedule, one, op)
                 meetings[*groups[kind], op.sequence].append((number, at))
     run = _run_order(ops, list(meetings.values()))
-    order, issued = [], [[] for _ in ops]
+    order: list[Exchange] = []
+    issued: list[list[Op]] = [[] for _ in ops]
     for node in run:
         for number, at in node:
             issued[number].append(ops[number][at])
@@ -121,7 +123,9 @@ def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _K
     """Equal for all sides of an op's exchanges: who talks, over which communicator."""
     mesh = schedule.mesh
     others = tuple(
-        (axis.name, one.cell(axis.name, axis.size)) for axis in mesh.axes if axis.name not in op.axes
+        (axis.name, one.cell(axis.name, axis.size))
+        for axis in mesh.axes
+        if axis.name not in op.axes
     )
     if not op.shift:
         return (op.axes, op.stream.queue, others)
@@ -133,7 +137,9 @@ def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _K
     return (op.axes, sent, begins, others)
 
 
-def _schedule(job: Job, built: StageBuilder, flops: int, machine: MachineRef, caps: Caps) -> Schedule:
+def _schedule(
+    job: Job, built: StageBuilder, flops: int, machine: MachineRef, caps: Caps
+) -> Schedule:
     tokens = job.layout.micro_batch * job.seq_len
     return Schedule.model_construct(
         schema_version=1, tensors=tuple(built.tensors), slots=built.slots(), calls=built.calls,

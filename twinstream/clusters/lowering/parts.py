@@ -122,7 +122,8 @@ def _part(job: Job, name: Literal["attention", "mlp"], elements: tuple[Element, 
 
 def _attention(job: Job) -> tuple[Element, ...]:
     work, cp = job.work, job.layout.cp
-    again = work.core_attention_again() if job.layout.recompute == "selective" else ()
+    selective = job.layout.recompute in ("selective", "mlp")
+    again = work.core_attention_again() if selective else ()
     if cp == 1:
         whole_part = work.attention()
         return around(job, [Compute("attention", _repeating(whole_part, again))])
@@ -142,7 +143,8 @@ def _repeating(part: PartWork, again: tuple[Work, ...]) -> PartWork:
 
 
 def _dense(job: Job) -> tuple[Element, ...]:
-    return around(job, [Compute("mlp", job.work.mlp())])
+    again = job.work.mlp_again() if job.layout.recompute == "mlp" else ()
+    return around(job, [Compute("mlp", _repeating(job.work.mlp(), again))])
 
 
 def _experts(job: Job) -> tuple[Element, ...]:
@@ -160,4 +162,6 @@ def _experts(job: Job) -> tuple[Element, ...]:
         gather = [Talk("tp", None, "all_reduce", arrived, arrived)]
         scatter = [Talk("tp", "all_reduce", None, arrived, arrived)]
     experts = Compute("experts", work.experts(), "experts")
-    return (*elements, *to, *gather, experts, *scatter, *to)
+    back = to or (layout.tp > 1 and work.sequence_parallel)
+    combine = [Compute("combine", PartWork())] if back else []  # the experts have its work
+    return (*elements, *to, *gather, experts, *scatter, *to, *combine)

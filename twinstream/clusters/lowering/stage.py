@@ -9,12 +9,11 @@ from twinstream.clusters.lowering.groups import (
     head_group,
 )
 from twinstream.clusters.lowering.layers import LayerOps
-from twinstream.clusters.lowering.parts import layer_parts, whole
+from twinstream.clusters.lowering.parts import whole
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.clusters.orders import Action, actions_of
 from twinstream.clusters.stages import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
 
 
@@ -26,13 +25,15 @@ class StageOps:
     microbatch's backward begins, so that logits of one microbatch are there at a time.
     """
 
-    def __init__(self, job: Job, stage: int, axes: tuple[str, ...], *, folded: bool = False) -> None:
+    def __init__(
+        self, job: Job, stage: int, axes: tuple[str, ...], *, folded: bool = False
+    ) -> None:
         layout = job.layout
         self.job, self.stage, self.axes = job, stage, axes
         self.b = StageBuilder()
-        spans = stages_of(layout, job.shape.num_layers)
-        self.num_stages = len(spans)
-        self.chunks = [spans[c * layout.pp + stage] for c in range(layout.virtual_stages)]
+        self.spans = stages_of(layout, job.shape.num_layers)
+        self.num_stages = len(self.spans)
+        self.chunks = [self.spans[c * layout.pp + stage] for c in range(layout.virtual_stages)]
         self.actions = actions_of(layout, stage, job.num_microbatches)
         self.weights = StageWeights(self.b, job, self._groups())
         self.layers = LayerOps(self.b, job, self.weights, folded=folded)
@@ -98,6 +99,7 @@ class StageOps:
             gradient = self._head(j, last=last)
         else:
             gradient = self._take("receiving", f"d_boundary.{place + 1}.{j}", self._early)
+            gradient.version = self.layers.versions_made(self.spans[place + 1], "backward") - 1
             self._receive("d_boundary", place + 1, j, gradient, 1)
         out = self._take("sending_back", f"d_boundary.{place}.{j}", spare=1)
         entered = self._inputs[chunk, j]
@@ -118,12 +120,15 @@ class StageOps:
         _, chunk, j = action
         last = self._last[chunk] == j
         fine = self.layers.alone or (last and self.job.layout.dp_overlap)
-        self.layers.weight(self.chunks[chunk], chunk, j, self._inputs[chunk, j], fine=fine, last=last)
+        self.layers.weight(
+            self.chunks[chunk], chunk, j, self._inputs[chunk, j], fine=fine, last=last
+        )
         self.b.give_back("boundary", self._inputs.pop((chunk, j)))
 
     def _enter(self, place: int, j: int) -> Held:
         held = self._take("boundary", f"boundary.{place}.{j}", spare=1 if place else 0)
         if place:
+            held.version = self.layers.versions_made(self.spans[place - 1], "forward") - 1
             self._receive("boundary", place, j, held, -1)
             return held
         job, b = self.job, self.b
@@ -235,19 +240,29 @@ class StageOps:
         group = embedding_group(self.job)
         dtype = self.job.layout.gradient_dtype
         told = b.take("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
-        heard = b.take("tied_heard", group.gradient_bytes, "gradient", dtype, f"tied.{pp - 1 - stage}")
+        heard = b.take(
+            "tied_heard", group.gradient_bytes, "gradient", dtype, f"tied.{pp - 1 - stage}"
+        )
         label = b.label("tied_gradients")
         name, held, _ = self.weights.gradient(own)
         copied = Work(unit="copy", shape=(group.num_parameters,), flops=0,
                       hbm_bytes=2 * group.gradient_bytes, launches=1, dtype=dtype)  # fmt: skip
-        self._compute("tied_copy", (copied,), [(name, held, "read"), ("told", told, "write")], label)
+        self._compute(
+            "tied_copy", (copied,), [(name, held, "read"), ("told", told, "write")], label
+        )
         shift = -1 if stage == 0 else 1  # around the ends of the pipeline
         end = "prev" if stage == 0 else "next"
         send, receive = f"send.{end}", f"recv.{end}"
         b.communicate("tied_send", "send", ("pp",), send, [("told", told, "read")], label, shift)
-        b.communicate("tied_recv", "recv", ("pp",), receive, [("heard", heard, "write")], label, shift)
-        summed = copied.model_copy(update={"unit": "accumulate", "hbm_bytes": 3 * group.gradient_bytes})
-        self._compute("tied_add", (summed,), [("heard", heard, "read"), (name, held, "update")], label)
+        b.communicate(
+            "tied_recv", "recv", ("pp",), receive, [("heard", heard, "write")], label, shift
+        )
+        summed = copied.model_copy(
+            update={"unit": "accumulate", "hbm_bytes": 3 * group.gradient_bytes}
+        )
+        self._compute(
+            "tied_add", (summed,), [("heard", heard, "read"), (name, held, "update")], label
+        )
         self.weights.after_backward(own, "tied", last=True)
 
     @property

@@ -51,7 +51,10 @@ class StageWeights:
         state.parameters = self._b.take(
             f"gathered.{state.group.name}", state.group.bytes, "parameter", self._job.dtype, spare=1
         )
-        uses: list[Use] = [("shard", state.shard, "read"), ("parameters", state.parameters, "write")]
+        uses: list[Use] = [
+            ("shard", state.shard, "read"),
+            ("parameters", state.parameters, "write"),
+        ]
         label = self._b.label("gather_parameters", state.index)
         self._b.communicate(
             f"gather.{name}.{tag}", "all_gather", state.group.axes, "dp.gather", uses, label
@@ -180,9 +183,16 @@ class StageWeights:
         if self._zero == 0 or group.num_shards == 1:
             b.communicate(f"reduce.{name}", "all_reduce", axes, "dp", uses, label)
             return
+        if not group.outer:
+            b.communicate(f"reduce.{name}", "reduce_scatter", group.axes, "dp", uses, label)
+            return
+        dtype = self._job.layout.gradient_dtype
+        size = group.shard * group.gradient_itemsize
+        shard = state.gradient_shard = b.take(f"reduced.{group.name}", size, "gradient", dtype)
+        uses = [("gradient", state.gradient, "read"), ("shard", shard, "write")]
         b.communicate(f"reduce.{name}", "reduce_scatter", group.axes, "dp", uses, label)
-        if group.outer:
-            b.communicate(f"reduce_outer.{name}", "all_reduce", group.outer, "dp", uses, label)
+        summed: list[Use] = [("shard", shard, "update")]
+        b.communicate(f"reduce_outer.{name}", "all_reduce", group.outer, "dp", summed, label)
 
     def _norm(self) -> Held:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""

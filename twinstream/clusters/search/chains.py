@@ -72,8 +72,10 @@ class Pricing:
         stride, on_node = mesh.stride(axis), min(mesh.ranks_per_node, mesh.size)
         inside = mesh.length(axis) * stride <= on_node
         sharing = min(on_node, stride)
-        group = RankGroup(ranks=2, ranks_per_node=2) if inside else RankGroup(
-            ranks=2, ranks_per_node=1, sharing=sharing
+        group = (
+            RankGroup(ranks=2, ranks_per_node=2)
+            if inside
+            else RankGroup(ranks=2, ranks_per_node=1, sharing=sharing)
         )
         return float(collective_time_ns(self.cluster, "send_recv", size_bytes, group).time_ns)
 
@@ -97,7 +99,8 @@ def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
         weight=weight,
         least_forward=forward,
         least_backward=again + max(chained, computed + clock.inputs(elements) * (not late)),
-        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward) + 2 * talk,
+        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward)
+        + 2 * talk,
         head=pricing.work(job.work.head().forward + job.work.head().backward) + 2 * talk,
     )
 
@@ -120,12 +123,17 @@ class _Clock:
 
     def computed(self, element: Compute | Ring | Talk) -> float:
         """Of backward what the weights' gradients take."""
-        return 0.0 if not isinstance(element, Compute) else self.pricing.work(element.work.backward_weight)
+        return (
+            0.0
+            if not isinstance(element, Compute)
+            else self.pricing.work(element.work.backward_weight)
+        )
 
     def inputs(self, elements: list[Compute | Ring | Talk]) -> float:
         """Of backward what the inputs' gradients take."""
         return sum(
-            self.pricing.work(e.work.backward_input) if isinstance(e, Compute)
+            self.pricing.work(e.work.backward_input)
+            if isinstance(e, Compute)
             else self._ring(e, e.step.backward)
             for e in elements
             if not isinstance(e, Talk)

@@ -34,7 +34,9 @@ def folded_step_s(job: Job, pricing: Pricing) -> float:
         steps.append(replay_cluster(document, costs, cluster.name, num_passes=2).step_ns)
     step_ns = steps[-1]
     if len(counts) > 1:
-        step_ns += (steps[1] - steps[0]) * (job.num_microbatches - counts[1]) / (counts[1] - counts[0])
+        step_ns += (
+            (steps[1] - steps[0]) * (job.num_microbatches - counts[1]) / (counts[1] - counts[0])
+        )
     return step_ns / 1e9
 
 
@@ -47,7 +49,11 @@ class _FoldedCosts(ClusterCosts):
     """Layers' ops take what their chains take, times how many they are of."""
 
     def __init__(
-        self, document: ClusterSchedule, cluster: Cluster, machine: Machine, layers: Mapping[str, float]
+        self,
+        document: ClusterSchedule,
+        cluster: Cluster,
+        machine: Machine,
+        layers: Mapping[str, float],
     ) -> None:
         super().__init__(document, cluster, machine)
         self._layers = layers
@@ -61,5 +67,7 @@ class _FoldedCosts(ClusterCosts):
             return super().demand(number, op)
         if op.call not in self._folded:
             alone_ns = self._layers[kind] * int(count)
-            self._folded[op.call] = Demand(0, alone_ns, (("compute", alone_ns),) if alone_ns else ())
+            self._folded[op.call] = Demand(
+                0, alone_ns, (("compute", alone_ns),) if alone_ns else ()
+            )
         return self._folded[op.call]

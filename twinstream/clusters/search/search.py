@@ -117,9 +117,7 @@ def _whole(
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))
 
 
-def _possible(
-    job: Job, num_gpus: int, cluster: Cluster, fixed: Mapping[str, Any]
-) -> list[Layout]:
+def _possible(job: Job, num_gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> list[Layout]:
     reasons: dict[str, None] = {}
     found = []
     for layout in layouts(
@@ -135,7 +133,9 @@ def _possible(
             f"no degrees that divide {num_gpus} GPUs, the model and a global batch of "
             f"{job.global_batch} fit together"
         )
-        raise NoLayoutError(f"no layout of {job.shape.name} on {num_gpus} GPUs can be: {told_reasons}")
+        raise NoLayoutError(
+            f"no layout of {job.shape.name} on {num_gpus} GPUs can be: {told_reasons}"
+        )
     return found
 
 

@@ -57,7 +57,7 @@ def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
 
 
 def _with_the_rest(
-    shape: ModelShape, global_batch: int, degrees: Mapping[str, int], fixed: Mapping[str, Any]
+    shape: ModelShape, global_batch: int, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Iterator[Layout]:
     pp, dp = degrees["pp"], degrees["dp"]
     if global_batch % dp:

@@ -11,13 +11,16 @@ from typing import Annotated
 import typer
 
 from twinstream import api
+from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plans.planning_cluster import plan_on_cluster
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
@@ -34,9 +37,10 @@ from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, polic
 from twinstream.simulator.replay import steady_state
 
 
-@grouped("model", "machine", "seq_len")
+@grouped("model", "seq_len")
 def plan(
     wanted: PlanOptions,
+    asked: ClusterOptions,
     warm_start: Annotated[
         list[Path] | None,
         typer.Option(
@@ -50,7 +54,19 @@ def plan(
     output: Annotated[Path | None, output_option("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Plan a training step within memory caps and predict its speed."""
+    """Plan a training step within memory caps and predict its speed.
+
+    With --machine on one device; with --cluster, --gpus and --global-batch layouts are searched.
+    """
+    if asked.cluster is not None:
+        if warm_start:
+            raise LayoutError("--warm-start is of one device; leave out it or --cluster")
+        plan_on_cluster(wanted, asked, output, as_json=as_json)
+        return
+    if beside := asked.given():
+        raise LayoutError(f"{', '.join(beside)} is of a cluster's layout: add --cluster")
+    if wanted.machine is None:
+        raise LayoutError("plan needs --machine (one device), or --cluster with --gpus")
     if wanted.policy == ALL:
         request = request_of(replace(wanted, policy=None))
         if request.choices != OPEN or warm_start:

@@ -11,6 +11,7 @@ from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
+from twinstream.commands.runs.calibrating_steps import calibrate_steps
 from twinstream.fidelity.fit_report import (
     fit_json,
     observation_table,
@@ -55,6 +56,14 @@ Collectives = Annotated[
         "cluster's collectives.",
     ),
 ]
+Steps = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="A published table of steps of clusters; may be given again. Fits constants of "
+        "--only gpu=NAME.",
+    ),
+]
 ClusterName = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="The cluster's profile that gets the curves."),
@@ -72,18 +81,23 @@ def calibrate(  # noqa: PLR0913
     schedule: ScheduleFile = None,
     timeline: TimelineFile = None,
     collectives: Collectives = None,
+    steps: Steps = None,
     cluster: ClusterName = None,
     output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Fit a profile: a machine's to step times or a run of ours, a cluster's to collectives."""
+    """Fit a profile: a machine's to step times or a run of ours, a cluster's to collectives or
+    published steps."""
+    if steps and not any((base, measured, cells, schedule, timeline, collectives)):
+        calibrate_steps(steps, cluster, _gpu(only or []), output, as_json=as_json)
+        return
     if collectives is not None and not any((base, measured, cells, schedule, timeline)):
         calibrate_collectives(collectives, cluster, only or [], output, as_json=as_json)
         return
     if collectives is not None or cluster is not None or base is None:
         raise CalibrationError(
             "give either --base and what was measured of a machine (--measured TABLE.csv, or "
-            "--schedule and --timeline), or --cluster and --collectives FILE"
+            "--schedule and --timeline), or --cluster and --collectives FILE or --steps FILE"
         )
     profile = load_machine(base)
     if measured is not None and schedule is None and timeline is None:
@@ -109,6 +123,12 @@ def calibrate(  # noqa: PLR0913
             print_report(parameter_table(fit), observation_table(fit))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
+
+
+def _gpu(only: list[str]) -> str | None:
+    """The GPU type of a condition gpu=NAME, the only one that steps of clusters know."""
+    conditions = [condition.partition("=") for condition in only]
+    return conditions[0][2] if [one[0] for one in conditions] == ["gpu"] else None
 
 
 def _table_fit(

@@ -14,23 +14,39 @@ from twinstream.fidelity.report import rows_csv, validation_screen
 from twinstream.fidelity.rows import rows_that
 from twinstream.fidelity.validation import Validation
 from twinstream.fidelity.validation import validate as validated
+from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.schedule.files import write_text
 
+Machines = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Profile of a machine of the table, by name or TOML file; may be given again for "
+        "another.",
+    ),
+]
+ClusterTable = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Instead: a published table of steps of clusters, predicted with the shipped "
+        "profiles.",
+    ),
+]
+MoreTables = Annotated[
+    list[Path] | None, typer.Argument(metavar="[FILE...]", help="With --cluster: more such tables.")
+]
+
 
 def validate(  # noqa: PLR0913
-    machine: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Profile of a machine of the table, by name or TOML file; may be given again for "
-            "another.",
-        ),
-    ],
+    tables: MoreTables = None,
+    machine: Machines = None,
     measured: Annotated[
-        Path, typer.Option(metavar="FILE", help="CSV of configurations and tokens/s.")
-    ],
+        Path | None, typer.Option(metavar="FILE", help="CSV of configurations and tokens/s.")
+    ] = None,
+    cluster: ClusterTable = None,
     only: options.OnlyRows = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
@@ -46,8 +62,20 @@ def validate(  # noqa: PLR0913
 ) -> None:
     """Predict every row of a table of measured speeds, and say how far off that is.
 
-    The runs were planned by the policy ml_dataflow, the only one whose table is known.
+    The runs of --measured were planned by the policy ml_dataflow, the only one whose table is
+    known; those of --cluster are training steps on many GPUs, laid out as their table says.
     """
+    if cluster is not None:
+        if machine or measured or only or html:
+            raise CalibrationError("--cluster goes with --jobs, -o and --json alone")
+        from twinstream.commands.runs.validating_clusters import validate_clusters
+
+        validate_clusters([cluster, *(tables or [])], jobs, output, as_json=as_json)
+        return
+    if not machine or measured is None or tables:
+        raise CalibrationError(
+            "give --machine NAME and --measured TABLE.csv, or --cluster TABLE.csv [TABLE.csv ...]"
+        )
     rows = rows_that(read_measured(measured), only or [])
     profiles = [load_machine(name) for name in machine]
     with ExitStack() as stack:

@@ -1,5 +1,4 @@
-"""The schedule of a cluster: one schedule for each class of ranks, and the order of what they say.
-"""
+"""The schedule of a cluster: one schedule for each class of ranks, and the order of what they say."""
 
 from typing import Annotated, Literal, Self
 
@@ -44,8 +43,8 @@ class ClusterSchedule(Node):
 
     `schedules` are ordinary schedules with `Communicate` ops; classes may share one. `order` is
     one order of all exchanges that every class's own order of communication is a part of.
-    `layout`, with `model`, `seq_len` and `global_batch` (in sequences), is what the schedules were
-    made from. `machine` is the profile of the cluster.
+    `layout`, with `model`, `seq_len`, `global_batch` (in sequences), `precision` and `attention`,
+    is what the schedules were made from. `machine` is the profile of the cluster.
     """
 
     schema_version: Literal[1] = 1
@@ -57,6 +56,8 @@ class ClusterSchedule(Node):
     layout: dict[str, JsonValue]
     seq_len: Count
     global_batch: Count
+    precision: str = "bf16"
+    attention: str = "flash"
     model_flops: PositiveFlops
     machine: MachineRef
 
@@ -74,7 +75,11 @@ class ClusterSchedule(Node):
                 )
             for axis, cell in one.cells.items():
                 known = axis in self.mesh.names
-                if not known or list(cell) != sorted(set(cell)) or cell[-1] >= self.mesh.length(axis):
+                if (
+                    not known
+                    or list(cell) != sorted(set(cell))
+                    or cell[-1] >= self.mesh.length(axis)
+                ):
                     raise PydanticCustomError(
                         "bad_cell",
                         "class '{name}' has cell {cell} of axis '{axis}': coordinates must rise "
@@ -85,7 +90,8 @@ class ClusterSchedule(Node):
 
     def __repr__(self) -> str:
         ops = sum(len(self.schedules[one.schedule].ops) for one in self.classes)
-        return f"<ClusterSchedule of {self.mesh.size:,} ranks in {len(self.classes)} classes, {ops:,} ops>"
+        ranks = f"{self.mesh.size:,} ranks in {len(self.classes)} classes"
+        return f"<ClusterSchedule of {ranks}, {ops:,} ops>"
 
     __str__ = __repr__
 

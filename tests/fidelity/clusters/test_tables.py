@@ -1,0 +1,124 @@
+"""Published tables read as jobs; tests/data/clusters has a few rows of each, as published."""
+
+from pathlib import Path
+
+import pytest
+
+from twinstream.fidelity.clusters.tables.measured_row import ClusterTableError
+from twinstream.fidelity.clusters.tables.published_models import published_shape, weighted_stages
+from twinstream.fidelity.clusters.tables.reading import read_cluster_table, read_cluster_tables
+from twinstream.hardware_profiles.clusters.loader import cluster_names
+
+FEW = Path(__file__).parents[2] / "data" / "clusters"
+TABLES = sorted(FEW.glob("*_few.csv"))
+
+
+def rows_of(name):
+    return {row.row_id: row for row in read_cluster_table(FEW / f"{name}_few.csv")}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
+def test_a_layout_covers_the_gpus_and_divides_the_batch(table):
+    for row in read_cluster_table(table):
+        assert row.scored or row.why_not, row.row_id
+        if row.job is not None:
+            layout = row.job.layout
+            assert layout.num_gpus == row.num_gpus
+            assert row.job.global_batch % (layout.dp * layout.micro_batch) == 0
+            assert row.cluster in cluster_names()
+
+
+def test_vtrain_names_degrees_and_milliseconds():
+    row = rows_of("vtrain")["3B_2_32_1_8"]
+    assert (row.job.layout.tp, row.job.layout.dp, round(row.measured_s, 9)) == (2, 32, 3.9752)
+    assert (row.job.layout.recompute, row.job.attention) == ("full", "unfused")
+
+
+def test_the_405b_of_nine_stages_is_even_and_that_of_eight_counts_embedding_and_loss():
+    rows = [row for row in rows_of("dgxc").values() if "405b" in row.row_id]
+    nine, eight = sorted(rows, key=lambda row: -row.job.layout.pp)
+    assert nine.job.layout.stage_layers is None and nine.job.shape.num_kv_heads == 16
+    stages = eight.job.layout.stage_layers
+    assert (stages[0], stages[1], stages[-1], sum(stages)) == (1, 2, 1, 126)
+    assert eight.job.shape.num_kv_heads == 8
+
+
+def test_mlperf_counts_the_embedding_as_a_layer_too():
+    for row in rows_of("mlperf_llama405b").values():
+        assert row.job.layout.stage_layers == (1, *[2] * 62, 1)
+
+
+def test_what_no_shape_here_has_is_kept_and_told():
+    why = {row_id: row.why_not for row_id, row in rows_of("dgxc").items() if row.job is None}
+    assert len(why) == 2
+    assert any("LoRA" in reason for reason in why.values())
+    assert any("hybrid_mamba" in reason for reason in why.values())
+    papers = [row.why_not for row in rows_of("papers").values() if row.job is None]
+    assert len(papers) == 3 and all(papers)
+
+
+def test_what_a_source_doubts_is_read_and_not_scored():
+    doubtful = [row for name in ("dgxc", "mosaicml") for row in rows_of(name).values()
+                if row.suspect]  # fmt: skip
+    assert len(doubtful) == 2
+    assert all(row.job is not None and not row.scored for row in doubtful)
+
+
+def test_fsdp_shards_over_all_gpus_or_over_a_group():
+    (maxtext,) = [row for row in rows_of("dgxc").values() if "maxtext" in row.row_id]
+    assert (maxtext.job.layout.zero, maxtext.job.layout.dp, maxtext.job.layout.shard) == (
+        3,
+        512,
+        128,
+    )
+    grad_op = [row for row in rows_of("mosaicml").values() if "shard_grad_op" in row.row_id]
+    assert grad_op[0].job.layout.zero == 2
+
+
+def test_runs_of_one_configuration_on_more_gpus_are_a_family():
+    eight, many = [row for row in rows_of("dgxc").values() if "llama3.1-8b" in row.row_id]
+    assert eight.family == many.family and eight.num_gpus != many.num_gpus
+
+
+def test_a_shape_has_the_parameters_that_its_table_prints():
+    # mosaicml: mpt-125m of 124,131,840 parameters at 512 tokens
+    shape = published_shape("mpt-125m", 512)
+    width, layers = shape.d_model, shape.num_layers
+    matrices = layers * 12 * width**2
+    biases = layers * 9 * width
+    norms = (2 * layers + 1) * 2 * width
+    assert (shape.vocab_size + 512) * width + matrices + biases + norms == 124_131_840
+
+
+def test_layers_are_weighed_only_where_they_come_out_even():
+    assert weighted_stages(126, 64) == (1, *[2] * 62, 1)
+    assert weighted_stages(96, 8) is None
+
+
+def test_columns_that_are_missing_are_named(tmp_path):
+    text = (FEW / "vtrain_few.csv").read_text().replace("measured_ms", "took")
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ClusterTableError, match=r"lacks measured_ms"):
+        read_cluster_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "is empty"), ("a,b\n", "nearest"), ("a,b\n1\n", "1 values for 2 columns")],
+)
+def test_what_is_no_table_is_told_in_one_sentence(tmp_path, text, told):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ClusterTableError, match=told):
+        read_cluster_table(tmp_path / "t.csv")
+
+
+def test_a_cell_that_is_no_number_is_told_with_its_line(tmp_path):
+    text = (FEW / "vtrain_few.csv").read_text().replace(",3975.2", ",fast")
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ClusterTableError, match="line 3: measured_ms is 'fast'"):
+        read_cluster_table(tmp_path / "t.csv")
+
+
+def test_several_tables_are_one_after_the_other():
+    rows = read_cluster_tables(TABLES)
+    assert len(rows) == sum(len(read_cluster_table(table)) for table in TABLES)

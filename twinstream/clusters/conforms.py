@@ -1,0 +1,153 @@
+"""Prove that the stages of a cluster's schedule together train the whole model, and nothing else.
+
+`verify` and `verify_cluster` prove that every op finds what it names. Here it is proven that the
+ops are those of the layout: every class has the tasks and the communication of its stage, as they
+come out when the document's own model, layout and batch are lowered again; and, without a look at
+that, that over all stages every layer runs every microbatch forward and backward once and every
+group of parameters is updated once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from pydantic import ValidationError
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.refusals import refusals_of
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
+from twinstream.schedule.ops import Communicate, Compute
+from twinstream.schedule.proof.violations import (
+    CallDiffers,
+    OperandsDiffer,
+    TaskMissing,
+    TaskUnexpected,
+    UnsafeSchedule,
+    Violation,
+)
+
+_MOST_TOLD = 20
+
+
+def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
+    """All differences found, at most 20 of each class; an empty list is a proof."""
+    require("schedule", schedule, ClusterSchedule)
+    try:
+        job = _job_of(schedule)
+    except ValidationError as error:
+        return [
+            CallDiffers(f"the document's model and layout are none: {error.errors()[0]['msg']}")
+        ]
+    if why := refusals_of(job, schedule.mesh.size):
+        return [CallDiffers(f"the document's layout cannot be: {why[0]}")]
+    again = lower(job, schedule.mesh.ranks_per_node, schedule.machine)
+    if again.mesh.axes != schedule.mesh.axes:
+        return [CallDiffers("the mesh is not that of the document's layout")]
+    found: list[Violation] = []
+    for one in schedule.classes:
+        stages = one.cell("pp", schedule.mesh.length("pp"))
+        if len(stages) > 1:
+            found.append(TaskUnexpected(f"class '{one.name}' is of {len(stages)} stages at once"))
+            continue
+        expected = again.schedules[again.classes[stages[0]].schedule]
+        found += list(_differences(one, schedule.of(one), expected))[:_MOST_TOLD]
+    return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
+
+
+def require_conforming_cluster(schedule: ClusterSchedule) -> None:
+    """Raise UnsafeSchedule unless `conforms_cluster` finds nothing."""
+    if found := conforms_cluster(schedule):
+        raise UnsafeSchedule(found)
+
+
+def _job_of(schedule: ClusterSchedule) -> Job:
+    return Job.model_validate_json(
+        schedule.model_copy(update={"schedules": {}}).model_dump_json(
+            include={"model", "layout", "seq_len", "global_batch", "precision", "attention"}
+        ).replace('"model":', '"shape":', 1)
+    )  # fmt: skip
+
+
+def _differences(one: RankClass, given: Schedule, expected: Schedule) -> Iterator[Violation]:
+    """Tasks and communication of a class against those of its stage, whatever their order."""
+    have, want = _by_id(given), _by_id(expected)
+    for op_id in want.keys() - have.keys():
+        yield TaskMissing(f"class '{one.name}' lacks '{op_id}'", (op_id,))
+    for op_id in have.keys() - want.keys():
+        yield TaskUnexpected(f"class '{one.name}' has '{op_id}', which its stage has not", (op_id,))
+    for op_id in want.keys() & have.keys():
+        op, wanted = have[op_id], want[op_id]
+        if _said(op) != _said(wanted):
+            yield CallDiffers(f"class '{one.name}': '{op_id}' is not what its stage does", (op_id,))
+        elif _content(op) != _content(wanted):
+            yield OperandsDiffer(
+                f"class '{one.name}': '{op_id}' works on other tensors or versions", (op_id,)
+            )
+        elif isinstance(op, Compute) and given.calls[op.call] != expected.calls[op.call]:
+            yield CallDiffers(f"class '{one.name}': call '{op.call}' is another", (op_id,))
+
+
+def _by_id(schedule: Schedule) -> dict[str, Compute | Communicate]:
+    return {op.op_id: op for op in schedule.ops if isinstance(op, Compute | Communicate)}
+
+
+def _said(op: Compute | Communicate) -> tuple[object, ...]:
+    """What an op does, apart from operands."""
+    if isinstance(op, Compute):
+        return ("compute", op.call, op.label)
+    return (op.collective, op.axes, op.shift, op.sequence, op.reduction, op.stream.queue)
+
+
+def _content(op: Compute | Communicate) -> list[tuple[object, ...]]:
+    return [(o.name, o.tensor, o.version, o.mode, o.num_parts) for o in op.operands]
+
+
+def _uncovered(schedule: ClusterSchedule, job: Job) -> Iterator[Violation]:
+    """Layers times microbatches, forward and backward, over one class of each stage."""
+    stages = {
+        one.cell("pp", schedule.mesh.length("pp")): schedule.of(one) for one in schedule.classes
+    }
+    passes = {"forward": Counter[tuple[int, int]](), "backward": Counter[tuple[int, int]]()}
+    updates = Counter[str]()
+    for part in stages.values():
+        for op in part.ops:
+            if isinstance(op, Compute):
+                _count(op, passes, updates)
+    every = {
+        (layer, j) for layer in range(job.shape.num_layers) for j in range(job.num_microbatches)
+    }
+    for phase, counted in passes.items():
+        yield from _not_once(phase, counted, every)
+    groups = [str(layer) for layer in range(job.shape.num_layers)]
+    if job.shape.experts is not None:
+        groups += [f"{name}.experts" for name in groups]
+    for name in [*groups, "embedding", "head"]:
+        if updates[name] != 1:
+            yield TaskMissing(f"parameters of {name} are updated {updates[name]} times, not once")
+
+
+def _not_once(
+    phase: str, counted: Counter[tuple[int, int]], every: Iterable[tuple[int, int]]
+) -> Iterator[Violation]:
+    for layer, j in every:
+        times = counted[layer, j]
+        if times != 1:
+            kind = TaskUnexpected if times else TaskMissing
+            yield kind(f"layer {layer} runs microbatch {j} {phase} {times} times, not once")
+
+
+def _count(op: Compute, passes: dict[str, Counter[tuple[int, int]]], updates: Counter[str]) -> None:
+    """A layer runs where its attention (or all of it) reads its parameters."""
+    kind, j = op.label.kind, op.label.round
+    if kind == "optimizer":
+        updates[op.task.removeprefix("update.")] += 1
+    if j is None or ".again" in op.task:
+        return
+    for phase, counted in passes.items():
+        if kind in (f"layer_{phase}", f"attention_{phase}", f"attention_before_{phase}"):
+            for operand in op.operands:
+                name = operand.name.removeprefix("parameters.")
+                if name != operand.name and name.isdigit():
+                    counted[int(name), j] += 1

@@ -1,0 +1,1 @@
+"""Predicted training steps of clusters held against published ones, and what is fitted to them."""

@@ -1,0 +1,102 @@
+"""The lines of a CSV table with their columns' names, and typed access to them."""
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from twinstream.fidelity.clusters.tables.measured_row import ClusterTableError
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One line of a table: its number and the text under each column."""
+
+    path: Path
+    line: int
+    columns: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """The text of a column; empty where nothing is stated."""
+        return self.columns.get(column, "").strip()
+
+    def count(self, column: str, unstated: int | None = None) -> int:
+        """A whole number above zero; `unstated` where the cell is empty."""
+        return self._parsed(column, _count, "a whole number above zero", unstated)
+
+    def number(self, column: str, unstated: float | None = None) -> float:
+        """A number above zero; `unstated` where the cell is empty."""
+        return self._parsed(column, _positive, "a number above zero", unstated)
+
+    def flag(self, column: str) -> bool:
+        """Whether a column says true, yes or 1."""
+        return self.text(column).lower() in ("true", "yes", "1")
+
+    def _parsed(
+        self, column: str, parse: Callable[[str], _Value], what: str, unstated: _Value | None
+    ) -> _Value:
+        text = self.text(column)
+        if not text and unstated is not None:
+            return unstated
+        try:
+            return parse(text)
+        except (ValueError, OverflowError):
+            raise ClusterTableError(
+                f"{self.path}, line {self.line}: {column} is {text!r}, and needs {what}"
+            ) from None
+
+
+def read_lines(path: Path) -> tuple[tuple[str, ...], tuple[Cells, ...]]:
+    """The columns' names and the lines under them.
+
+    Raises:
+        ClusterTableError: it cannot be read, or a line has more or fewer values than columns.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise ClusterTableError(f"cannot read {path}: {why or error}") from None
+    lines = _values(path, text)
+    header = next(lines, (0, ()))[1]
+    names = tuple(name.strip() for name in header)
+    return names, tuple(_cells(path, number, names, values) for number, values in lines)
+
+
+def _values(path: Path, text: str) -> Iterator[tuple[int, Sequence[str]]]:
+    reader = csv.reader(text.splitlines(keepends=True))
+    while True:
+        try:
+            values = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ClusterTableError(f"{path}, line {reader.line_num}: {error}") from None
+        if any(value.strip() for value in values) and not values[0].startswith("#"):
+            yield reader.line_num, values
+
+
+def _cells(path: Path, number: int, names: Sequence[str], values: Sequence[str]) -> Cells:
+    if len(values) != len(names):
+        raise ClusterTableError(
+            f"{path}, line {number} has {len(values)} values for {len(names)} columns"
+        )
+    return Cells(path, number, dict(zip(names, values, strict=True)))
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = _positive(text)
+    if value % 1 or value > 2**53:
+        raise ValueError(text)
+    return int(value)

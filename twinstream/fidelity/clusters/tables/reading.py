@@ -1,0 +1,65 @@
+"""Reading a published table: which one it is, its columns say."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from twinstream.fidelity.clusters.tables import dgxc, mlperf, mosaicml, papers, vtrain
+from twinstream.fidelity.clusters.tables.cells import Cells, read_lines
+from twinstream.fidelity.clusters.tables.measured_row import ClusterRow, ClusterTableError
+
+_KINDS: dict[str, tuple[Sequence[str], Callable[[Cells], ClusterRow]]] = {
+    "vTrain's measured steps": (vtrain.COLUMNS, vtrain.row_of),
+    "dgxc-benchmarking's step times": (dgxc.COLUMNS, dgxc.row_of),
+    "MosaicML's FSDP benchmarks": (mosaicml.COLUMNS, mosaicml.row_of),
+    "MLPerf Training's step times": (mlperf.COLUMNS, mlperf.row_of),
+    "papers' tables": (papers.COLUMNS, papers.row_of),
+}
+
+
+def read_cluster_table(path: Path) -> tuple[ClusterRow, ...]:
+    """The rows of a table, those that cannot be modelled included, with why.
+
+    Raises:
+        ClusterTableError: it is none of the known tables, has no rows, or a cell is wrong.
+    """
+    names, lines = read_lines(path)
+    read = _KINDS[_kind(path, names)][1]
+    if not lines:
+        raise ClusterTableError(f"{path} has no rows under its header")
+    return tuple(_row(cells, read) for cells in lines)
+
+
+def read_cluster_tables(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:
+    """The rows of several tables, one after the other; raises as `read_cluster_table`."""
+    return tuple(row for path in paths for row in read_cluster_table(path))
+
+
+def _row(cells: Cells, read: Callable[[Cells], ClusterRow]) -> ClusterRow:
+    try:
+        return read(cells)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(place) for place in first["loc"])
+        raise ClusterTableError(
+            f"{cells.path}, line {cells.line}: {where or 'the row'}: {first['msg']}"
+        ) from None
+
+
+def _kind(path: Path, names: Sequence[str]) -> str:
+    """The table whose columns are all there; of the nearest one, what is missing."""
+    if not names:
+        raise ClusterTableError(f"{path} is empty; it needs a header of columns")
+    missing = {
+        kind: [column for column in columns if column not in names]
+        for kind, (columns, _) in _KINDS.items()
+    }
+    if whole := [kind for kind in missing if not missing[kind]]:
+        return whole[0]
+    shares = {kind: len(missing[kind]) / len(_KINDS[kind][0]) for kind in _KINDS}
+    nearest = min(shares, key=lambda kind: shares[kind])
+    raise ClusterTableError(
+        f"{path} is no table of measured steps: nearest are {nearest}, of which it lacks "
+        f"{', '.join(missing[nearest])}"
+    )

@@ -1,0 +1,95 @@
+"""Prove the schedule of a cluster safe: every class's schedule, and all that they say to others.
+
+Linear in ops, waits and operands; in classes quadratic, by arithmetic on their cells. However many
+ranks there are, none is listed.
+"""
+
+from collections.abc import Callable, Iterator
+
+from twinstream.schedule.cluster.cells import ClassCells, partition_violations
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.communication import Communication
+from twinstream.schedule.cluster.deadlock import deadlocks
+from twinstream.schedule.cluster.meetings import Meetings
+from twinstream.schedule.cluster.verify_order import OrderCheck
+from twinstream.schedule.cluster.violations import (
+    ClassUnsafe,
+    ClusterViolation,
+    OperandsUnsuited,
+    SequenceWrong,
+    UnknownAxis,
+)
+from twinstream.schedule.errors import require
+from twinstream.schedule.ops import Communicate
+from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.violations import UnsafeSchedule, Violation
+
+
+def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
+    """All violations found; an empty list is a proof that every rank is safe and none is stuck.
+
+    Every step needs what the steps before have shown, so only the first that finds anything
+    reports: schedules and partition; axes; sequences and operands; what meets; order and deadlock.
+    Each violation is a ClusterViolation and has the classes that are involved.
+    """
+    require("schedule", schedule, ClusterSchedule)
+    cells = ClassCells(schedule.mesh, schedule.classes)
+    found: list[Violation] = [*_unsafe(schedule), *partition_violations(cells)]
+    if found:
+        return found
+    names = _names(schedule)
+    said = {name: Communication(schedule.schedules[name]) for name in names}
+    found += _each(said, names, UnknownAxis, lambda one: one.axes_wrong(schedule.mesh))
+    if found:
+        return found
+    found += _each(said, names, SequenceWrong, Communication.sequences_wrong)
+    found += _each(said, names, OperandsUnsuited, lambda one: one.operands_wrong(schedule.mesh))
+    if found:
+        return found
+    spoken = [said[one.schedule] for one in schedule.classes]
+    meetings = Meetings(cells, spoken)
+    if meetings.violations:
+        return [*meetings.violations]
+    order = OrderCheck(cells, spoken, meetings.found)
+    return [*deadlocks(cells, spoken, meetings.found), *order.run(schedule.order)]
+
+
+def require_safe_cluster(schedule: ClusterSchedule) -> None:
+    """Raise UnsafeSchedule unless `verify_cluster` finds nothing."""
+    if found := verify_cluster(schedule):
+        raise UnsafeSchedule(found)
+
+
+def _names(schedule: ClusterSchedule) -> dict[str, tuple[str, ...]]:
+    """By schedule, the classes that have it."""
+    names: dict[str, tuple[str, ...]] = {}
+    for one in schedule.classes:
+        names[one.schedule] = (*names.get(one.schedule, ()), one.name)
+    return names
+
+
+def _unsafe(schedule: ClusterSchedule) -> Iterator[ClassUnsafe]:
+    for name, classes in _names(schedule).items():
+        for violation in verify(schedule.schedules[name]):
+            yield ClassUnsafe(
+                f"{_called(classes)}: {violation}", violation.ops, violation.tensor,
+                violation.slot, classes,
+            )  # fmt: skip
+
+
+def _each(
+    said: dict[str, Communication],
+    names: dict[str, tuple[str, ...]],
+    kind: type[ClusterViolation],
+    check: Callable[[Communication], Iterator[tuple[str, Communicate]]],
+) -> Iterator[ClusterViolation]:
+    """What a check says of the ops of each schedule, as violations of that kind."""
+    for name, communication in said.items():
+        for text, op in check(communication):
+            what = f"op '{op.op_id}' ({op.collective}) of {_called(names[name])} {text}"
+            yield kind(what, (op.op_id,), classes=names[name])
+
+
+def _called(classes: tuple[str, ...]) -> str:
+    more = f" (and {len(classes) - 1} more)" if len(classes) > 1 else ""
+    return f"class '{classes[0]}'{more}"

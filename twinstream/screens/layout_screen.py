@@ -1,0 +1,44 @@
+"""The layouts that a search has found, as a table of a terminal."""
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.search.search import Searched, told
+from twinstream.hardware_profiles.clusters.schema import Cluster
+
+_GIB = 2**30
+
+
+def layouts_screen(
+    job: Job, cluster: Cluster, num_gpus: int, found: Searched, seconds: float
+) -> Group:
+    """The best layouts, fastest first, and what the fastest could be beaten by."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", "bubble", "exposed talk",
+                 "over its bound"):  # fmt: skip
+        table.add_column(name, justify="left" if name == "layout" else "right")
+    for one in found.best:
+        prediction = one.prediction
+        table.add_row(
+            told(one.layout),
+            f"{prediction.step_s:.4g}",
+            f"{prediction.tokens_per_s / num_gpus:,.0f}",
+            f"{prediction.mfu:.1%}",
+            f"{prediction.memory_bytes / _GIB:.1f}",
+            f"{prediction.shares.get('bubble', 0.0):.1%}",
+            f"{prediction.shares.get('talk', 0.0):.1%}",
+            f"{prediction.step_s / one.bound_s - 1:.1%}",
+        )
+    head = (
+        f"{job.shape.name} on {num_gpus:,} GPUs of {cluster.name}, {job.global_batch:,} sequences of "
+        f"{job.seq_len:,} tokens a step, {job.precision}"
+    )
+    room = found.best[0].prediction.room_bytes / _GIB
+    foot = (
+        f"{found.num_layouts:,} layouts are possible, {found.num_fit:,} may fit {room:.1f} GiB, "
+        f"{found.num_simulated:,} were simulated, in {seconds:.1f} s. The fastest is {found.gap:.1%} "
+        f"above {found.least_bound_s:.4g} s, the least bound of all."
+    )
+    return Group(head, table, foot)
