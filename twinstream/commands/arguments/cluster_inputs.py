@@ -1,6 +1,7 @@
 """Documents of clusters that commands are given, and the profiles that go with them."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,14 @@ from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
     require_timeline_of_cluster,
 )
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
 from twinstream.simulator.cluster.simulate import simulate_cluster
 from twinstream.simulator.cluster.stragglers import with_stragglers
+
+_KEYS = {"mesh", "classes", "schedules"}
+_AS_WRITTEN = re.compile(rb'\s*\{[^{}\[\]]*"mesh"\s*:\s*\{\s*"axes"')  # without reading all of it
 
 
 class ClusterInputError(TwinstreamError):
@@ -54,11 +59,12 @@ class ClusterInputs:
 def holds_cluster(path: Path) -> bool:
     """Whether a file has a cluster's schedule, be it damaged; one that cannot be read has not."""
     try:
-        if b'"mesh"' not in path.read_bytes():
-            return False
+        text = path.read_bytes()
     except OSError:
         return False
-    return len({"mesh", "classes", "schedules"} & top_level_keys(path)) > 1
+    if _AS_WRITTEN.match(text):
+        return True
+    return b'"mesh"' in text and len(_KEYS & top_level_keys(path)) > 1
 
 
 def read_cluster(path: Path) -> ClusterSchedule:
@@ -79,9 +85,11 @@ def cluster_inputs(path: Path, cluster: str | None, machine: str | None) -> Clus
 
     Raises:
         DocumentError: there is no cluster's schedule in the file.
+        UnsafeSchedule: it is damaged in its meaning.
         ClusterInputError: no cluster was given, and the schedule's is not a shipped one.
     """
     schedule = read_cluster(path)
+    require_safe_cluster(schedule)
     name = cluster or schedule.machine.name
     if cluster is None and name not in cluster_names():
         raise ClusterInputError(

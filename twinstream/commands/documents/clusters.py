@@ -11,6 +11,7 @@ from twinstream.commands.arguments.cluster_inputs import (
 from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document, write_text
 from twinstream.screens.cluster_screen import cluster_screen
@@ -23,7 +24,7 @@ def simulate_cluster_file(
     output: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     """As `simulate`."""
-    with progress(f"simulating {path}", quiet=as_json):
+    with progress(f"simulating {path}", quiet=as_json), gc_paused():
         inputs = cluster_inputs(path, where.cluster, where.machine)
         factors = stragglers_of(stragglers)
         timeline = inputs.simulated(factors)
@@ -50,7 +51,7 @@ def trace_cluster_file(
     from twinstream.report.trace import write_trace
 
     refuse_measured(path, measured)
-    with progress(f"tracing {path}", quiet=as_json):
+    with progress(f"tracing {path}", quiet=as_json), gc_paused():
         inputs = cluster_inputs(path, where.cluster, where.machine)
         found = cluster_trace(inputs.schedule, inputs.timeline(predicted))
         write_trace(found, output)
@@ -73,7 +74,7 @@ def report_cluster_file(
     from twinstream.report.cluster.cluster_page import cluster_html
 
     refuse_measured(path, measured)
-    with progress(f"drawing {path}", quiet=as_json):
+    with progress(f"drawing {path}", quiet=as_json), gc_paused():
         inputs = cluster_inputs(path, where.cluster, where.machine)
         timeline = inputs.timeline(predicted)
         summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)

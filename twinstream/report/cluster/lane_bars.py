@@ -23,7 +23,7 @@ def op_bars(classes: Sequence[ClassLanes], span: Span) -> dict[str, list[Bar]]:
 
 
 def merged_bars(classes: Sequence[ClassLanes], span: Span) -> dict[str, list[Bar]]:
-    """By class bars of all ops in the span, those of a colour in close succession as one.
+    """By class bars of all ops in the span, those of a colour that are close as one.
 
     Where these are too many, there is one for each of equal parts of the span, in the colour of
     what takes most of it. A bar of several ops is as long as they together.
@@ -67,14 +67,14 @@ def _lane(one: ClassLanes, mine: Sequence[int], span: Span, most: int) -> Iterat
     yield from (_merged(one, group) for group in groups)
 
 
-def _runs(one: ClassLanes, mine: Sequence[int], close_ns: int) -> Iterator[list[int]]:
-    """Ops of one colour, each no further than that from the one before."""
+def _runs(one: ClassLanes, mine: Sequence[int], longest_ns: int) -> Iterator[list[int]]:
+    """Ops of one colour that begin within that time of one another."""
     group: list[int] = []
     for at in mine:
-        apart = group and (
-            one.key[at] != one.key[group[-1]] or one.start_ns[at] - one.end_ns[group[-1]] > close_ns
-        )
-        if apart:
+        if group and (
+            one.key[at] != one.key[group[0]]
+            or one.start_ns[at] - one.start_ns[group[0]] > longest_ns
+        ):
             yield group
             group = []
         group.append(at)
