@@ -77,7 +77,8 @@ class Prepared:
     """A job laid out on nodes of a size, to be timed on one profile after the other.
 
     Steps of many microbatches are simulated with fewer, at two numbers of them: in all orders of
-    pipelines every further one (interleaved: every further pp) takes equally long.
+    pipelines every further one (interleaved: every further pp) takes equally long. `documents` are
+    of so many.
     """
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
@@ -89,7 +90,7 @@ class Prepared:
         if job.num_microbatches <= counts[-1]:
             counts = (job.num_microbatches,)
         self._counts = counts
-        self._documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
+        self.documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
 
     def on(self, cluster: Cluster, machine: Machine | None = None) -> Prediction:
         """Its step on a cluster whose nodes have as many GPUs."""
@@ -122,19 +123,19 @@ class Prepared:
             replay_cluster(
                 document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
             )
-            for document in self._documents
+            for document in self.documents
         ]
         few, more = found[0], found[-1]
         return more.step_ns + (more.step_ns - few.step_ns) * self._further, more
 
     def _shares(self, timeline: ClusterTimeline) -> dict[str, float]:
-        return shares_of(self._documents[-1], timeline)
+        return shares_of(self.documents[-1], timeline)
 
     def _memory(self) -> dict[str, int]:
         """Of the fullest stage."""
         few, more = (
             [memory_of(document.of(one)) for one in document.classes]
-            for document in (self._documents[0], self._documents[-1])
+            for document in (self.documents[0], self.documents[-1])
         )
         stages = [
             {

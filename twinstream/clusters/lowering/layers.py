@@ -35,7 +35,7 @@ class LayerOps:
         self.experts = job.shape.experts is not None
         self.late = job.layout.pipeline == "zero_bubble"
         self.sharded = job.layout.zero == 3
-        self.alone = not self.parts.plain or self.sharded
+        self.alone = not self.parts.plain or self.sharded or job.layout.offload
         self._saved: dict[tuple[int, str, int], Held] = {}
         self._put_off: dict[tuple[int, str, int], Held] = {}
 

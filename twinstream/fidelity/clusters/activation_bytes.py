@@ -5,6 +5,15 @@ section 4 (equations 1 to 6), for a transformer in 16 bits with dropout masks of
 """
 
 from twinstream.clusters.job import Job
+from twinstream.schedule.document import Schedule
+
+ACTIVATION_SERIES = ("Korthikanti Table 5",)  # whose activations are told
+_KEPT = ("saved.", "boundary")
+
+
+def kept_activation_bytes(first_stage: Schedule) -> int:
+    """What a stage's schedule keeps between forward and backward; its buffers are not in it."""
+    return sum(slot.size_bytes for slot in first_stage.slots if slot.slot_id.startswith(_KEPT))
 
 
 def published_activation_bytes(job: Job) -> int:

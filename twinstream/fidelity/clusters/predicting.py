@@ -9,6 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Self
 
 from twinstream.clusters.predict import Prepared
+from twinstream.fidelity.clusters.activation_bytes import (
+    ACTIVATION_SERIES,
+    kept_activation_bytes,
+)
 from twinstream.fidelity.clusters.constants import with_constants
 from twinstream.fidelity.clusters.scoring import Predicted
 from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
@@ -17,7 +21,6 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.errors import TwinstreamError
 
-_ACTIVATIONS = "activation"
 Values = Mapping[str, float]
 _HELD: dict[str, Prepared] = {}  # schedules that this process keeps, where it is a fit's worker
 
@@ -47,8 +50,14 @@ def predicted_row(
         step_s=found.step_s,
         fits=found.fits,
         memory_bytes=found.memory_bytes,
-        activation_bytes=found.memory.get(_ACTIVATIONS),
+        activation_bytes=_kept(made) if row.series in ACTIVATION_SERIES else None,
     )
+
+
+def _kept(made: Prepared) -> int:
+    """Activations of the first stage; more microbatches than stages change nothing."""
+    document = made.documents[0]
+    return kept_activation_bytes(document.of(document.classes[0]))
 
 
 class RowPredictors:

@@ -103,9 +103,7 @@ def activation_errors(rows: Sequence[ScoredRow]) -> list[tuple[ScoredRow, int]]:
     return [
         (each, published_activation_bytes(each.row.job))
         for each in rows
-        if each.row.series.startswith("Korthikanti")
-        and each.row.job is not None
-        and each.predicted.activation_bytes is not None
+        if each.row.job is not None and each.predicted.activation_bytes is not None
     ]
 
 
