@@ -73,13 +73,31 @@ def test_a_straggler_slows_its_class_by_its_factor_and_the_step_with_it(cluster_
     assert after["stragglers"] == {"stage 1": 2.0}
 
 
+def test_a_single_rank_may_be_the_straggler_and_the_others_wait_for_it(cluster_file, tmp_path):
+    before = call("simulate", cluster_file, "--json").json()
+    told = call("simulate", cluster_file, "--straggler", "rank 5=2", "--json").json()
+    busy = {one["name"]: one["compute_ns"] for one in told["exposed"]}
+    # Rank 5 of pp 2 x dp 2 x cp 2 x tp 2 is stage 0, dp 1, cp 0, tp 1.
+    (slow,) = [name for name, ns in busy.items() if ns > 1.5 * min(busy.values())]
+    assert slow == "stage 0, dp 1, cp 0, tp 1"
+    assert sum(one["num_ranks"] for one in told["exposed"]) == GPUS
+    beside = next(one for one in told["exposed"] if one["name"] == "stage 0, dp 1, cp 0, tp 0")
+    assert beside["causes_ns"]["late_ranks"] > busy[slow] / 4
+    assert told["step_time_s"] > before["step_time_s"]
+    out = ("-o", tmp_path / "line.json")
+    assert "would fit no file" in error_of(
+        "simulate", cluster_file, "--straggler", "rank 5=2", *out
+    )
+    assert "rank N" in error_of("simulate", cluster_file, "--straggler", "rank 16=2")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("stage 7=2", "no class 'stage 7'"),
-        ("stage 1", "write CLASS=FACTOR"),
-        ("=2", "write CLASS=FACTOR"),
-        ("stage 1=nan", "write CLASS=FACTOR"),
+        ("stage 1", "write WHO=FACTOR"),
+        ("=2", "write WHO=FACTOR"),
+        ("stage 1=nan", "write WHO=FACTOR"),
         ("stage 1=0", "cannot take 0 times as long"),
         ("stage 1=inf", "cannot take inf times as long"),
     ],
@@ -125,11 +143,15 @@ def test_documents_in_the_place_of_others_are_named(cluster_file, files, schedul
     assert "is a cluster timeline, not a schedule" in error_of("verify", line)
     said = error_of("trace", cluster_file, "--predicted", files.predicted)
     assert "is a timeline, not a cluster timeline" in said
+    slow = ("--straggler", "stage 1=2")
+    assert "leave it or --predicted out" in error_of(
+        "trace", cluster_file, "--predicted", line, *slow
+    )
     assert "leave --measured out" in error_of("report", cluster_file, "--measured", line)
     assert "--cluster is of clusters" in error_of("simulate", files.schedule, "--cluster", "x")
     said = error_of("simulate", files.schedule, "--straggler", "a=2")
-    assert "schedule of one device" in said
-    assert "schedule of one device" in error_of("trace", files.schedule, "--cluster", "h100_dgx")
+    assert "is no cluster's schedule" in said
+    assert "is no cluster's schedule" in error_of("trace", files.schedule, "--cluster", "h100_dgx")
 
 
 def test_of_a_cluster_that_is_not_shipped_the_profile_is_asked_for(document, tmp_path):
