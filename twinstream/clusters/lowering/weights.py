@@ -66,7 +66,7 @@ class StageWeights:
         ]
         label = self._b.label("gather_parameters", state.index)
         self._b.communicate(
-            f"gather.{name}.{tag}", "all_gather", state.group.axes, "dp.gather", uses, label
+            f"gather.{name}.{tag}", "all_gather", (state.group.axes, "dp.gather"), uses, label
         )
 
     def drop(self, name: str) -> None:
@@ -120,7 +120,7 @@ class StageWeights:
         norm = self._norm()
         if everyone:
             self._b.communicate(
-                "reduce_norm", "all_reduce", everyone, "norm", [("norm", norm, "update")],
+                "reduce_norm", "all_reduce", (everyone, "norm"), [("norm", norm, "update")],
                 self._b.label("reduce_norm"),
             )  # fmt: skip
         for name, state in self._states.items():
@@ -174,7 +174,7 @@ class StageWeights:
         part = state.gradient_shard if once else b.take(pool, size, "gradient", dtype, spare=1)
         label = b.label("reduce_gradients", state.index)
         uses: list[Use] = [("gradient", state.gradient, "read"), ("shard", part, "write")]
-        b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", group.axes, "dp", uses, label)
+        b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", (group.axes, "dp"), uses, label)
         b.give_back(f"gradient.{group.name}", state.gradient)
         state.gradient = None
         self._add_pending()
@@ -183,7 +183,7 @@ class StageWeights:
         if last and group.outer:
             self._add_pending()
             b.communicate(
-                f"reduce_outer.{name}", "all_reduce", group.outer, "dp",
+                f"reduce_outer.{name}", "all_reduce", (group.outer, "dp"),
                 [("shard", state.gradient_shard, "update")], label,
             )  # fmt: skip
 
@@ -213,18 +213,18 @@ class StageWeights:
         uses: list[Use] = [("gradient", state.gradient, "update")]
         axes = (*group.outer, *group.axes)
         if self._zero == 0 or group.num_shards == 1:
-            b.communicate(f"reduce.{name}", "all_reduce", axes, "dp", uses, label)
+            b.communicate(f"reduce.{name}", "all_reduce", (axes, "dp"), uses, label)
             return
         if not group.outer:
-            b.communicate(f"reduce.{name}", "reduce_scatter", group.axes, "dp", uses, label)
+            b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
             return
         dtype = self._job.layout.gradient_dtype
         size = group.shard * group.gradient_itemsize
         shard = state.gradient_shard = b.take(f"reduced.{group.name}", size, "gradient", dtype)
         uses = [("gradient", state.gradient, "read"), ("shard", shard, "write")]
-        b.communicate(f"reduce.{name}", "reduce_scatter", group.axes, "dp", uses, label)
+        b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
         summed: list[Use] = [("shard", shard, "update")]
-        b.communicate(f"reduce_outer.{name}", "all_reduce", group.outer, "dp", summed, label)
+        b.communicate(f"reduce_outer.{name}", "all_reduce", (group.outer, "dp"), summed, label)
 
     def _norm(self) -> Held:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
@@ -282,7 +282,7 @@ class StageWeights:
             b.compute(f"update.{tag}", f"update.{group.name}.{count}", works, uses, label)
         if self._zero in (1, 2) and group.num_shards > 1:
             b.communicate(
-                f"gather.{name}", "all_gather", group.axes, "dp.gather",
+                f"gather.{name}", "all_gather", (group.axes, "dp.gather"),
                 [("parameters", target, "update")], b.label("gather_parameters", state.index),
             )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """A stage as a chain for the planner: runs of ops that belong together become one task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twinstream.clusters.offloading.movable import Places, StageTimes
@@ -59,13 +59,16 @@ class Block:
         return tuple(found)
 
 
-def blocks_of(ops: Sequence[Op], placed: frozenset[str]) -> list[Block]:
-    """Computation of one layer and microbatch in a row is a block, and what is said in between."""
+def blocks_of(ops: Sequence[Op], placed: frozenset[str], together: int = 1) -> list[Block]:
+    """Computation of one microbatch in a row is a block, and what is said in between.
+
+    It is that of one layer, or of so many together.
+    """
     found: list[Block] = []
     current: _Key = ()
     for at, op in enumerate(ops):
         assert isinstance(op, Compute | Communicate), "a lowered stage has no copies"
-        key = _key(op) if isinstance(op, Compute) else current
+        key = _key(op, together) if isinstance(op, Compute) else current
         if not found or (key != current and found[-1].first_compute is not None):
             found.append(Block(at, at, op.label))
         if isinstance(op, Compute):
@@ -73,6 +76,29 @@ def blocks_of(ops: Sequence[Op], placed: frozenset[str]) -> list[Block]:
             if found[-1].first_compute is None:
                 found[-1].label = op.label
         found[-1].add(at, op, placed)
+    return found
+
+
+def few_blocks(
+    ops: Sequence[Op], placed: frozenset[str], sizes: Mapping[str, int], limits: tuple[int, int]
+) -> list[Block]:
+    """Blocks of as few layers as make no more than a number of them.
+
+    Args:
+        sizes: bytes of every tensor.
+        limits: most blocks; and the most bytes that a block of several layers may work on.
+    """
+    most_blocks, most_bytes = limits
+    found = blocks_of(ops, placed)
+    together = 1
+    while len(found) > most_blocks:
+        together *= 2
+        larger = blocks_of(ops, placed, together)
+        if max(sum(sizes[name] for name in block.order) for block in larger) > most_bytes:
+            break
+        if len(larger) == len(found):
+            break
+        found = larger
     return found
 
 
@@ -113,11 +139,11 @@ def chain_of(
     )  # fmt: skip
 
 
-def _key(op: Compute) -> _Key:
+def _key(op: Compute, together: int) -> _Key:
     label = op.label
     if label.layer is None or label.round is None:  # of no layer, or of no microbatch
         return (op.op_id,)
-    return label.layer, label.round
+    return label.layer // together, label.round
 
 
 def _operand(name: str, tensor: str, version: int, mode: str) -> TaskOperand:

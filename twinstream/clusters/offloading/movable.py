@@ -26,7 +26,8 @@ class Places:
 
     `placed` have their bytes from the planner, `movable` are those of them that may leave the
     device. All others keep slots of their own: what is received or gathered ahead of its use, and
-    what only exchanges work on, is lowered with as many slots as it takes to overlap.
+    what is exchanged and used again at once, is lowered with as many slots as it takes to overlap;
+    and a block of a ring is in two slots at a time.
     """
 
     placed: frozenset[str]
@@ -43,6 +44,8 @@ class _Life:
     longest_ns: float = 0.0
     exchanged: bool = False
     ahead: bool = False
+    slot: str = ""
+    in_slots: bool = False
 
 
 def places_of(
@@ -58,7 +61,9 @@ def places_of(
     placed, movable = set(), set()
     for tensor in schedule.tensors:
         life = lives.get(tensor.tensor_id)
-        if life is None or tensor.size_bytes < _LEAST_BYTES or (life.ahead and not tight):
+        if life is None or tensor.size_bytes < _LEAST_BYTES:
+            continue
+        if life.in_slots or (life.ahead and not tight):
             continue
         rests = life.longest_ns >= _there_and_back_ns(tensor, machine)
         if rests:
@@ -75,7 +80,8 @@ def _lives(schedule: Schedule, times: StageTimes, carried: set[str]) -> Mapping[
         if not isinstance(op, Compute | Communicate):
             continue
         for operand in op.operands:
-            life = found.setdefault(operand.tensor, _Life())
+            life = found.setdefault(operand.tensor, _Life(slot=operand.slot))
+            life.in_slots |= operand.slot != life.slot
             reads = operand.mode in ("read", "update")
             if life.first_ns is None:
                 life.first_ns, life.first_reads = start_ns, reads

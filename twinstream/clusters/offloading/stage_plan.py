@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twinstream.clusters.offloading.blocks import Block, blocks_of, chain_of
+from twinstream.clusters.offloading.blocks import Block, chain_of, few_blocks
 from twinstream.clusters.offloading.errors import OffloadError, bytes_by_role
 from twinstream.clusters.offloading.movable import Places, StageTimes, places_of
 from twinstream.hardware_profiles.schema import Machine
@@ -19,6 +19,8 @@ from twinstream.schedule.tensors import DEVICE, Slot
 
 _JUDGED_TASKS = 5000  # in all plans of a stage that are simulated
 _MOST_ATTEMPTS = 8
+_MOST_BLOCKS = 900  # of a stage: of larger ones layers are planned together
+_WORKING_SET = 0.2  # of the device, that layers planned together may take
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ def planned(name: str, schedule: Schedule, times: StageTimes, within: Within) ->
     room = within.caps.arena_bytes("device")
     if room is None or arena_bytes(schedule, DEVICE) <= room:
         return schedule.model_copy(update={"caps": within.caps})
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
     for tight in (False, True):
         places = places_of(schedule, times, within.machine, tight=tight)
-        blocks = blocks_of(schedule.ops, places.placed)
+        most_bytes = 0 if tight else round(_WORKING_SET * room)
+        blocks = few_blocks(schedule.ops, places.placed, sizes, (_MOST_BLOCKS, most_bytes))
         chain = chain_of(schedule, blocks, places, times, within.machine)
         fixed_bytes = _fixed_bytes(schedule, places)
         source = OneChain(chain, within.machine, _less(within.caps, fixed_bytes))
