@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
+from tests.helpers.sketches import op, sketch, tensor
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.cluster_summary import device_memory, matmul_dtype, summarize_cluster
 from twinstream.models.shapes.flops import shape_flops_per_sequence
@@ -13,6 +14,9 @@ from twinstream.models.shapes.shape import ModelShape
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document, write_document
+from twinstream.schedule.ops import Operand
+from twinstream.schedule.tensors import DEVICE, Slot
+from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.cluster.simulate import simulate_cluster
 
 TOKENS, GPUS = 8 * 4096, 16
@@ -178,8 +182,25 @@ def test_memory_is_what_the_slots_take_and_the_reserve(schedule):
     assert small.missing_bytes == fullest - 1000
 
 
-def test_slots_that_overlap_are_one_arena(schedule):
-    part = schedule.of(schedule.classes[0])
-    slots = tuple(slot.model_copy(update={"offset_bytes": 0}) for slot in part.slots)
-    most = max(slot.size_bytes for slot in slots)
-    assert device_memory(part.model_copy(update={"slots": slots})) == {"arena": most}
+@pytest.mark.parametrize(("b_bytes", "rest"), [(768, 0), (2048, 512)])
+def test_of_slots_that_overlap_the_fullest_moment_counts(b_bytes, rest):
+    def step(name, *uses):
+        operands = tuple(
+            Operand(name=n, tensor=n, version=1, mode=mode, slot=n) for n, mode in uses
+        )
+        return op(name, "compute").model_copy(update={"operands": operands})
+
+    slots = tuple(
+        Slot(slot_id=name, tier=DEVICE, offset_bytes=offset, size_bytes=size)
+        for name, offset, size in (("a", 0, 1024), ("b", 0, b_bytes), ("c", 1024, 512))
+    )
+    tensors = (tensor("a", 1024), tensor("b", 768, "gradient"), tensor("c", 512, "parameter"))
+    # c is alive throughout, a in the first op, then b in a's place.
+    ops = [
+        step("first", ("a", "write"), ("c", "write")),
+        step("second", ("b", "write")),
+        step("third", ("b", "read"), ("c", "read")),
+    ]
+    spans = PassSpans(start_ns=(0, 10, 20), end_ns=(10, 20, 30))
+    found = device_memory(sketch(ops, tensors=tensors, slots=slots), spans)
+    assert found == {"activation": 1024, "parameter": 512, "arena": rest}

@@ -34,6 +34,8 @@ def cluster_lines(schedule: ClusterSchedule, summary: ClusterSummary, where: str
         f"device memory: {gib(taken)} in class '{fullest}', the fullest"
         + ("" if summary.device_bytes is None else f"; a device has {gib(summary.device_bytes)}"),
     ]
+    if host_bytes := max(summary.host_bytes.values()):
+        lines.append(f"host memory: {gib(host_bytes)} for the rank that takes most")
     if summary.missing_bytes:
         lines.append(f"It does not fit: {gib(summary.missing_bytes)} are missing.")
     return lines
