@@ -105,7 +105,8 @@ def test_bars_lie_on_the_lane_of_their_class_in_the_colour_of_their_axis():
     figure = lanes_figure(view.classes, op_bars(view.classes, view.whole), view.whole)
     ticks = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     assert list(ticks.values()) == ["compute", "send", "compute", "recv"]
-    assert list(ticks) == sorted(ticks)
+    bottom, top = figure.layout.yaxis.range  # the axis runs down: the first class is on top
+    assert list(ticks) == sorted(ticks) and top < min(ticks) and max(ticks) < bottom
     (messages,) = [trace for trace in figure.data if trace.name == "message of the pipeline"]
     assert messages.marker.color == AXIS_COLOURS["transfer"]
     assert [ticks[place] for place in messages.y] == ["send", "recv"]
