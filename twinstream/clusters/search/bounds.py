@@ -191,9 +191,8 @@ class BoundTables:
         key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute)
         if key not in self._saved:
             work = job.work
-            self._saved[key] = (
-                saved_bytes(work, layout.recompute), head_peak_bytes(work), stored_hidden_bytes(work)
-            )  # fmt: skip
+            kept = saved_bytes(work, layout.recompute)
+            self._saved[key] = kept, head_peak_bytes(work), stored_hidden_bytes(work)
         return self._saved[key]
 
 

@@ -101,7 +101,8 @@ class ClusterOptions:
         assert wanted.model is not None and wanted.seq_len is not None
         if not wanted.seq_len.isdigit() or not int(wanted.seq_len):
             raise LayoutError(
-                f"--seq-len {wanted.seq_len!r} is no number of tokens; on a cluster all sequences are as long"
+                f"--seq-len {wanted.seq_len!r} is no number of tokens; on a cluster all "
+                "sequences are as long"
             )
         assert self.global_batch is not None
         return Job(
