@@ -75,8 +75,8 @@ def test_issued_in_one_order_twice_it_stays_so(seed):
 def test_no_wait_is_implied_by_the_others(seed):
     """An event is waited for only where nothing else makes sure of it: waits take time."""
     for part in lowered(random_job(seed)).schedules.values():
-        needed = needed_waits(part.ops)
-        assert [op.waits for op in part.ops] == [tuple(one.waits) for one in needed]
+        needed = needed_waits(part)
+        assert [set(waits) for waits in needed.order.waits] == [set(w) for w in needed.same_pass]
 
 
 def test_a_deadlock_is_left_to_be_told():
