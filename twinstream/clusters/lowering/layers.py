@@ -26,7 +26,7 @@ class LayerOps:
         self._plain = PlainLayers(builder, job, self._parts, self._weights)
         self._chain = LayerChain(builder, job, self._parts, self._weights)
         self._late = job.layout.pipeline == "zero_bubble"
-        scattered = job.layout.zero >= 2  # layer by layer, so that few gradients are whole at a time
+        scattered = job.layout.zero >= 2  # so that few layers' gradients are whole at a time
         self.alone = not self._parts.plain or scattered or job.layout.offload
 
     def forward(
