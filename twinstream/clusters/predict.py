@@ -76,17 +76,17 @@ def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Predi
 class Prepared:
     """A job laid out on nodes of a size, to be timed on one profile after the other.
 
-    Steps of many microbatches are simulated with fewer, at two numbers of them: in all orders of
-    pipelines every further one (interleaved: every further pp) takes equally long. `documents` are
-    of so many.
+    Steps of many microbatches are simulated with fewer, at two numbers of them: once all queues
+    have found their pace every further one (interleaved: every further pp) takes equally long.
+    `documents` are of so many.
     """
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
         self.job = job
         counts: tuple[int, ...] = (2, 3)
-        if job.layout.pp > 1:
-            counts = (2 * job.layout.pp, 3 * job.layout.pp)
+        if (pp := job.layout.pp) > 1:  # what ZeRO 2 and 3 reduce may fall behind for a while
+            counts = (2 * pp, 3 * pp) if job.layout.zero < 2 else (5 * pp, 6 * pp)
         if job.num_microbatches <= counts[-1]:
             counts = (job.num_microbatches,)
         self._counts = counts
