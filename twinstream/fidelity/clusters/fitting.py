@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from twinstream.fidelity.clusters.calibration_rows import is_calibration
+from twinstream.fidelity.clusters.calibration_rows import fitted_rows, is_calibration
 from twinstream.fidelity.clusters.constants import CONSTANTS, Constant
 from twinstream.fidelity.clusters.scoring import Predicted
 from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
@@ -71,7 +71,7 @@ def fit_constants(
     Raises:
         CalibrationError: too few of the rows are for this, or can be predicted.
     """
-    chosen = [row for row in rows if row.gpu == gpu and is_calibration(row)]
+    chosen = fitted_rows(rows, gpu)
     if not chosen:
         known = sorted({row.gpu for row in rows if is_calibration(row)})
         raise CalibrationError(
