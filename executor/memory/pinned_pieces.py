@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import HOST
@@ -34,7 +34,7 @@ def host_ranges(schedule: Schedule) -> list[HostRange]:
     for op in schedule.ops:
         if isinstance(op, Copy):
             uses |= {(op.tensor, slot, op.num_parts) for slot in (op.source, op.destination)}
-        elif isinstance(op, Compute):
+        elif isinstance(op, Compute | Communicate):
             uses |= {(o.tensor, o.slot, o.num_parts) for o in op.operands}
         else:
             uses.add((op.tensor, op.slot, None))

@@ -20,7 +20,8 @@ from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand
+from twinstream.schedule.errors import SeveralRanksError
+from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op, Operand
 
 _REPEATED = 2  # the round that further ones are like; the one before it is, too
 
@@ -186,6 +187,8 @@ class _Shape:
                 return offset, op.stream, op.tensor, op.source, op.destination, op.num_parts
             case Feed() | Fetch():
                 return offset, op.stream, op.kind, op.tensor, op.slot
+            case Communicate():
+                raise SeveralRanksError(op.op_id)
 
 
 @dataclass(frozen=True)
@@ -290,6 +293,8 @@ class _Rounds:
                 return {"version": version, "index": self._indices[op.tensor, version]}
             case Copy() | Fetch():
                 return {"version": self._version(round_, op)}
+            case Communicate():
+                raise SeveralRanksError(op.op_id)
 
     @cached_property
     def _indices(self) -> dict[tuple[str, int], int]:

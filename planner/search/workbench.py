@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import Protocol
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import holds_all_state, with_library_memory
@@ -19,21 +20,46 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge, step_ns_of
 from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.packer import Packed, Packer
 from twinstream.planner.search.clock import judged_clock
-from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.search.cuts import Cut
 from twinstream.planner.search.knobs import Attempt, Judged, Knobs, Rule
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.workload import Workload
 
 _ROUNDING = 5  # host steps that the program does not get at first: units are moved whole
+
+
+class CutSource(Protocol):
+    """Where cuts come from: `Cuts` of a step, or one chain as it is."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def caps(self) -> Caps: ...
+
+    @property
+    def choices(self) -> Choices: ...
+
+    @property
+    def limits(self) -> SearchLimits: ...
+
+    @property
+    def is_frozen(self) -> bool: ...
+
+    def view(self, workload: Workload, most_rounds: int) -> ChainView: ...
+
+    def program(self, workload: Workload, kind: ProgramKind) -> BoundProgram: ...
 
 
 @dataclass(frozen=True)
 class Workbench:
     """Makes plans of one cut."""
 
-    cuts: Cuts
+    cuts: CutSource
     cut: Cut
     judge: Judge
 

@@ -54,7 +54,8 @@ class ClusterCosts:
     takes what `collective_time_ns` says, and while it runs draws on all sides: `compute_lost` of
     the GPU's compute; what the rank sends and receives between nodes of its NICs and, where NICs
     are behind the GPU's PCIe link (`nic_on_pcie`), of that link; what stays in the node of its
-    links there. The sender of a message draws on what goes out, the receiver on what comes in.
+    links there. The sender of a message draws on what goes out, the receiver on what comes in, and
+    on half of `compute_lost` each: who does both at once, as in a ring, loses all of it.
 
     Args:
         machine: of a node; `machines` of classes (by name) that are not like the others.
@@ -141,7 +142,8 @@ class ClusterCosts:
         self, side: str, time_ns: int, between: float, within: float
     ) -> tuple[tuple[str, float], ...]:
         """What one side draws: no more than the rates of a node that is like the others."""
-        wanted = {"compute": self._cluster.number("compute_lost") * time_ns}
+        lost = self._cluster.number("compute_lost") * time_ns
+        wanted = {"compute": lost / 2 if side in ("send", "recv") else lost}
         on_pcie = self._cluster.nic_on_pcie is not None and self._cluster.number("nic_on_pcie")
         for ends, nic, link, pcie in (("recv", "nic_out", "links_out", "d2h"),
                                       ("send", "nic_in", "links_in", "h2d")):  # fmt: skip

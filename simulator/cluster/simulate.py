@@ -86,7 +86,7 @@ def _run_of(schedule: ClusterSchedule, costs: ClusterCostModel, num_passes: int)
             for (name, _), drawn in zip(exchange.sides, demand.sides, strict=False):
                 for resource, amount in drawn:
                     number = numbering.number(name, resource)
-                    amounts[number] = max(amounts.get(number, 0.0), amount)
+                    amounts[number] = amounts.get(number, 0.0) + amount
             flow = SharedFlow(demand.alone_ns, amounts) if demand.alone_ns else None
             numbering.exchanges[key] = (demand, Price(demand.fixed_ns, flow))
         meetings.append(Meeting(len(exchange.sides), numbering.exchanges[key][1]))

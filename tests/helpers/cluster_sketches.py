@@ -26,7 +26,7 @@ def talk(
         known = {"collective": family, "axes": ("pp",), "shift": 1 if family == "send" else -1}
     return Communicate(
         op_id=op_id, stream=Stream(queue=queue), waits=waits, waits_previous=previous,
-        sequence=0, operands=(USE,), label=Label(kind=family), **{**known, **fields},
+        operands=(USE,), label=Label(kind=family), **{"sequence": 0, **known, **fields},
     )  # fmt: skip
 
 

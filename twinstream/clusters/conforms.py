@@ -142,7 +142,8 @@ def _count(op: Compute, passes: dict[str, Counter[tuple[int, int]]], updates: Co
     """A layer runs where its attention (or all of it) reads its parameters."""
     kind, j = op.label.kind, op.label.round
     if kind == "optimizer":
-        updates[op.task.removeprefix("update.")] += 1
+        name, _, part = op.task.removeprefix("update.").partition(".part")
+        updates[name] += part in ("", "0")  # that the others are there is seen op by op
     if j is None or ".again" in op.task:
         return
     for phase, counted in passes.items():

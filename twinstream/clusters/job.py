@@ -19,9 +19,9 @@ class Job(Node):
     """A training step of a model under a layout.
 
     `global_batch` and the layout's `micro_batch` count sequences of `seq_len` tokens. With fp8 and
-    fp4 the linear layers' products are in it, all else is bfloat16. `attention` is the library whose
-    rate the machine's profile has, "flash" the profile's own choice. `network_reduction`: switches
-    may reduce (NVLS, SHARP) where the cluster's profile has it.
+    fp4 the linear layers' products are in it, all else is bfloat16. `attention` is the library
+    whose rate the machine's profile has, "flash" the profile's own choice. `network_reduction`:
+    switches may reduce (NVLS, SHARP) where the cluster's profile has it.
     """
 
     shape: ModelShape

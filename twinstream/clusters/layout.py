@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from twinstream.models.shapes.shape import ModelShape
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, PositiveCount
@@ -28,11 +27,10 @@ class Layout(Node):
         micro_batch: sequences of a microbatch on one replica.
         zero: 0 nothing is sharded over the replicas, 1 the optimizer's state, 2 gradients too,
             3 parameters too (FSDP), over `shard` ranks (None: all of dp and cp).
-        recompute: selective runs the attention core again in backward, mlp that and the products into
-            the dense FFN and its activation, full the whole layer.
-        tp_overlap: tensor parallel communication runs beside the matmul it belongs to.
-        dp_overlap: gradients are reduced beside the backward pass, and parameters gathered beside the
-            forward; otherwise all at the end.
+        recompute: selective runs the attention core again in backward, mlp that and the products
+            into the dense FFN and its activation, full the whole layer.
+        dp_overlap: gradients are reduced beside the backward pass, and parameters gathered
+            beside the forward; otherwise all at the end.
         stage_layers: layers of every virtual stage in the order of the model; None: as even as
             can be (`stages_of`).
         gradient_dtype: in which gradients are summed, over microbatches and over ranks.
@@ -52,7 +50,6 @@ class Layout(Node):
     shard: PositiveCount | None = None
     recompute: Recompute = "none"
     sequence_parallel: bool = True
-    tp_overlap: bool = False
     dp_overlap: bool = True
     stage_layers: tuple[Count, ...] | None = None
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import require_possible
+from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.shapes.flops import shape_flops_per_sequence
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import ClusterTimeline, replay_cluster
-from twinstream.clusters.shares import shares_of
+from twinstream.simulator.cluster.simulate import replay_cluster
 
 _PEAKS = {"bf16": "peak_bf16_flop_per_s", "fp16": "peak_bf16_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip

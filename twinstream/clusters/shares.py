@@ -1,9 +1,9 @@
 """What a step's time goes to: computing, waiting for collectives, waiting for the pipeline."""
 
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.cluster.simulate import ClusterTimeline
 
 
 def shares_of(schedule: ClusterSchedule, timeline: ClusterTimeline) -> dict[str, float]:

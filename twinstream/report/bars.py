@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from twinstream.report.view import Span, View, stream_name
-from twinstream.schedule.ops import Compute, Op
+from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import readable, seconds
 
@@ -126,7 +126,7 @@ def _merged(view: View, queue: str, group: list[int]) -> Bar:
 def _text(view: View, position: int, op: Op) -> str:
     """Op, tensor, bytes, duration, what it waited for."""
     lines = [f"<b>{op.op_id}</b>"]
-    if not isinstance(op, Compute):
+    if not isinstance(op, Compute | Communicate):
         lines.append(f"tensor {op.tensor} ({readable(view.roles[op.tensor])})")
     elif op.label.level:
         lines.append(f"from level {op.label.level}")

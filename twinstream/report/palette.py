@@ -36,6 +36,28 @@ CAUSE_COLOURS = {
     "host_compute": "#CC79A7",
     "latency": "#8C8C8C",
 }
+# Of clusters: compute by phase as tasks are, what is said by axis; and what compute waits for.
+PHASE_COLOURS = {
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "weight": "#CC79A7",
+    "recompute": "#E69F00",
+    "optimizer": "#009E73",
+    "other": "#56B4E9",
+}
+AXIS_COLOURS = {
+    "tp": "#332288",
+    "cp": "#88CCEE",
+    "ep": "#999933",
+    "dp": "#AA4499",
+    "all_ranks": "#882255",
+    "transfer": "#44AA99",
+    "bubble": "#C9CDD3",
+    "late_ranks": "#CC6677",
+    "copy": "#117733",
+    "host": "#DDCC77",
+    "latency": "#6E6E6E",
+}
 
 # Of machines, models, lines: Okabe and Ito's, then two of Tol's that differ from them most.
 SERIES_COLOURS = (

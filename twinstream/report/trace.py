@@ -72,28 +72,30 @@ def _first_ns(view: View, span: Span) -> int:
 
 
 def _process(view: View, span: Span, pid: int, origin_ns: int) -> Iterator[Event]:
-    yield _named(pid, 0, "process_name", f"{view.name}: {view.timeline.provenance.told}")
-    yield _sorted(pid, 0, "process_sort_index", pid)
+    yield named(pid, 0, "process_name", f"{view.name}: {view.timeline.provenance.told}")
+    yield in_place(pid, 0, "process_sort_index", pid)
     # Perfetto takes a thread with its process's number for the main one.
     threads = {queue: tid for tid, queue in enumerate(view.queues, start=100 * pid + 1)}
     for queue, tid in threads.items():
-        yield _named(pid, tid, "thread_name", readable(queue))
-        yield _sorted(pid, tid, "thread_sort_index", tid)
+        yield named(pid, tid, "thread_name", readable(queue))
+        yield in_place(pid, tid, "thread_sort_index", tid)
     shown = _shown(view, span)
     yield from _slices(view, shown, pid, threads, origin_ns)
     yield from _flows(view, shown, pid, threads, origin_ns)
     yield from _counters(view, span, pid, origin_ns)
 
 
-def _named(pid: int, tid: int, what: str, name: str) -> Event:
+def named(pid: int, tid: int, what: str, name: str) -> Event:
+    """The name of a process or a thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _sorted(pid: int, tid: int, what: str, place: int) -> Event:
+def in_place(pid: int, tid: int, what: str, place: int) -> Event:
+    """Where a process or a thread stands among the others."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"sort_index": place}}
 
 
-def _us(moment_ns: int) -> float:
+def micros(moment_ns: int) -> float:
     return int(moment_ns) / 1000
 
 
@@ -111,12 +113,12 @@ def _slices(
         if idle is not None:
             told |= {
                 "waited_for": idle.waited_for or "latency",
-                "waited_us": _us(idle.end_ns - idle.start_ns),
+                "waited_us": micros(idle.end_ns - idle.start_ns),
             }
         yield {
             "ph": "X", "name": op.op_id, "cat": kind_of(op), "pid": pid,
-            "tid": threads[stream_name(op)], "ts": _us(view.start_ns[i] - origin_ns),
-            "dur": _us(view.end_ns[i] - view.start_ns[i]), "args": told,
+            "tid": threads[stream_name(op)], "ts": micros(view.start_ns[i] - origin_ns),
+            "dur": micros(view.end_ns[i] - view.start_ns[i]), "args": told,
         }  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def _flows(
                 event: Event = {
                     "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": pid,
                     "tid": threads[stream_name(view.schedule.ops[end])],
-                    "ts": _us(moment_ns - origin_ns),
+                    "ts": micros(moment_ns - origin_ns),
                 }  # fmt: skip
                 yield event | ({"bp": "e"} if phase == "f" else {})
 
@@ -168,4 +170,4 @@ def _counters(view: View, span: Span, pid: int, origin_ns: int) -> Iterator[Even
 
 
 def _counter(pid: int, name: str, moment_ns: float, levels: dict[str, float]) -> Event:
-    return {"ph": "C", "name": name, "pid": pid, "ts": _us(round(moment_ns)), "args": levels}
+    return {"ph": "C", "name": name, "pid": pid, "ts": micros(round(moment_ns)), "args": levels}

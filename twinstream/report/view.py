@@ -10,7 +10,7 @@ from twinstream.schedule.analysis.comparison import require_timeline_of
 from twinstream.schedule.analysis.idle import IdleInterval, idle_intervals
 from twinstream.schedule.analysis.resource_use import bytes_by_op
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Op
+from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
@@ -96,7 +96,7 @@ class View:
 
     def colour_key(self, op: Op) -> str:
         """A task's kind; the role of what a copy, feed or fetch moves."""
-        return op.label.kind if isinstance(op, Compute) else self.roles[op.tensor]
+        return op.label.kind if isinstance(op, Compute | Communicate) else self.roles[op.tensor]
 
 
 def stream_name(op: Op) -> str:

@@ -32,13 +32,13 @@ def layouts_screen(
             f"{prediction.step_s / one.bound_s - 1:.1%}",
         )
     head = (
-        f"{job.shape.name} on {num_gpus:,} GPUs of {cluster.name}, {job.global_batch:,} sequences of "
-        f"{job.seq_len:,} tokens a step, {job.precision}"
+        f"{job.shape.name} on {num_gpus:,} GPUs of {cluster.name}, {job.global_batch:,} sequences "
+        f"of {job.seq_len:,} tokens a step, {job.precision}"
     )
     room = found.best[0].prediction.room_bytes / _GIB
     foot = (
         f"{found.num_layouts:,} layouts are possible, {found.num_fit:,} may fit {room:.1f} GiB, "
-        f"{found.num_simulated:,} were simulated, in {seconds:.1f} s. The fastest is {found.gap:.1%} "
-        f"above {found.least_bound_s:.4g} s, the least bound of all."
+        f"{found.num_simulated:,} were simulated, in {seconds:.1f} s. The fastest is "
+        f"{found.gap:.1%} above {found.least_bound_s:.4g} s, the least bound of all."
     )
     return Group(head, table, foot)

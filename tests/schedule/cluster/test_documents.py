@@ -43,7 +43,7 @@ def test_what_is_wrong_with_a_document_is_said(schedule, line, tmp_path):
     said = json.loads(schedule.model_dump_json(exclude_none=True))
     said["classes"][1]["schedule"] = "nobody's"
     path.write_text(json.dumps(said))
-    with pytest.raises(DocumentError, match="not a valid cluster schedule document.*nobody's"):
+    with pytest.raises(DocumentError, match=r"not a valid cluster schedule document.*nobody's"):
         read_document(ClusterSchedule, path)
     said = json.loads(line.model_dump_json(exclude_none=True))
     del said["classes"]["a"]["passes"][0]

@@ -44,6 +44,8 @@ class Held:
 
 
 Use = tuple[str, Held, Mode]
+Over = tuple[tuple[str, ...], str]  # axes of the mesh, and the queue
+Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient, its input's
 
 
 class StageBuilder:
@@ -122,10 +124,11 @@ class StageBuilder:
         )  # fmt: skip
 
     def communicate(
-        self, op_id: str, collective: Collective, axes: tuple[str, ...], queue: str,
-        uses: Sequence[Use], label: Label, shift: int = 0,
+        self, op_id: str, collective: Collective, over: Over, uses: Sequence[Use], label: Label,
+        shift: int = 0,
     ) -> None:  # fmt: skip
         """One side of an exchange."""
+        axes, queue = over
         number = self._queue(queue)
         waits, operands = self._waits(number, uses), self._operands(uses)
         key: tuple[object, ...] = (axes, shift, collective) if shift else (axes, queue)

@@ -9,12 +9,11 @@ from twinstream.clusters.lowering.groups import (
     head_group,
 )
 from twinstream.clusters.lowering.layers import LayerOps
-from twinstream.clusters.lowering.parts import layer_parts, whole
+from twinstream.clusters.lowering.parts import whole
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.clusters.orders import Action, actions_of
 from twinstream.clusters.stages import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
-from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
 
 
@@ -198,8 +197,8 @@ class StageOps:
         )  # fmt: skip
         if layout.tp > 1:
             sums = b.take("loss_sums", 12 * job.work.tokens, "scratch", "float32")
-            self._compute(f"loss_sums.{j}", (), [("logits", logits, "read"), ("sums", sums, "write")],
-                          b.label("loss", microbatch=j))  # fmt: skip
+            uses: list[Use] = [("logits", logits, "read"), ("sums", sums, "write")]
+            self._compute(f"loss_sums.{j}", (), uses, b.label("loss", microbatch=j))
             self._talk(f"loss_reduce.{j}", "all_reduce", [("sums", sums, "update")])
             read.append(("sums", sums, "read"))
             b.give_back("loss_sums", sums)
@@ -254,9 +253,9 @@ class StageOps:
         shift = -1 if stage == 0 else 1  # around the ends of the pipeline
         end = "prev" if stage == 0 else "next"
         send, receive = f"send.{end}", f"recv.{end}"
-        b.communicate("tied_send", "send", ("pp",), send, [("told", told, "read")], label, shift)
+        b.communicate("tied_send", "send", (("pp",), send), [("told", told, "read")], label, shift)
         b.communicate(
-            "tied_recv", "recv", ("pp",), receive, [("heard", heard, "write")], label, shift
+            "tied_recv", "recv", (("pp",), receive), [("heard", heard, "write")], label, shift
         )
         summed = copied.model_copy(
             update={"unit": "accumulate", "hbm_bytes": 3 * group.gradient_bytes}
@@ -281,14 +280,14 @@ class StageOps:
     def _send(self, what: str, place: int, j: int, held: Held, shift: int) -> None:
         queue = "send.next" if shift > 0 else "send.prev"
         self.b.communicate(
-            f"send.{what}.{place}.{j}", "send", ("pp",), queue, [("hidden", held, "read")],
+            f"send.{what}.{place}.{j}", "send", (("pp",), queue), [("hidden", held, "read")],
             self.b.label("send", microbatch=j), shift,
         )  # fmt: skip
 
     def _receive(self, what: str, place: int, j: int, held: Held, shift: int) -> None:
         queue = "recv.next" if shift > 0 else "recv.prev"
         self.b.communicate(
-            f"recv.{what}.{place}.{j}", "recv", ("pp",), queue, [("hidden", held, "write")],
+            f"recv.{what}.{place}.{j}", "recv", (("pp",), queue), [("hidden", held, "write")],
             self.b.label("recv", microbatch=j), shift,
         )  # fmt: skip
 
@@ -296,4 +295,4 @@ class StageOps:
         self.b.compute(op_id, label.kind, works, uses, label)
 
     def _talk(self, op_id: str, collective, uses: list[Use]) -> None:  # type: ignore[no-untyped-def]
-        self.b.communicate(op_id, collective, ("tp",), "tp", uses, self.b.label("tp"))
+        self.b.communicate(op_id, collective, (("tp",), "tp"), uses, self.b.label("tp"))

@@ -3,16 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twinstream.clusters.job import Job
+from twinstream.clusters.job import MASTER_BYTES, Job
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
 from twinstream.clusters.lowering.groups import Group
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Mode
+
+_PART_BYTES = 2**29  # of optimizer state that are copied and updated together, with offload
 
 
 @dataclass(eq=False)
 class _State:
-    """Where a group's tensors are; `parameters` is None while they are not gathered."""
+    """Where a group's tensors are; `parameters` is None while they are not gathered.
+
+    `optimizer` has parts of its state, each with how many parameters it is of.
+    """
 
     group: Group
     index: int | None
@@ -20,7 +26,7 @@ class _State:
     shard: Held | None
     gradient: Held | None
     gradient_shard: Held | None
-    optimizer: Held
+    optimizer: tuple[tuple[Held, int], ...]
     begun: bool = False
     summed: bool = False
 
@@ -36,6 +42,9 @@ class StageWeights:
         self._zero = job.layout.zero
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
         self._late: list[str] = []
+        self._pending: tuple[_State, str, str, Held] | None = None
+        self._unsquared: list[str] = []
+        self._squares: Held | None = None
 
     def sharded(self, name: str) -> bool:
         """Whether a group's parameters are gathered for every use."""
@@ -57,7 +66,7 @@ class StageWeights:
         ]
         label = self._b.label("gather_parameters", state.index)
         self._b.communicate(
-            f"gather.{name}.{tag}", "all_gather", state.group.axes, "dp.gather", uses, label
+            f"gather.{name}.{tag}", "all_gather", (state.group.axes, "dp.gather"), uses, label
         )
 
     def drop(self, name: str) -> None:
@@ -97,20 +106,27 @@ class StageWeights:
                 self._reduce(state, name)
             else:
                 self._late.append(name)
+                return
+        if last and self._job.layout.offload:
+            self._unsquared.append(name)
+            if len(self._unsquared) > 1:  # the newest may still be on its way
+                self._square(self._unsquared.pop(0))
 
     def finish(self, everyone: tuple[str, ...]) -> None:
         """What was left to the end, the norm of all gradients over all axes, the updates."""
+        self._add_pending()
         for name in self._late:
             self._reduce(self._states[name], name)
         norm = self._norm()
         if everyone:
             self._b.communicate(
-                "reduce_norm", "all_reduce", everyone, "norm", [("norm", norm, "update")],
+                "reduce_norm", "all_reduce", (everyone, "norm"), [("norm", norm, "update")],
                 self._b.label("reduce_norm"),
             )  # fmt: skip
         for name, state in self._states.items():
             self._update(state, name, norm)
-        if not self._job.layout.dp_overlap and self._zero in (1, 2):
+        layout = self._job.layout
+        if not layout.dp_overlap and self._zero in (1, 2) and not layout.offload:
             self._all_gathered()
 
     def _all_gathered(self) -> None:
@@ -140,7 +156,10 @@ class StageWeights:
             gradient_shard = b.take(f"gradient.{name}", size, "gradient", gradient_dtype)
         else:
             gradient = b.take(f"gradient.{name}", group.gradient_bytes, "gradient", gradient_dtype)
-        state = b.keep(f"optimizer.{name}", group.state_bytes(split), "optimizer_state", "float32")
+        state = tuple(
+            (b.keep(f"optimizer.{name}{part}", MASTER_BYTES * n, "optimizer_state", "float32"), n)
+            for part, n in _parts(group.shard if split else group.num_parameters, self._job)
+        )
         index = name.partition(".")[0]
         layer = int(index) if index.isdigit() else None
         return _State(group, layer, parameters, shard, gradient, gradient_shard, state)
@@ -155,24 +174,37 @@ class StageWeights:
         part = state.gradient_shard if once else b.take(pool, size, "gradient", dtype, spare=1)
         label = b.label("reduce_gradients", state.index)
         uses: list[Use] = [("gradient", state.gradient, "read"), ("shard", part, "write")]
-        b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", group.axes, "dp", uses, label)
+        b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", (group.axes, "dp"), uses, label)
         b.give_back(f"gradient.{group.name}", state.gradient)
         state.gradient = None
+        self._add_pending()
         if not once:
-            mode = "update" if state.summed else "write"
-            moved = (3 if state.summed else 2) * size
-            added = Work(unit="accumulate", shape=(group.shard,), flops=group.shard,
-                         hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
-            sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]  # type: ignore[list-item]
-            b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
-                      b.label("accumulate", state.index))  # fmt: skip
-            b.give_back(pool, part)
-        state.summed = True
+            self._pending = (state, name, tag, part)
         if last and group.outer:
+            self._add_pending()
             b.communicate(
-                f"reduce_outer.{name}", "all_reduce", group.outer, "dp",
+                f"reduce_outer.{name}", "all_reduce", (group.outer, "dp"),
                 [("shard", state.gradient_shard, "update")], label,
             )  # fmt: skip
+
+    def _add_pending(self) -> None:
+        """Add the shard that was reduced last to its sum: by now the next layer's backward has
+        been issued, and ran beside the reduction."""
+        if self._pending is None:
+            return
+        b, (state, name, tag, part) = self._b, self._pending
+        self._pending = None
+        assert state.gradient_shard is not None
+        group, dtype = state.group, self._job.layout.gradient_dtype
+        mode: Mode = "update" if state.summed else "write"
+        moved = (3 if state.summed else 2) * part.place.size_bytes
+        added = Work(unit="accumulate", shape=(group.shard,), flops=group.shard,
+                     hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
+        sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]
+        b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
+                  b.label("accumulate", state.index))  # fmt: skip
+        b.give_back(f"scattered.{group.name}", part)
+        state.summed = True
 
     def _reduce(self, state: _State, name: str) -> None:
         group, b = state.group, self._b
@@ -181,29 +213,50 @@ class StageWeights:
         uses: list[Use] = [("gradient", state.gradient, "update")]
         axes = (*group.outer, *group.axes)
         if self._zero == 0 or group.num_shards == 1:
-            b.communicate(f"reduce.{name}", "all_reduce", axes, "dp", uses, label)
+            b.communicate(f"reduce.{name}", "all_reduce", (axes, "dp"), uses, label)
             return
         if not group.outer:
-            b.communicate(f"reduce.{name}", "reduce_scatter", group.axes, "dp", uses, label)
+            b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
             return
         dtype = self._job.layout.gradient_dtype
         size = group.shard * group.gradient_itemsize
         shard = state.gradient_shard = b.take(f"reduced.{group.name}", size, "gradient", dtype)
         uses = [("gradient", state.gradient, "read"), ("shard", shard, "write")]
-        b.communicate(f"reduce.{name}", "reduce_scatter", group.axes, "dp", uses, label)
+        b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
         summed: list[Use] = [("shard", shard, "update")]
-        b.communicate(f"reduce_outer.{name}", "all_reduce", group.outer, "dp", summed, label)
+        b.communicate(f"reduce_outer.{name}", "all_reduce", (group.outer, "dp"), summed, label)
 
     def _norm(self) -> Held:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
         b, work = self._b, self._job.work
         norm = b.take("norm", 256, "scratch", "float32", tensor="gradient_norm")
-        count = sum(self._owned(state.group) for state in self._states.values())
         uses: list[Use] = [("norm", norm, "write")]
-        uses += [(f"gradient.{name}", self._summed(s), "read") for name, s in self._states.items()]
-        works = work.gradient_norm(count)
+        if self._job.layout.offload:
+            for name in (*self._unsquared, *self._late):
+                self._square(name)
+            works: tuple[Work, ...] = ()
+            uses += [] if self._squares is None else [("squares", self._squares, "read")]
+        else:
+            works = work.gradient_norm(sum(self._owned(s.group) for s in self._states.values()))
+            uses += [(f"gradient.{n}", self._summed(s), "read") for n, s in self._states.items()]
         b.compute("gradient_norm", "gradient_norm", works, uses, b.label("gradient_norm"))
         return norm
+
+    def _square(self, name: str) -> None:
+        """Add up a group's squares while its gradient is on the device."""
+        b, state = self._b, self._states[name]
+        mode: Mode = "write" if self._squares is None else "update"
+        if self._squares is None:
+            self._squares = b.take("squares", 256, "scratch", "float32", tensor="squares")
+        count = self._owned(state.group)
+        works = self._job.work.gradient_norm(count)
+        uses: list[Use] = [
+            ("squares", self._squares, mode),
+            ("gradient", self._summed(state), "read"),
+        ]
+        b.compute(
+            f"squares.{name}", f"squares.{count}", works, uses, b.label("squares", state.index)
+        )
 
     def _owned(self, group: Group) -> int:
         return group.shard if self._zero else group.num_parameters
@@ -217,18 +270,30 @@ class StageWeights:
         b, group = self._b, state.group
         target = state.shard or state.parameters
         assert target is not None
-        uses: list[Use] = [
-            ("norm", norm, "read"),
-            ("gradient", self._summed(state), "read"),
-            ("optimizer_state", state.optimizer, "update"),
-            ("parameters", target, "update"),
-        ]
-        count = group.shard if self._zero and group.num_shards > 1 else group.num_parameters
-        works = self._job.work.optimizer(count)
-        b.compute(f"update.{name}", f"update.{group.name}.{count}", works, uses,
-                  b.label("optimizer", state.index))  # fmt: skip
+        for number, (held, count) in enumerate(state.optimizer):
+            uses: list[Use] = [
+                ("norm", norm, "read"),
+                ("gradient", self._summed(state), "read"),
+                ("optimizer_state", held, "update"),
+                ("parameters", target, "update"),
+            ]
+            tag = f"{name}.part{number}" if len(state.optimizer) > 1 else name
+            works, label = self._job.work.optimizer(count), b.label("optimizer", state.index)
+            b.compute(f"update.{tag}", f"update.{group.name}.{count}", works, uses, label)
         if self._zero in (1, 2) and group.num_shards > 1:
             b.communicate(
-                f"gather.{name}", "all_gather", group.axes, "dp.gather",
+                f"gather.{name}", "all_gather", (group.axes, "dp.gather"),
                 [("parameters", target, "update")], b.label("gather_parameters", state.index),
             )  # fmt: skip
+
+
+def _parts(count: int, job: Job) -> list[tuple[str, int]]:
+    """Name and number of parameters of each part of a group's optimizer state.
+
+    It is one part, or with offload several: so that one is updated while others are copied.
+    """
+    num_parts = -(-MASTER_BYTES * count // _PART_BYTES) if job.layout.offload else 1
+    if num_parts <= 1:
+        return [("", count)]
+    each, more = divmod(count, num_parts)
+    return [(f".part{part}", each + (part < more)) for part in range(num_parts)]

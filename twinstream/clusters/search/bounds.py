@@ -22,6 +22,7 @@ from twinstream.clusters.lowering.groups import (
 )
 from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
 from twinstream.clusters.stages import stages_of
+from twinstream.hardware_profiles.clusters.curves import Collective
 from twinstream.models.shapes.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
 
 _Key = tuple[object, ...]
@@ -74,7 +75,10 @@ class BoundTables:
     def of(self, found: Sequence[Layout]) -> Bounds:
         """The bounds of layouts of one job, which differ in the layout alone."""
         columns = [self._column(layout) for layout in found]
-        get = lambda name: np.array([getattr(c, name) for c in columns], dtype=float)  # noqa: E731
+
+        def get(name: str) -> np.ndarray:
+            return np.array([getattr(column, name) for column in columns], dtype=float)
+
         m, pp, chunks = get("microbatches"), get("pp"), get("chunks")
         each, on_the_way = get("each"), get("on_the_way")
         most, last = get("most_layers"), get("last_layers")
@@ -149,10 +153,10 @@ class BoundTables:
         own = groups_of_layer(job)
         reduce_ns = gather_ns = update_ns = 0.0
         for group in own:
-            kind = "all_reduce" if layout.zero == 0 else "reduce_scatter"
+            kind: Collective = "all_reduce" if layout.zero == 0 else "reduce_scatter"
             reduce_ns += pricing.talk(
                 mesh, group.axes, kind, group.gradient_bytes, layout.gradient_dtype
-            )  # type: ignore[arg-type]
+            )
             gather_ns += pricing.talk(mesh, group.axes, "all_gather", group.bytes, job.dtype)
             count = group.shard if layout.zero else group.num_parameters
             update_ns += pricing.work(job.work.optimizer(count))
@@ -187,9 +191,8 @@ class BoundTables:
         key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute)
         if key not in self._saved:
             work = job.work
-            self._saved[key] = (
-                saved_bytes(work, layout.recompute), head_peak_bytes(work), stored_hidden_bytes(work)
-            )  # fmt: skip
+            kept = saved_bytes(work, layout.recompute)
+            self._saved[key] = kept, head_peak_bytes(work), stored_hidden_bytes(work)
         return self._saved[key]
 
 

@@ -18,6 +18,7 @@ from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 
 GIB = 2**30
+_MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ def search(
     cluster: Cluster,
     fixed: Mapping[str, Any] | None = None,
     keep: int = 5,
-    most_simulated: int = 60,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Searched:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
@@ -89,31 +89,31 @@ def search(
     for count, number in enumerate(order):
         ranked = sorted(simulated)
         enough = len(ranked) >= keep and bounds.step_s[number] >= ranked[0][0]
-        if enough or count >= most_simulated:
+        if enough or count >= _MOST_SIMULATED:
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
         one = job.model_copy(update={"layout": possible[number]})
         simulated.append((folded_step_s(one, pricing), int(number)))
-    best = _whole(job, possible, bounds.step_s, sorted(simulated), cluster, keep, progress)
+    found = [(possible[n], float(bounds.step_s[n])) for _, n in sorted(simulated)]
+    best = _whole(job, found, cluster, keep, progress)
     if not best:
         raise _none_fits(possible, bounds.memory_bytes, room, num_gpus)
     return Searched(best, float(bounds.step_s[order[0]]), len(possible), len(fits), len(simulated))
 
 
 def _whole(
-    job: Job, possible: list[Layout], bounds_s: Any, ranked: list[tuple[float, int]],
-    cluster: Cluster, keep: int, progress: Callable[[str], None],
+    job: Job, ranked: list[tuple[Layout, float]], cluster: Cluster, keep: int,
+    progress: Callable[[str], None],
 ) -> tuple[Found, ...]:  # fmt: skip
     """The best of what was simulated folded, whole; what then does not fit is left out."""
     found: list[Found] = []
-    for folded_s, number in ranked:
+    for layout, bound_s in ranked:
         if len(found) >= keep:
             break
-        progress(f"simulating whole: {told(possible[number])}")
-        one = job.model_copy(update={"layout": possible[number]})
-        prediction = predict(one, cluster)
+        progress(f"simulating whole: {told(layout)}")
+        prediction = predict(job.model_copy(update={"layout": layout}), cluster)
         if prediction.fits:
-            found.append(Found(possible[number], float(bounds_s[number]), prediction))
+            found.append(Found(layout, bound_s, prediction))
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))
 
 

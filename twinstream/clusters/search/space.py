@@ -10,6 +10,8 @@ from twinstream.models.shapes.shape import ModelShape
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 16
+_NEVER_OPEN = ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
+               "dp_overlap", "shard", "offload")  # fmt: skip
 
 
 def layouts(
@@ -57,7 +59,7 @@ def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
 
 
 def _with_the_rest(
-    shape: ModelShape, global_batch: int, degrees: Mapping[str, int], fixed: Mapping[str, Any]
+    shape: ModelShape, global_batch: int, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Iterator[Layout]:
     pp, dp = degrees["pp"], degrees["dp"]
     if global_batch % dp:
@@ -71,12 +73,7 @@ def _with_the_rest(
         for pipeline, stages in _pipelines(shape, pp, fixed):
             if pipeline == "interleaved" and global_batch // (dp * micro_batch) % pp:
                 continue
-            other = {
-                key: value
-                for key, value in fixed.items()
-                if key in ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
-                           "dp_overlap", "shard", "offload")
-            }  # fmt: skip
+            other = {key: value for key, value in fixed.items() if key in _NEVER_OPEN}
             yield Layout(
                 **degrees, micro_batch=micro_batch, zero=zero, recompute=recompute,
                 pipeline=pipeline, virtual_stages=stages, **other,
@@ -89,8 +86,11 @@ def _pipelines(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> Iterator
         yield (pipeline if fixed.get("virtual_stages", 1) == 1 else "1f1b"), 1
         return
     per_rank = shape.num_layers // pp
-    stages = [n for n in range(1, min(per_rank, _MOST_VIRTUAL_STAGES) + 1) if
-              shape.num_layers % (pp * n) == 0 or n == 1 or (shape.num_layers + 2) % (pp * n) == 0]  # fmt: skip
+    stages = [
+        n
+        for n in range(1, min(per_rank, _MOST_VIRTUAL_STAGES) + 1)
+        if n == 1 or shape.num_layers % (pp * n) == 0 or (shape.num_layers + 2) % (pp * n) == 0
+    ]
     for n in _choices(fixed, "virtual_stages", stages):
         kinds = ["1f1b", "zero_bubble"] if n == 1 else ["interleaved"]
         for kind in _choices(fixed, "pipeline", kinds):

@@ -1,7 +1,7 @@
 """The options of the command line that lay a model out on a cluster."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -101,11 +101,13 @@ class ClusterOptions:
         assert wanted.model is not None and wanted.seq_len is not None
         if not wanted.seq_len.isdigit() or not int(wanted.seq_len):
             raise LayoutError(
-                f"--seq-len {wanted.seq_len!r} is no number of tokens; on a cluster all sequences are as long"
+                f"--seq-len {wanted.seq_len!r} is no number of tokens; on a cluster all "
+                "sequences are as long"
             )
+        assert self.global_batch is not None
         return Job(
             shape=load_shape(wanted.model), layout=Layout(), seq_len=int(wanted.seq_len),
-            global_batch=self.global_batch, precision=precision,
+            global_batch=self.global_batch, precision=cast(Precision, precision),
         )  # fmt: skip
 
     def fixed(self, wanted: PlanOptions) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, read_document
+from twinstream.schedule.files import DocumentError, called, read_document
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.conforms import require_conforming
 from twinstream.schedule.proof.verify import require_safe
@@ -29,7 +31,7 @@ def read_schedule(path: Path) -> Schedule:
     Raises:
         DocumentError: there is none; says what is wrong and where.
     """
-    return _read(Schedule, path)
+    return read_as(Schedule, path)
 
 
 def checked_schedule(path: Path) -> Schedule:
@@ -67,7 +69,7 @@ def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, T
     Raises:
         DocumentError: one of them is none, or they are in each other's place.
     """
-    before, after = _read(Timeline, predicted), _read(Timeline, measured)
+    before, after = read_as(Timeline, predicted), read_as(Timeline, measured)
     if (before.provenance.kind, after.provenance.kind) == ("measured", "simulated"):
         raise DocumentError(
             f"{predicted} is measured and {measured} is simulated; give the prediction first"
@@ -85,7 +87,7 @@ def read_timelines(
     """
     found: list[Timeline | None] = []
     for path, kind in ((predicted, "simulated"), (measured, "measured")):
-        timeline = None if path is None else _read(Timeline, path)
+        timeline = None if path is None else read_as(Timeline, path)
         if timeline is not None and timeline.provenance.kind != kind:
             raise DocumentError(
                 f"{path} is {timeline.provenance.kind}, not {kind}; --predicted takes what "
@@ -119,26 +121,34 @@ def machine_of(schedule: Schedule, given: str | None) -> Machine:
     return shipped
 
 
-def _read(kind: type[_Document], path: Path) -> _Document:
+def read_as(kind: type[_Document], path: Path) -> _Document:
+    """The document of a kind in a file.
+
+    Raises:
+        DocumentError: there is none; says what is wrong, or which other document it is.
+    """
     try:
         return read_document(kind, path)
     except DocumentError:
-        if (other := _another_kind(path)) not in (None, kind):
+        if (other := kind_in(path)) not in (None, kind):
             assert other is not None
-            raise DocumentError(
-                f"{path} is a {other.__name__.lower()}, not a {kind.__name__.lower()}"
-            ) from None
+            raise DocumentError(f"{path} is a {called(other)}, not a {called(kind)}") from None
         raise
 
 
-def _another_kind(path: Path) -> type[Node] | None:
-    """What the file holds by its top-level keys."""
-    try:
-        keys = set(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
-    for kind in (Schedule, Timeline):
+def kind_in(path: Path) -> type[Node] | None:
+    """What a file holds by its top-level keys; None if it is no document of ours."""
+    keys = top_level_keys(path)
+    for kind in (ClusterSchedule, ClusterTimeline, Schedule, Timeline):
         required = {name for name, field in kind.model_fields.items() if field.is_required()}
         if required <= keys:
             return kind
     return None
+
+
+def top_level_keys(path: Path) -> set[str]:
+    """Of the JSON in a file; none if there is none."""
+    try:
+        return set(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return set()

@@ -1,5 +1,6 @@
 """The options that commands share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,24 @@ MachineIfKnown = Annotated[
         help="By default the machine that the schedule was planned for, if it is a shipped one.",
     ),
 ]
+ClusterIfKnown = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="Of a cluster's schedule; by default the one it was made for, if it is a shipped one.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """On what: a machine by name or file, or a cluster, and then the machine is its nodes'."""
+
+    machine: MachineIfKnown = None
+    cluster: ClusterIfKnown = None
+
+
 Predicted = Annotated[
     Path | None,
     typer.Option(

@@ -7,6 +7,8 @@ import typer
 
 from twinstream import api
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
+from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import (
     UnknownMachineError,
     checked_schedule,
@@ -14,6 +16,7 @@ from twinstream.commands.arguments.inputs import (
     read_timelines,
 )
 from twinstream.commands.arguments.outputs import output_option, require_own_outputs
+from twinstream.commands.documents.clusters import report_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
@@ -22,6 +25,7 @@ from twinstream.schedule.files import DocumentError, write_text
 from twinstream.schedule.timeline import Timeline
 
 
+@grouped()
 def report(
     subject: Annotated[
         Path,
@@ -29,16 +33,21 @@ def report(
             metavar="SCHEDULE|DIR", help="A schedule's JSON, or a folder with a run's log."
         ),
     ],
+    where: options.Profiles,
     predicted: options.Predicted = None,
     measured: options.Measured = None,
-    machine: options.MachineIfKnown = None,
     output: Annotated[Path, output_option("Write the page here.")] = Path("report.html"),
     as_json: options.Json = False,
 ) -> None:
     """Write one HTML page: of a schedule its step, predicted beside measured, or of a run its loss.
 
     Without --predicted a schedule is simulated. A run's page may be made while it trains.
+    A cluster's page has a group of lanes for each class of ranks.
     """
+    if holds_cluster(subject):
+        report_cluster_file(subject, where, predicted, measured, output, as_json=as_json)
+        return
+    refuse_cluster_options(subject, cluster=where.cluster)
     with progress(f"drawing {subject}", quiet=as_json):
         if subject.is_dir():
             if predicted is not None or measured is not None:
@@ -46,9 +55,9 @@ def report(
                     f"{subject} is a folder, and --predicted and --measured are timelines of a "
                     "schedule: give the schedule instead, or leave them out"
                 )
-            html, figures = _of_run(subject, machine, output)
+            html, figures = _of_run(subject, where.machine, output)
         else:
-            html, figures = _of_schedule(subject, predicted, measured, machine)
+            html, figures = _of_schedule(subject, predicted, measured, where.machine)
         write_text(html, output)
     size_bytes = output.stat().st_size
     if as_json:

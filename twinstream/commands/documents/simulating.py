@@ -3,10 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from twinstream import api
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
+from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of
 from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.documents.clusters import simulate_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.hardware_profiles.schema import Machine
@@ -22,16 +27,31 @@ from twinstream.screens.plan_screen import plan_screen
 from twinstream.screens.tables import utilization_table
 
 
+@grouped()
 def simulate(
     schedule: options.ScheduleFile,
-    machine: options.MachineIfKnown = None,
+    where: options.Profiles,
+    straggler: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLASS=FACTOR",
+            help="A cluster's class of ranks takes so many times as long; repeatable.",
+        ),
+    ] = None,
     output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict a schedule's timeline on a machine, whatever machine it was planned for."""
+    """Predict a schedule's timeline on a machine, whatever machine it was planned for.
+
+    Of a cluster's schedule --machine is the profile of a node.
+    """
+    if holds_cluster(schedule):
+        simulate_cluster_file(schedule, where, straggler, output, as_json=as_json)
+        return
+    refuse_cluster_options(schedule, cluster=where.cluster, straggler=straggler)
     with progress(f"simulating {schedule}", quiet=as_json):
         document = checked_schedule(schedule)
-        profile = machine_of(document, machine)
+        profile = machine_of(document, where.machine)
         timeline = api.simulate(document, profile)
     missing = missing_bytes(document, profile)
     notes = prediction_notes(document, profile, timeline)

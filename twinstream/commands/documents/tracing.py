@@ -5,16 +5,20 @@ from typing import Annotated
 
 from twinstream import api
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
+from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
 from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.documents.clusters import trace_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 
 
+@grouped()
 def trace(
     schedule: options.ScheduleFile,
+    where: options.Profiles,
     predicted: options.Predicted = None,
     measured: options.Measured = None,
-    machine: options.MachineIfKnown = None,
     output: Annotated[
         Path, output_option("Write the trace here; a name with .gz is compressed.")
     ] = Path("trace.json.gz"),
@@ -22,15 +26,19 @@ def trace(
 ) -> None:
     """Export streams, waits and memory as a trace for ui.perfetto.dev or chrome://tracing.
 
-    Without --predicted the schedule is simulated.
+    Without --predicted the schedule is simulated. Of a cluster's every class is a process.
     """
+    if holds_cluster(schedule):
+        trace_cluster_file(schedule, where, predicted, measured, output, as_json=as_json)
+        return
+    refuse_cluster_options(schedule, cluster=where.cluster)
     from twinstream.report.trace import trace_of, write_trace
     from twinstream.report.view import View
 
     with progress(f"tracing {schedule}", quiet=as_json):
         document = checked_schedule(schedule)
         before, after = read_timelines(predicted, measured)
-        before = before or api.simulate(document, machine_of(document, machine))
+        before = before or api.simulate(document, machine_of(document, where.machine))
         views = [View("predicted", document, before)]
         if after is not None:
             views.append(View("measured", document, after))

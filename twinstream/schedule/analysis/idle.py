@@ -6,7 +6,7 @@ from pydantic import NonNegativeInt
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import Compute, Copy, Op, Stream
+from twinstream.schedule.ops import Communicate, Compute, Op, Stream
 from twinstream.schedule.timeline import Timeline
 
 
@@ -78,7 +78,7 @@ def _interval(
 
 
 def _tensor(op: Op) -> str | None:
-    if isinstance(op, Copy) or not isinstance(op, Compute):
+    if not isinstance(op, Compute | Communicate):
         return op.tensor
     made = [o.tensor for o in op.operands if o.mode in ("write", "update")]
     used = [*made, *(o.tensor for o in op.operands)]

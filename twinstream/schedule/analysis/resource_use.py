@@ -29,6 +29,9 @@ def bytes_by_op(schedule: Schedule) -> dict[str, NDArray[np.int64]]:
             moved["hbm"][i] = sum(work.hbm_bytes for work in cost)
             moved["host_dram"][i] = sum(work.host_dram_bytes for work in cost)
             continue
+        if op.kind == "communicate":
+            moved["hbm"][i] = sum(access_map.tensors[o.tensor].size_bytes for o in op.operands)
+            continue
         low, high = access_map.extent(op.tensor, op.num_parts if op.kind == "copy" else None)
         if op.kind == "copy" and kinds[op.source] == kinds[op.destination] == "device":
             moved["hbm"][i] = 2 * (high - low)

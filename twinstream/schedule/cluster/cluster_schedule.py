@@ -1,4 +1,4 @@
-"""The schedule of a cluster: one schedule for each class of ranks, and the order of what they say."""
+"""The schedule of a cluster: one schedule for each class of ranks, one order of all exchanges."""
 
 from typing import Annotated, Literal, Self
 

@@ -14,7 +14,7 @@ from twinstream.schedule.derived.makers import with_makers
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Stream, TaskOperand
+from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op, Stream, TaskOperand
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
 from twinstream.schedule.tensors import DEVICE, Carried, Role, Tensor
@@ -109,7 +109,7 @@ def without_updates(schedule: Schedule) -> Schedule:
         return now - 1 if now and tensor in updated else now
 
     def calm(op: Op) -> Op:
-        if not isinstance(op, Compute):
+        if not isinstance(op, Compute | Communicate):
             return op.model_copy(update={"version": version(op.tensor, op.version)})
         operands = [
             o.model_copy(update={"version": version(o.tensor, o.version)}) for o in op.operands

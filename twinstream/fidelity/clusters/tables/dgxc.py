@@ -128,7 +128,6 @@ def _job(cells: Cells, shape: ModelShape) -> Job:
             zero=zero,
             shard=cells.count("fsdp", cells.count("dp")) if zero == 3 else None,
             recompute=_recompute(cells),
-            tp_overlap=tp > 1 and cells.text("tp_comm_overlap") in ("yes", "not stated"),
             stage_layers=None if even else weighted_stages(shape.num_layers, pp * vp),
             gradient_dtype="bfloat16",
         ),

@@ -72,7 +72,6 @@ def _job(cells: Cells, model: str) -> Job:
             micro_batch=cells.count("micro_batch"),
             pipeline="interleaved" if vp > 1 else "1f1b",
             recompute=_RECOMPUTE.get(cells.text("recompute"), "none"),
-            tp_overlap=tp > 1 and cells.text("tp_comm_overlap") == "yes",
             stage_layers=None if even else weighted_stages(shape.num_layers, pp * vp),
             gradient_dtype="bfloat16",
         ),

@@ -183,7 +183,6 @@ def _titan(cells: Cells, paper: str) -> ClusterRow:
             pipeline="interleaved" if stages > 1 else "1f1b",
             zero=zero,
             recompute=_recompute(cells),
-            tp_overlap="async" in options.lower(),
         ),
         seq_len=cells.count("seq_len"),
         global_batch=batch,

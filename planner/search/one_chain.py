@@ -1,0 +1,87 @@
+"""A plan of a chain as it is: nothing about it is to be cut, and all of it is one round."""
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
+from twinstream.planner.bound.relaxation import Relaxation
+from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.emit.emission import Emitted
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.judge import Judge
+from twinstream.planner.lifetimes.view import ChainView
+from twinstream.planner.limits import LIMITS, SearchLimits
+from twinstream.planner.rules.streaming import streaming_plan
+from twinstream.planner.search.cuts import Cut
+from twinstream.planner.search.knobs import Attempt
+from twinstream.planner.search.tuning import fastest, tuning_path
+from twinstream.planner.search.workbench import Workbench
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+
+@dataclass(frozen=True)
+class OneChain:
+    """What a workbench asks of the ways to cut a step, where there is one: the chain itself."""
+
+    chain: Chain
+    machine: Machine
+    caps: Caps
+    choices: Choices = OPEN
+    limits: SearchLimits = LIMITS
+    is_frozen: bool = False
+    _view: list[ChainView] = field(default_factory=list)
+    _programs: dict[ProgramKind, BoundProgram] = field(default_factory=dict)
+
+    def view(self, workload: Workload, most_rounds: int) -> ChainView:
+        """The chain, which has one round."""
+        if not self._view:
+            self._view.append(ChainView(self.chain))
+        return self._view[0]
+
+    def program(self, workload: Workload, kind: ProgramKind) -> BoundProgram:
+        """The program of its bound, or one that guides its plans."""
+        if kind not in self._programs:
+            view = self.view(workload, 1)
+            self._programs[kind] = BoundProgram(view, self.machine, None, kind)
+        return self._programs[kind]
+
+    def bound(self) -> Relaxation | None:
+        """What a pass takes at least; None where nothing fits the caps."""
+        kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
+        return self.program(self.chain.workload, kind).bound(self.caps)
+
+    def least_bytes(self) -> tuple[float | None, float | None]:
+        """The least device cap, and host cap, that the program allows, the other as it is."""
+        kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
+        program = self.program(self.chain.workload, kind)
+        return (
+            program.least_cap_bytes(self.caps, "device"),
+            program.least_cap_bytes(self.caps, "host"),
+        )
+
+
+def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted | None:
+    """The fastest plan that is found; None where none is.
+
+    Args:
+        source: the chain, of one round.
+        judge: a simulator.
+        most_attempts: as many as are judged.
+    """
+    bound = source.bound()
+    if bound is None:
+        return None
+    bench = Workbench(source, Cut(source.chain.workload, bound), judge)
+    tried: list[Attempt] = []
+    for knobs in islice(tuning_path(bench, tried, None), most_attempts):
+        tried.append(bench.attempt(knobs, tried, None))
+    best = fastest(tried)
+    if best is not None and best.judged is not None:
+        return best.judged.emitted
+    try:
+        return streaming_plan(source.chain, source.machine, source.caps)
+    except InfeasiblePlan:
+        return None

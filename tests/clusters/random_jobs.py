@@ -1,0 +1,88 @@
+"""Small jobs, and random layouts of small models that can be."""
+
+from random import Random
+from typing import Any
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.refusals import refusals_of
+from twinstream.models.shapes.shape import Experts, ModelShape
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.workload import MachineRef
+
+GPUS_PER_NODE = 8
+DENSE = ModelShape(
+    name="toy", num_layers=8, d_model=256, num_heads=8, num_kv_heads=4, head_dim=32, d_ff=512,
+    vocab_size=1024,
+)  # fmt: skip
+MIXTURE = DENSE.model_copy(update={"experts": Experts(count=8, per_token=2, d_ff=256)})
+GPT = ModelShape(
+    name="gpt", num_layers=5, d_model=256, num_heads=8, num_kv_heads=8, head_dim=32, d_ff=1024,
+    vocab_size=1000, mlp="gelu", norm="layer", positions="learned", max_positions=4096, biases=True,
+    dropout=True, tied_embeddings=True,
+)  # fmt: skip
+SHARED = Experts(count=8, per_token=2, d_ff=256, shared_d_ff=128)
+SHAPES = (
+    DENSE,
+    DENSE.model_copy(update={"tied_embeddings": True, "num_layers": 6}),
+    MIXTURE,
+    DENSE.model_copy(update={"experts": SHARED, "tied_embeddings": True}),
+    GPT,
+)
+
+
+def job_of(
+    num_microbatches: int = 1, shape: ModelShape = DENSE, seq_len: int = 192, **fields: Any
+) -> Job:
+    """A job of a layout with these fields, and so many microbatches in each replica."""
+    layout = Layout(**fields)
+    batch = num_microbatches * layout.dp * layout.micro_batch
+    return Job(shape=shape, layout=layout, seq_len=seq_len, global_batch=batch)
+
+
+def lowered(job: Job, gpus_per_node: int = GPUS_PER_NODE) -> ClusterSchedule:
+    assert not refusals_of(job)
+    return lower(job, gpus_per_node, MachineRef(name="toy", content_hash=""))
+
+
+def random_job(seed: int) -> Job:
+    """Of any degrees, order, ZeRO stage, recomputation; stages may be without layers."""
+    rng = Random(seed)
+    while True:
+        job = _any_job(rng)
+        if not refusals_of(job):
+            return job
+
+
+def _any_job(rng: Random) -> Job:
+    shape = rng.choice(SHAPES)
+    pipeline = rng.choice(["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"])
+    pp = rng.choice([1, 2, 3, 4])
+    virtual = rng.choice([1, 2]) if pipeline in ("interleaved", "ring") and pp > 1 else 1
+    cp, dp = rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 2, 4, 6])
+    layout = Layout(
+        tp=rng.choice([1, 2, 4]), cp=cp, pp=pp, dp=dp,
+        ep=rng.choice([1, 2, 4]) if shape.experts else 1,
+        virtual_stages=virtual,
+        micro_batch=rng.choice([1, 2]),
+        pipeline=pipeline,
+        zero=rng.choice([0, 1, 2, 3]),
+        shard=rng.choice([None, *(s for s in range(1, dp * cp + 1) if dp * cp % s == 0)]),
+        recompute=rng.choice(["none", "selective", "full"]),
+        sequence_parallel=rng.random() < 0.7,
+        dp_overlap=rng.random() < 0.7,
+        stage_layers=_cut(rng, shape.num_layers, pp * virtual) if rng.random() < 0.3 else None,
+        gradient_dtype=rng.choice(["float32", "bfloat16"]),
+    )  # fmt: skip
+    microbatches = pp * rng.choice([1, 2]) if pipeline == "interleaved" else rng.choice([1, 2, 5])
+    return Job(
+        shape=shape, layout=layout, seq_len=96 * rng.choice([1, 2]),
+        global_batch=microbatches * dp * layout.micro_batch,
+        attention=rng.choice(["flash", "unfused"]), precision=rng.choice(["bf16", "bf16", "fp8"]),
+    )  # fmt: skip
+
+
+def _cut(rng: Random, num_layers: int, num_stages: int) -> tuple[int, ...]:
+    cuts = sorted(rng.randint(0, num_layers) for _ in range(num_stages - 1))
+    return tuple(end - begin for begin, end in zip([0, *cuts], [*cuts, num_layers], strict=True))

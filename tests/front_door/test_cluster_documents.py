@@ -1,0 +1,163 @@
+"""The commands that take a schedule take a cluster's, too, by what the file holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.command_line import call, error_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.measures.cluster_summary import device_memory, matmul_dtype, summarize_cluster
+from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.models.shapes.shape import ModelShape
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.files import read_document, write_document
+from twinstream.simulator.cluster.simulate import simulate_cluster
+
+TOKENS, GPUS = 8 * 4096, 16
+
+
+@pytest.fixture(scope="module")
+def schedule(cluster_file: Path) -> ClusterSchedule:
+    return read_document(ClusterSchedule, cluster_file)
+
+
+@pytest.fixture(scope="module")
+def document(cluster_file: Path):
+    return json.loads(cluster_file.read_text())
+
+
+def written(document, path: Path, **changes) -> Path:
+    path.write_text(json.dumps(document | changes))
+    return path
+
+
+def test_simulate_tells_the_step_of_the_simulator_and_writes_its_timeline(
+    schedule, cluster_file, tmp_path
+):
+    path = tmp_path / "line.json"
+    told = call("simulate", cluster_file, "--cluster", "h100_dgx", "-o", path, "--json").json()
+    cluster = load_cluster("h100_dgx")
+    expected = simulate_cluster(schedule, cluster, machine_of(cluster))
+    assert told["step_time_s"] == expected.step_ns / 1e9
+    assert told["tokens_per_s"] == pytest.approx(TOKENS / (expected.step_ns / 1e9))
+    assert read_document(ClusterTimeline, path) == expected
+
+
+def test_mfu_is_of_the_model_s_own_flops_and_all_gpus(schedule, cluster_file):
+    told = call("simulate", cluster_file, "--json").json()
+    flops = 8 * shape_flops_per_sequence(ModelShape.model_validate(schedule.model), 4096)
+    assert told["num_gpus"] == GPUS
+    assert told["mfu"] == pytest.approx(flops / told["step_time_s"] / GPUS / 989e12, rel=1e-3)
+    assert matmul_dtype(schedule) == "bfloat16"
+
+
+def test_people_are_told_the_classes_and_where_the_step_goes(cluster_file):
+    printed = call("simulate", cluster_file).out
+    assert "tiny on 16 GPUs of h100_dgx: pp 2 x dp 2 x cp 2 x tp 2" in printed
+    rows = {line[:17].strip(): line.split() for line in printed.splitlines()}
+    assert {"stage 0", "stage 1", "mean of ranks"} <= rows.keys()
+    shares = [float(cell) for cell in rows["stage 0"][3:] if cell != "-"]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_a_straggler_slows_its_class_by_its_factor_and_the_step_with_it(cluster_file):
+    before = call("simulate", cluster_file, "--json").json()
+    after = call("simulate", cluster_file, "--straggler", "stage 1=2", "--json").json()
+    busy = [[one["compute_ns"] for one in told["exposed"]] for told in (before, after)]
+    assert busy[1][1] == pytest.approx(2 * busy[0][1], rel=0.01)
+    assert busy[1][0] == pytest.approx(busy[0][0], rel=0.01)
+    assert after["step_time_s"] > before["step_time_s"]
+    assert after["stragglers"] == {"stage 1": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stage 7=2", "no class 'stage 7'"),
+        ("stage 1", "write CLASS=FACTOR"),
+        ("=2", "write CLASS=FACTOR"),
+        ("stage 1=nan", "write CLASS=FACTOR"),
+        ("stage 1=0", "cannot take 0 times as long"),
+        ("stage 1=inf", "cannot take inf times as long"),
+    ],
+)
+def test_a_straggler_that_cannot_be_is_refused(cluster_file, text, said):
+    assert said in error_of("simulate", cluster_file, "--straggler", text)
+
+
+def test_verify_proves_it_or_names_what_is_wrong(cluster_file, document, tmp_path):
+    told = call("verify", cluster_file)
+    assert told.code == 0 and "none waits for ever" in told.out, told.err
+    mine = json.loads(json.dumps(document))
+    ops = mine["schedules"]["stage 1"]["ops"]
+    sends = [at for at, op in enumerate(ops) if op.get("collective") == "recv"]
+    ops[sends[0]]["sequence"] = 99
+    broken = call("verify", written(mine, tmp_path / "broken.json"), "--json")
+    assert broken.code == 2
+    assert "SequenceWrong" in {one["kind"] for one in json.loads(broken.out)["violations"]}
+    assert "SequenceWrong" in error_of("simulate", tmp_path / "broken.json")
+
+
+def test_verify_asks_whether_the_stages_are_the_whole_step(document, tmp_path):
+    # Half of the batch is left out of the document's claim, though what is there is safe.
+    path = written(document, tmp_path / "other.json", global_batch=16)
+    told = json.loads(call("verify", path, "--json").out)
+    assert not told["ok"]
+    assert all(one["kind"] not in ("Deadlock", "ClassUnsafe") for one in told["violations"])
+
+
+def test_a_cluster_is_known_by_its_content_however_it_is_written(document, tmp_path):
+    turned = dict(reversed(document.items()))
+    path = written(turned, tmp_path / "turned.json")
+    assert call("verify", path).code == 0
+    del turned["order"]
+    said = error_of("verify", written(turned, tmp_path / "damaged.json"))
+    assert "not a valid cluster schedule document: order" in said
+
+
+def test_documents_in_the_place_of_others_are_named(cluster_file, files, schedule, tmp_path):
+    line = tmp_path / "line.json"
+    cluster = load_cluster("h100_dgx")
+    write_document(simulate_cluster(schedule, cluster, machine_of(cluster)), line)
+    assert "is a cluster timeline, not a schedule" in error_of("verify", line)
+    said = error_of("trace", cluster_file, "--predicted", files.predicted)
+    assert "is a timeline, not a cluster timeline" in said
+    assert "leave --measured out" in error_of("report", cluster_file, "--measured", line)
+    assert "--cluster is of clusters" in error_of("simulate", files.schedule, "--cluster", "x")
+    said = error_of("simulate", files.schedule, "--straggler", "a=2")
+    assert "schedule of one device" in said
+    assert "schedule of one device" in error_of("trace", files.schedule, "--cluster", "h100_dgx")
+
+
+def test_of_a_cluster_that_is_not_shipped_the_profile_is_asked_for(document, tmp_path):
+    machine = {"name": "mine", "content_hash": "0"}
+    path = written(document, tmp_path / "mine.json", machine=machine)
+    assert "give its profile: --cluster FILE.toml" in error_of("simulate", path)
+    told = call("simulate", path, "--cluster", "h100_dgx", "--json")
+    assert told.json()["simulated_on"] == "h100_dgx"
+
+
+def test_memory_is_what_the_slots_take_and_the_reserve(schedule):
+    cluster = load_cluster("h100_dgx")
+    machine = machine_of(cluster)
+    summary = summarize_cluster(schedule, simulate_cluster(schedule, cluster, machine), machine)
+    for one in schedule.classes:
+        slots = schedule.of(one).slots
+        arena = sum(slot.size_bytes for slot in slots)
+        reserve = round(machine.number("device_reserve_bytes"))
+        assert sum(summary.memory_bytes[one.name].values()) == arena + reserve
+    assert summary.device_bytes == round(machine.number("device_memory_bytes"))
+    assert summary.missing_bytes == 0
+    small = summary.model_copy(update={"device_bytes": 1000})
+    fullest = sum(summary.memory_bytes[summary.fullest].values())
+    assert small.missing_bytes == fullest - 1000
+
+
+def test_slots_that_overlap_are_one_arena(schedule):
+    part = schedule.of(schedule.classes[0])
+    slots = tuple(slot.model_copy(update={"offset_bytes": 0}) for slot in part.slots)
+    most = max(slot.size_bytes for slot in slots)
+    assert device_memory(part.model_copy(update={"slots": slots})) == {"arena": most}

@@ -1,0 +1,30 @@
+"""Schedules on shipped clusters, and when each of their ops runs."""
+
+from collections.abc import Mapping
+
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.simulator.cluster.costs import ClusterCosts
+from twinstream.simulator.cluster.simulate import replay_cluster
+
+Spans = dict[str, tuple[tuple[int, int], ...]]  # by op: (start, end) in each pass
+
+
+def two_passes(
+    schedule: ClusterSchedule, name: str, machines: Mapping[str, Machine] | None = None
+) -> ClusterTimeline:
+    """Of exactly two passes, with the prices of a shipped cluster."""
+    cluster = load_cluster(name)
+    costs = ClusterCosts(schedule, cluster, machine_of(cluster), machines)
+    return replay_cluster(schedule, costs, name, num_passes=2)
+
+
+def spans_of(timeline: Timeline) -> Spans:
+    """Of all its passes; by op, since issue order may differ between classes."""
+    assert timeline.cold is not None
+    passes: list[PassSpans] = [timeline.cold, *timeline.passes]
+    columns = [tuple(zip(one.start_ns, one.end_ns, strict=True)) for one in passes]
+    return dict(zip(timeline.op_ids, zip(*columns, strict=True), strict=True))

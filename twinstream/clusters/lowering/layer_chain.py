@@ -1,0 +1,236 @@
+"""A layer in parts, with what is said between them: a chain of ops, forward and backward."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.lowering.builder import Collective, Ends, Held, StageBuilder, Use
+from twinstream.clusters.lowering.kept import Kept
+from twinstream.clusters.lowering.layer_weights import LayerWeights
+from twinstream.clusters.lowering.parts import (
+    Compute,
+    Element,
+    LayerParts,
+    Part,
+    Ring,
+    Talk,
+    whole,
+)
+from twinstream.clusters.lowering.ring import RingOps
+
+Phase = Literal["forward", "backward"]
+_COLUMN_PARALLEL = ("attention", "attention_before", "mlp")
+
+
+class LayerChain:
+    """Emits the elements of a layer one after the other; weights' gradients run beside them."""
+
+    def __init__(
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: LayerWeights
+    ) -> None:
+        self._b, self._job, self._parts, self._weights = builder, job, parts, weights
+        self._kept = Kept(builder, job, parts)
+        self._rings = RingOps(builder, job)
+        self._late = job.layout.pipeline == "zero_bubble"
+        self._put_off: dict[tuple[int, str, int], Held] = {}
+        self._moves = {"forward": _moves(parts, "forward"), "backward": _moves(parts, "backward")}
+
+    def forward(
+        self, layer: int, j: int, source: Held, target: Held, *, first: bool, again: bool = False
+    ) -> dict[str, Held]:
+        """All elements. Again: of what parts then keep, by their names, backward disposes."""
+        tag = f"{layer}.{j}" + (".again" if again else "")
+        made: dict[str, Held] = {}
+        flow = _Flow(self._b, self._job, source, target, self._moves["forward"], "forward")
+        seen: set[str] = set()
+        for at, (part, element) in flow:
+            if isinstance(element, Talk):
+                self._said(element, element.forward, f"{tag}.{at}", flow)
+                continue
+            uses: list[Use] = [("hidden", flow.current, "read"), ("output", flow.to, "write")]
+            if part.name not in seen:
+                seen.add(part.name)
+                uses += self._keep(layer, part, j, made, first=first, again=again)
+            self._forward(layer, element, tag, uses, j)
+        return made
+
+    def backward(self, layer: int, j: int, ends: Ends, *, first: bool) -> None:
+        """From the gradient of a layer's output to that of its input."""
+        entered, gradient, target = ends
+        again: dict[str, Held] = {}
+        if self._parts.full_recompute:
+            kept = None if first else self._kept.of(layer, "attention", j)
+            end = self._b.take("again.end", self._parts.input_bytes, "activation", self._job.dtype)
+            again = self.forward(layer, j, kept or entered, end, first=first, again=True)
+            self._b.give_back("again.end", end)
+        flow = _Flow(self._b, self._job, gradient, target, self._moves["backward"], "backward")
+        for at, (part, element) in flow:
+            if isinstance(element, Talk):
+                self._said(element, element.backward, f"b{layer}.{j}.{at}", flow)
+                continue
+            kept_uses = self._saved(layer, part, j, again)
+            if first and part is self._parts.parts[0]:
+                kept_uses.append(("entered", entered, "read"))
+            self._backward(layer, part, element, (flow.current, flow.to), kept_uses, j)
+        for name, held in again.items():
+            self._b.give_back(f"again.{name}", held)
+        if not self._late:
+            self._kept.release(layer, j)
+
+    def weight(self, layer: int, j: int) -> None:
+        """The gradients of weights that backward has put off."""
+        for part in self._parts.parts[::-1]:
+            for element in part.elements[::-1]:
+                if not isinstance(element, Compute):
+                    continue
+                held = self._put_off.pop((layer, element.name, j))
+                kept = self._saved(layer, part, j, {})
+                gathered = self._gather_again(layer, part, element, kept, j)
+                self._weight(layer, element, [("d_output", held, "read"), *kept], gathered, j)
+                self._b.give_back("put_off", held)
+        self._kept.release(layer, j)
+
+    def _forward(
+        self, layer: int, element: Compute | Ring, tag: str, uses: list[Use], j: int
+    ) -> None:
+        if isinstance(element, Ring):
+            self._rings.emit(element, layer, tag, element.step.forward, uses, j)
+        else:
+            uses = [*uses, self._weights.read_of(layer, element.weights)]
+            works = element.work.forward
+            label = self._b.label(f"{element.name}_forward", layer, microbatch=j)
+            name = f"forward.{element.name}"
+            self._b.compute(f"{name}.{tag}", name, works, uses, label)
+
+    def _backward(
+        self, layer: int, part: Part, element: Compute | Ring,
+        flow: tuple[Held, Held], kept: list[Use], j: int,
+    ) -> None:  # fmt: skip
+        """The gradient of the input; then, beside what follows, that of the weights."""
+        current, to = flow
+        uses: list[Use] = [("d_output", current, "read"), ("d_hidden", to, "write"), *kept]
+        if isinstance(element, Ring):
+            self._rings.emit(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
+            return
+        uses.append(self._weights.read_of(layer, element.weights))
+        if self._late:
+            put = self._b.take("put_off", whole(self._job), "activation", self._job.dtype)
+            self._put_off[layer, element.name, j] = put
+            uses.append(("put_off", put, "write"))
+        gathered = None if self._late else self._gather_again(layer, part, element, kept, j)
+        name = f"backward.{element.name}"
+        label = self._b.label(f"{element.name}_backward", layer, microbatch=j)
+        self._b.compute(f"{name}.{layer}.{j}", name, element.work.backward_input, uses, label)
+        if not self._late:
+            self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
+
+    def _gather_again(
+        self, layer: int, part: Part, element: Compute, kept: list[Use], j: int
+    ) -> Held | None:
+        """What a column-parallel product read, gathered once more for its weights' gradient."""
+        if not (part.gathered_bytes and element.name in _COLUMN_PARALLEL and kept):
+            return None
+        b, tag = self._b, f"{element.name}.{layer}.{j}"
+        gathered = b.take("gathered_again", part.gathered_bytes, "activation", self._job.dtype)
+        given = b.take("gathered_part", self._parts.input_bytes, "activation", self._job.dtype)
+        told: list[Use] = [kept[0], ("part", given, "write")]
+        b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, microbatch=j))
+        uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
+        label = b.label("tp", layer, microbatch=j)
+        b.communicate(f"gather.{tag}", "all_gather", (("tp",), "tp"), uses, label)
+        b.give_back("gathered_part", given)
+        return gathered
+
+    def _weight(
+        self, layer: int, element: Compute, uses: list[Use], gathered: Held | None, j: int
+    ) -> None:
+        """The gradient of an element's weights, beside what follows in backward."""
+        if element.work.backward_weight:
+            if gathered is not None:
+                uses = [*uses, ("gathered", gathered, "read")]
+            uses = [*uses, self._weights.gradient_of(layer, element.weights)]
+            name = f"weight.{element.name}"
+            label = self._b.label(f"{element.name}_weight", layer, microbatch=j)
+            works = element.work.backward_weight
+            self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
+        if gathered is not None:
+            self._b.give_back("gathered_again", gathered)
+
+    def _keep(
+        self, layer: int, part: Part, j: int, made: dict[str, Held], *, first: bool, again: bool
+    ) -> list[Use]:
+        if not again:
+            return self._kept.keep(layer, part, j, first=first)
+        pool = f"again.{part.name}"
+        made[part.name] = self._b.take(pool, part.full_bytes, "activation", self._job.dtype)
+        return [(pool, made[part.name], "write")]
+
+    def _saved(self, layer: int, part: Part, j: int, again: dict[str, Held]) -> list[Use]:
+        held = again.get(part.name) or self._kept.of(layer, part.name, j)
+        return [] if held is None else [("saved", held, "read")]
+
+    def _said(self, talk: Talk, collective: Collective | None, tag: str, flow: "_Flow") -> None:
+        assert collective is not None
+        uses: list[Use] = [("hidden", flow.current, "update")]
+        if collective != "all_reduce":
+            uses = [("given", flow.current, "read"), ("made", flow.to, "write")]
+        label = self._b.label(talk.axis)
+        self._b.communicate(
+            f"{talk.axis}.{tag}", collective, ((talk.axis,), talk.axis), uses, label
+        )
+
+
+class _Flow:
+    """The hidden state on its way through elements: each reads `current` and makes `to`.
+
+    The last one makes the target; sums over tp are made in place.
+    """
+
+    def __init__(
+        self, builder: StageBuilder, job: Job, source: Held, target: Held,
+        moves: Sequence[tuple[Part, Element]], phase: Phase,
+    ) -> None:  # fmt: skip
+        self._b, self._job, self._target, self._moves = builder, job, target, moves
+        self._phase = phase
+        self._pool = ""
+        self.current = self.to = source
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[Part, Element]]]:
+        places = [at for at, (_, element) in enumerate(self._moves) if not self._in_place(element)]
+        for number, at in enumerate(places):
+            part, element = self._moves[at]
+            pool = ""
+            if number == len(places) - 1:
+                self.to = self._target
+            else:
+                size = self._bytes(element, self._moves[places[number + 1]][1])
+                pool = f"flow.{size}"
+                self.to = self._b.take(pool, size, "activation", self._job.dtype)
+            yield at, (part, element)
+            if self._pool:
+                self._b.give_back(self._pool, self.current)
+            self.current, self._pool = self.to, pool
+            if at + 1 < len(self._moves) and self._in_place(self._moves[at + 1][1]):
+                yield at + 1, self._moves[at + 1]
+
+    def _in_place(self, element: Element) -> bool:
+        return isinstance(element, Talk) and getattr(element, self._phase) == "all_reduce"
+
+    def _bytes(self, element: Element, after: Element) -> int:
+        """Of what an element makes: what the next one takes, or all hidden states."""
+        forward = self._phase == "forward"
+        for one, into in ((element, False), (after, True)):
+            if isinstance(one, Talk):
+                return one.out_bytes if forward != into else one.in_bytes
+        return whole(self._job)
+
+
+def _moves(parts: LayerParts, phase: Phase) -> list[tuple[Part, Element]]:
+    """What is done in a phase, in order."""
+    found = [
+        (part, element)
+        for part in parts.parts
+        for element in part.elements
+        if not isinstance(element, Talk) or getattr(element, phase) is not None
+    ]
+    return found if phase == "forward" else found[::-1]

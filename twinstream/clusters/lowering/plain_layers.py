@@ -1,0 +1,94 @@
+"""Layers in which nothing is said: one op for several."""
+
+from collections.abc import Sequence
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.lowering.builder import Ends, Held, StageBuilder, Use
+from twinstream.clusters.lowering.kept import Kept
+from twinstream.clusters.lowering.layer_weights import LayerWeights
+from twinstream.clusters.lowering.parts import LayerParts
+from twinstream.models.shapes.kernels import times
+from twinstream.schedule.cost import Work
+
+
+class PlainLayers:
+    """Emits one op for the forward, and one for the backward, of layers that follow one another."""
+
+    def __init__(
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: LayerWeights
+    ) -> None:
+        self._b, self._job, self._parts, self._weights = builder, job, parts, weights
+        self._kept = Kept(builder, job, parts)
+        self._late = job.layout.pipeline == "zero_bubble"
+        self._put_off: dict[tuple[int, int], Held] = {}
+
+    def forward(self, unit: Sequence[int], j: int, source: Held, out: Held, *, first: bool) -> None:
+        """From the input of the first to the output of the last; `first` of the chunk."""
+        uses: list[Use] = [("hidden", source, "read"), ("output", out, "write")]
+        for layer in unit:
+            uses += self._weights.read(layer)
+            uses += self._kept.keep_all(layer, j, first=first and layer == unit[0])
+        self._op("forward", "layer_forward", unit, j, self._works("forward"), uses)
+
+    def backward(self, unit: Sequence[int], j: int, ends: Ends, *, first: bool) -> None:
+        """From the gradient of the output to that of the input, with the weights' unless late."""
+        entered, gradient, out = ends
+        uses: list[Use] = [("d_output", gradient, "read"), ("d_hidden", out, "write")]
+        if first:
+            uses.append(("entered", entered, "read"))
+        again = None
+        if self._parts.full_recompute:
+            size = sum(part.full_bytes for part in self._parts.parts)
+            again = self._b.take("again", size, "activation", self._job.dtype)
+            uses.append(("again", again, "write"))
+        for layer in unit:
+            uses += [*self._weights.read(layer), *self._kept.all_of(layer, j)]
+            uses += [self._put(layer, j)] if self._late else self._weights.gradients(layer)
+        works = self._works("backward_input")
+        if again is not None:
+            works = (*self._works("forward"), *works)
+        if not self._late:
+            works = (*works, *self._works("backward_weight"))
+        self._op("backward", "layer_backward", unit, j, works, uses)
+        if again is not None:
+            self._b.give_back("again", again)
+        if not self._late:
+            for layer in unit:
+                self._kept.release(layer, j)
+
+    def weight(self, unit: Sequence[int], j: int, entered: Held) -> None:
+        """The gradients of weights that backward has put off."""
+        uses: list[Use] = [("entered", entered, "read")]
+        for layer in unit:
+            uses.append((f"put_off.{layer}", self._put_off[layer, j], "read"))
+            uses += [*self._kept.all_of(layer, j), *self._weights.gradients(layer)]
+        self._op("weight", "weight", unit, j, self._works("backward_weight"), uses)
+        for layer in unit:
+            self._b.give_back("put_off.all", self._put_off.pop((layer, j)))
+            self._kept.release(layer, j)
+
+    def _put(self, layer: int, j: int) -> Use:
+        """Gradients of all products' outputs, which those of weights need."""
+        work, shape = self._job.work, self._job.shape
+        widths = work.d_qkv + 2 * shape.d_model + (3 if shape.gated else 2) * work.d_ff
+        size = work.tokens * widths * work.itemsize
+        held = self._b.take("put_off.all", size, "activation", self._job.dtype)
+        self._put_off[layer, j] = held
+        return (f"put_off.{layer}", held, "write")
+
+    def _works(self, kind: str) -> tuple[Work, ...]:
+        works = self._parts.work()
+        if kind != "forward":
+            works = works[::-1]
+        return tuple(one for work in works for one in getattr(work, kind))
+
+    def _op(
+        self, name: str, kind: str, unit: Sequence[int], j: int, works: tuple[Work, ...],
+        uses: list[Use],
+    ) -> None:  # fmt: skip
+        """One call for as many layers, whichever they are."""
+        call = f"{name}.{len(unit)}"
+        if call not in self._b.calls and len(unit) > 1:
+            works = tuple(times(work, len(unit)) for work in works)
+        label = self._b.label(kind, unit[0], microbatch=j)
+        self._b.compute(f"{name}.{unit[0]}.{j}", call, works, uses, label)

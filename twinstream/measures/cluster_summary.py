@@ -1,0 +1,115 @@
+"""Headline figures of a cluster's schedule and timeline."""
+
+from pydantic import NonNegativeInt
+
+from twinstream.clusters.predict import memory_of
+from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.exposed import ExposedTime, exposed_times, mean_causes_ns
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.node import Node
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE
+
+RESERVE = "reserve"
+_NARROW = ("fp4", "fp8")
+
+
+class ClusterSummary(Node):
+    """What a step of a cluster costs and yields.
+
+    `mfu` is of the bf16 peak, or of that of the narrowest dtype in which matrices are multiplied.
+    `memory_bytes` is, by class of ranks, device memory by role of tensor, and the `reserve` of
+    context and libraries; `device_bytes` is what a device has (None: the profile does not say).
+    `exposed` has where the step of each class goes, `mean_fraction` its share by cause, mean over
+    ranks, `compute` among them.
+    """
+
+    step_time_s: float
+    cold_step_time_s: float
+    num_gpus: int
+    tokens_per_step: int
+    tokens_per_s: float
+    mfu: float
+    memory_bytes: dict[str, dict[str, NonNegativeInt]]
+    device_bytes: NonNegativeInt | None
+    exposed: tuple[ExposedTime, ...]
+    mean_fraction: dict[str, float]
+
+    @property
+    def fullest(self) -> str:
+        """The class that takes most device memory."""
+        return max(self.memory_bytes, key=lambda name: sum(self.memory_bytes[name].values()))
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the fullest class takes more than a device has."""
+        if self.device_bytes is None:
+            return 0
+        return max(0, sum(self.memory_bytes[self.fullest].values()) - self.device_bytes)
+
+
+def summarize_cluster(
+    schedule: ClusterSchedule, timeline: ClusterTimeline, machine: Machine
+) -> ClusterSummary:
+    """Headline figures of a timeline of a cluster's schedule.
+
+    Args:
+        machine: the profile of a node, whose peak the MFU is a share of.
+
+    Raises:
+        TimelineMismatch: the timeline is not of this schedule.
+        MissingNumberError: the machine's profile lacks the peak.
+    """
+    exposed = exposed_times(schedule, timeline)
+    step_s = timeline.step_ns / 1e9
+    peak = machine.number(PEAK_OF_DTYPE[matmul_dtype(schedule)])
+    tokens = schedule.seq_len * schedule.global_batch
+    known = {name: device_memory(part) for name, part in schedule.schedules.items()}
+    reserve = {RESERVE: _stated(machine, "device_reserve_bytes") or 0}
+    mean = mean_causes_ns(exposed)
+    return ClusterSummary(
+        step_time_s=step_s,
+        cold_step_time_s=timeline.cold_ns / 1e9,
+        num_gpus=schedule.mesh.size,
+        tokens_per_step=tokens,
+        tokens_per_s=tokens / step_s,
+        mfu=schedule.model_flops / (step_s * schedule.mesh.size * peak),
+        memory_bytes={one.name: known[one.schedule] | reserve for one in schedule.classes},
+        device_bytes=_stated(machine, "device_memory_bytes"),
+        exposed=exposed,
+        mean_fraction={cause: ns / max(1.0, sum(mean.values())) for cause, ns in mean.items()},
+    )
+
+
+def device_memory(schedule: Schedule) -> dict[str, int]:
+    """Bytes of a class's device arena by role of the tensor that a slot is for.
+
+    Where slots overlap in time and bytes, roles cannot be told apart: all of it is `arena`.
+    """
+    slots = tuple(slot for slot in schedule.slots if slot.tier == DEVICE)
+    found = memory_of(schedule.model_copy(update={"slots": slots}))
+    arena = arena_bytes(schedule, DEVICE)
+    return found if sum(found.values()) <= arena else {"arena": arena}
+
+
+def matmul_dtype(schedule: ClusterSchedule) -> str:
+    """The narrowest dtype of matrix products; bfloat16 if there are none."""
+    found = {
+        work.dtype
+        for part in schedule.schedules.values()
+        for call in part.calls.values()
+        for work in call.cost
+        if work.unit == "matmul"
+    }
+    for dtype in (*_NARROW, *sorted(found)):
+        if dtype in found and dtype in PEAK_OF_DTYPE:
+            return dtype
+    return "bfloat16"
+
+
+def _stated(machine: Machine, field: str) -> int | None:
+    number = getattr(machine, field)
+    return None if number is None or number.value is None else round(number.value)
