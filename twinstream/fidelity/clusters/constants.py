@@ -32,10 +32,10 @@ CONSTANTS = (
     Constant("attention", "attention's rate, in that of the base profile", 0.4, 1.6, 1.0),
     Constant("elementwise", "share of HBM's nominal rate that elementwise kernels reach",
              0.4, 0.95, 0.8),
-    Constant("launch_us", "between two kernels of a stream, us", 0.5, 20.0, 2.0),
+    Constant("launch_us", "between two kernels of a stream, us", 0.5, 12.0, 2.0),
     Constant("network", "share of the NICs' nominal rate that large collectives reach",
              0.4, 1.0, 0.9),
-    Constant("compute_lost", "share of compute that a running collective takes", 0.0, 0.5, 0.1),
+    Constant("compute_lost", "share of compute that a running collective takes", 0.0, 0.4, 0.1),
 )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ Each paper leaves something open; what is taken is said here, once:
   schedule.
 - MegaScale: of the rows called Megatron-LM, nothing is recomputed and attention is fused (what is
   printed is 53 % of the peak, which recomputing whole layers could not reach), and gradients and
-  parameters move when all are there (to overlap that is one of the paper's steps). MegaScale's own have
-  parallel blocks and windows, which no shape here has.
+  parameters move when all are there (to overlap that is one of the paper's steps). MegaScale's own
+  have parallel blocks and windows, which no shape here has.
 - TorchTitan: attention is torch's FlashAttention-2, gradients reduced in float32; 'selective (op
   level)' runs every other matmul again, about as many FLOPs as the products into the FFN, which are
   taken; where a pipeline runs, parameters stay gathered (ZeRO-1) and there are as many microbatches
