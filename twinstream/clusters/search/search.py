@@ -59,7 +59,7 @@ def search(
     num_gpus: int,
     cluster: Cluster,
     fixed: Mapping[str, Any] | None = None,
-    keep: int = 5,
+    keep: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Searched:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
