@@ -121,8 +121,8 @@ def _sections(view: ClusterView, summary: ClusterSummary) -> list[Section]:
         ),
         Section(
             "Device memory of a rank",
-            "What the arena of each class holds, by role of the tensors (where slots share bytes, at "
-            f"the fullest moment of the step), and the reserve.{few}",
+            "What the arena of each class holds, by role of the tensors (where slots share bytes, "
+            f"at the fullest moment of the step), and the reserve.{few}",
             memory_figure(summary, names),
         ),
         Section("Exposed time by class", "Per cent of the step of each class.",
