@@ -117,8 +117,8 @@ class BoundTables:
         saved, logits, hidden = self._bytes(job)
         late = layout.pipeline == "zero_bubble"
         return _Column(
-            each=times.least_forward + times.least_backward + (times.weight if late else 0.0),
-            on_the_way=times.least_forward + times.least_backward,
+            each=times.least,
+            on_the_way=times.on_the_way,
             put_off=times.weight * min(layout.pp - 1, job.num_microbatches) * late,
             embedding=times.embedding,
             head=times.head,
