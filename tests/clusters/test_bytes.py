@@ -165,3 +165,20 @@ def test_both_ends_of_every_exchange_move_equal_bytes():
                 sizes[name][op.op_id] = max(of_tensor[o.tensor] for o in op.operands)
     for one in schedule.order:
         assert len({sizes[name][op_id] for name, op_id in one.sides}) == 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("fields", [{}, {"tp": 2}, {"cp": 2}])
+def test_zero_bubble_puts_off_the_gradients_of_what_products_make(recompute, fields):
+    """Of QKV, output projection, up and gate, and down; with what was computed again."""
+    job = job_of(2, pipeline="zero_bubble", recompute=recompute, **fields)
+    (part,) = lowered(job).schedules.values()
+    work, d = job.work, DENSE.d_model
+    widths = [work.d_qkv, d, 2 * work.d_ff, d]
+    again = saved_bytes(work, "none") if recompute == "full" else 0
+    held = [
+        s for s in part.slots if s.slot_id.startswith(("put_off.", "again.attention", "again.mlp"))
+    ]
+    expected = 2 * work.tokens * sum(widths) + again
+    # of every layer, since one microbatch's backward comes before its weights' gradients
+    assert sum(slot.size_bytes for slot in held) == DENSE.num_layers * expected
