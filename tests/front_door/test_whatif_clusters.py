@@ -126,8 +126,10 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
     one_answer = Question.answer
     eight = replace(base, num_gpus=8)
     monkeypatch.setattr(Question, "answer", answer)
-    monkeypatch.setattr("twinstream.whatif.clusters.answers.in_processes",
-                        lambda work, items, jobs: [(one, work(one, None)) for one in items])  # fmt: skip
+    monkeypatch.setattr(
+        "twinstream.whatif.clusters.answers.in_processes",
+        lambda work, items, jobs: [(one, work(one, None)) for one in items],
+    )
     change = ClusterChange("memory", "", "", {"machine.device_memory_bytes": 1e11})
     found = what_if_on_cluster(eight, [change], lambda speed, gpus, price: None)
     assert found.base.layout.micro_batch == 2

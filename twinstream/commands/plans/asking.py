@@ -11,14 +11,14 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
-from twinstream.commands.arguments.what_if_options import (
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plans.asking_cluster import ask_on_cluster
+from twinstream.commands.plans.asking_options import (
     CHANGES,
     ChangesError,
     WhatIfOptions,
     changes_of,
 )
-from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.asking_cluster import ask_on_cluster
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.files import write_text

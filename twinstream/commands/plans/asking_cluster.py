@@ -7,8 +7,8 @@ from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.what_if_options import WhatIfOptions, changes_of
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plans.asking_options import WhatIfOptions, changes_of
 from twinstream.cost.bill import Bill
 from twinstream.schedule.files import write_text
 
