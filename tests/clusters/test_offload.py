@@ -159,6 +159,21 @@ def test_stages_that_fit_stay_as_they_are():
         assert schedule.slots == resident("1f1b").schedules[name].slots
 
 
+def test_what_is_too_small_to_move_stays_carried():
+    narrow = {"d_model": 256, "num_heads": 4, "num_kv_heads": 2, "d_ff": 1024}
+    job = job_of(LAYOUTS["fsdp"])
+    job = job.model_copy(update={"shape": SHAPE.model_copy(update=narrow)})
+    document = document_of(job, CLUSTER)
+    caps = Caps(device_bytes=round(0.6 * fullest_bytes(document)), host_bytes=HOST_BYTES)
+    found = offloaded(document, job, CLUSTER, NODE, caps)
+    (schedule,) = found.schedules.values()
+    shards = {t.tensor_id for t in schedule.tensors if t.role == "parameter"}
+    small = {t.tensor_id for t in schedule.tensors if t.size_bytes < 2**20} & shards
+    assert small
+    assert small <= {item.tensor for item in schedule.carried}
+    assert verify_cluster(found) == []
+
+
 def test_what_fits_no_memory_is_refused_with_bytes_by_class_and_the_least_that_would_do():
     job, document = job_of(LAYOUTS["alone"]), resident("alone")
     tiny = Caps(device_bytes=2**28, host_bytes=HOST_BYTES)

@@ -33,6 +33,7 @@ class LayerChain:
         self._rings = RingOps(builder, job)
         self._late = job.layout.pipeline == "zero_bubble"
         self._put_off: dict[tuple[int, str, int], Held] = {}
+        self._again: dict[tuple[int, int], dict[str, Held]] = {}
         self._moves = {"forward": _moves(parts, "forward"), "backward": _moves(parts, "backward")}
 
     def forward(
@@ -72,23 +73,24 @@ class LayerChain:
             if first and part is self._parts.parts[0]:
                 kept_uses.append(("entered", entered, "read"))
             self._backward(layer, part, element, (flow.current, flow.to), kept_uses, j)
-        for name, held in again.items():
-            self._b.give_back(f"again.{name}", held)
-        if not self._late:
-            self._kept.release(layer, j)
+        if self._late:
+            self._again[layer, j] = again
+        else:
+            self._release(layer, j, again)
 
     def weight(self, layer: int, j: int) -> None:
         """The gradients of weights that backward has put off."""
+        again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
             for element in part.elements[::-1]:
-                if not isinstance(element, Compute):
+                if not isinstance(element, Compute) or not element.gradient_bytes:
                     continue
                 held = self._put_off.pop((layer, element.name, j))
-                kept = self._saved(layer, part, j, {})
+                kept = self._saved(layer, part, j, again)
                 gathered = self._gather_again(layer, part, element, kept, j)
                 self._weight(layer, element, [("d_output", held, "read"), *kept], gathered, j)
-                self._b.give_back("put_off", held)
-        self._kept.release(layer, j)
+                self._b.give_back(f"put_off.{element.name}", held)
+        self._release(layer, j, again)
 
     def _forward(
         self, layer: int, element: Compute | Ring, tag: str, uses: list[Use], j: int
@@ -113,8 +115,9 @@ class LayerChain:
             self._rings.emit(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
             return
         uses.append(self._weights.read_of(layer, element.weights))
-        if self._late:
-            put = self._b.take("put_off", whole(self._job), "activation", self._job.dtype)
+        if self._late and (size := element.gradient_bytes):
+            pool = f"put_off.{element.name}"
+            put = self._b.take(pool, size, "activation", self._job.dtype)
             self._put_off[layer, element.name, j] = put
             uses.append(("put_off", put, "write"))
         gathered = None if self._late else self._gather_again(layer, part, element, kept, j)
@@ -164,6 +167,11 @@ class LayerChain:
         pool = f"again.{part.name}"
         made[part.name] = self._b.take(pool, part.full_bytes, "activation", self._job.dtype)
         return [(pool, made[part.name], "write")]
+
+    def _release(self, layer: int, j: int, again: dict[str, Held]) -> None:
+        for name, held in again.items():
+            self._b.give_back(f"again.{name}", held)
+        self._kept.release(layer, j)
 
     def _saved(self, layer: int, part: Part, j: int, again: dict[str, Held]) -> list[Use]:
         held = again.get(part.name) or self._kept.of(layer, part.name, j)

@@ -22,14 +22,15 @@ class LayerTimes:
     """Nanoseconds of one layer and one microbatch.
 
     `forward` and `backward` with all that is said; `weight` of what zero-bubble puts off (then
-    `backward` is without). The `least` ones are what no overlap inside the layer can beat.
+    `backward` is without). No overlap beats `least` of forward and backward of one microbatch
+    after the other, and `on_the_way` of its way through the layer and back.
     """
 
     forward: float
     backward: float
     weight: float
-    least_forward: float
-    least_backward: float
+    least: float
+    on_the_way: float
     embedding: float
     head: float
 
@@ -90,15 +91,16 @@ def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
     late = job.layout.pipeline == "zero_bubble"
     again = forward if parts.full_recompute else 0.0
     backward, weight = clock.backward(parts, late=late)
-    computed = sum(clock.computed(element) for element in elements) * (not late)
-    chained = sum(clock.chained(element) for element in elements)
+    chained = forward + again + sum(clock.chained(element) for element in elements)
+    once = sum(clock.forward(element) for element in elements if not isinstance(element, Talk))
+    computed = once * (2 if again else 1) + clock.inputs(elements) + weight
     talk = clock.outside
     return LayerTimes(
         forward=forward,
         backward=again + backward,
         weight=weight,
-        least_forward=forward,
-        least_backward=again + max(chained, computed + clock.inputs(elements) * (not late)),
+        least=max(chained, computed),
+        on_the_way=computed if parts.plain and not late else chained,
         embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward)
         + 2 * talk,
         head=pricing.work(job.work.head().forward + job.work.head().backward) + 2 * talk,

@@ -55,7 +55,7 @@ class ClusterOptions:
     ] = False
     keep: Annotated[
         int, _option(_PANEL, "N", "How many of the best layouts are shown.", min=1, max=20)
-    ] = 5
+    ] = 3
     tp: Annotated[int | None, _degree("Tensor parallel ranks.")] = None
     cp: Annotated[int | None, _degree("Context parallel ranks.")] = None
     pp: Annotated[int | None, _degree("Pipeline stages.")] = None

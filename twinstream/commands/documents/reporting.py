@@ -47,7 +47,7 @@ def report(
     if holds_cluster(subject):
         report_cluster_file(subject, where, predicted, measured, output, as_json=as_json)
         return
-    refuse_cluster_options(subject, cluster=where.cluster)
+    refuse_cluster_options(subject, where)
     with progress(f"drawing {subject}", quiet=as_json):
         if subject.is_dir():
             if predicted is not None or measured is not None:

@@ -31,7 +31,7 @@ def trace(
     if holds_cluster(schedule):
         trace_cluster_file(schedule, where, predicted, measured, output, as_json=as_json)
         return
-    refuse_cluster_options(schedule, cluster=where.cluster)
+    refuse_cluster_options(schedule, where)
     from twinstream.report.trace import trace_of, write_trace
     from twinstream.report.view import View
 
