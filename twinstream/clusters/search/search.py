@@ -8,9 +8,9 @@ import numpy as np
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.predict import Prediction, predict, without_reduction
 from twinstream.clusters.refusals import refusals_of
-from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
