@@ -1,5 +1,6 @@
 """Stages that do not fit the device, planned with the host's memory."""
 
+import itertools
 from functools import cache
 
 import pytest
@@ -147,7 +148,7 @@ def test_what_does_not_fit_crosses_the_link_in_every_step():
 def test_more_device_memory_is_never_much_slower(name):
     shares = (0.55, 0.7, 0.85, 1.0)
     steps = [step_ns(within(name, share)) for share in shares]
-    assert all(more <= 1.05 * less for less, more in zip(steps, steps[1:], strict=False)), steps
+    assert all(more <= 1.05 * less for less, more in itertools.pairwise(steps)), steps
     assert steps[-1] == step_ns(resident(name))
     assert steps[0] > steps[-1]
 
@@ -157,6 +158,21 @@ def test_stages_that_fit_stay_as_they_are():
     assert copies(document) == []
     for name, schedule in document.schedules.items():
         assert schedule.slots == resident("1f1b").schedules[name].slots
+
+
+def test_what_is_too_small_to_move_stays_carried():
+    narrow = {"d_model": 256, "num_heads": 4, "num_kv_heads": 2, "d_ff": 1024}
+    job = job_of(LAYOUTS["fsdp"])
+    job = job.model_copy(update={"shape": SHAPE.model_copy(update=narrow)})
+    document = document_of(job, CLUSTER)
+    caps = Caps(device_bytes=round(0.6 * fullest_bytes(document)), host_bytes=HOST_BYTES)
+    found = offloaded(document, job, CLUSTER, NODE, caps)
+    (schedule,) = found.schedules.values()
+    shards = {t.tensor_id for t in schedule.tensors if t.role == "parameter"}
+    small = {t.tensor_id for t in schedule.tensors if t.size_bytes < 2**20} & shards
+    assert small
+    assert small <= {item.tensor for item in schedule.carried}
+    assert verify_cluster(found) == []
 
 
 def test_what_fits_no_memory_is_refused_with_bytes_by_class_and_the_least_that_would_do():

@@ -4,7 +4,11 @@ import pytest
 
 from tests.fidelity.clusters.published import TABLES, rows_of
 from twinstream.fidelity.clusters.activation_bytes import published_activation_bytes
-from twinstream.fidelity.clusters.calibration_rows import FITTED_SERIES, is_calibration
+from twinstream.fidelity.clusters.calibration_rows import (
+    FITTED_SERIES,
+    fitted_rows,
+    is_calibration,
+)
 from twinstream.fidelity.clusters.comparing import comparisons
 from twinstream.fidelity.clusters.report import rows_csv, validation_json
 from twinstream.fidelity.clusters.scoring import NothingScoredError, Predicted, score
@@ -110,3 +114,18 @@ def test_the_rule_of_calibration_rows_is_the_same_for_any_part_of_a_table():
 def test_no_paper_and_no_mlperf_row_is_fitted_to():
     rows = [*rows_of("papers").values(), *rows_of("mlperf_gpt3").values()]
     assert not any(is_calibration(row) for row in rows)
+
+
+def test_a_fit_simulates_one_run_of_a_pipeline_and_none_that_takes_minutes():
+    rows = list(rows_of("vtrain").values())
+    small = next(row for row in rows if row.job.layout.pp == 1)
+    pipeline = small.job.layout.model_copy(update={"pp": 8, "dp": small.job.layout.dp // 8})
+    seen = next(f"family {n}" for n in range(99) if is_calibration(
+        small.model_copy(update={"family": f"family {n}"})))  # fmt: skip
+    job = small.job.model_copy(update={"layout": pipeline})
+    two = [small.model_copy(update={"job": job, "family": seen, "num_gpus": n}) for n in (64, 8)]
+    assert fitted_rows(two, "A100") == (two[1],)
+    long = job.model_copy(update={"global_batch": 10**6})
+    deep = long.shape.model_copy(update={"num_layers": 96})
+    slow = two[0].model_copy(update={"job": long.model_copy(update={"shape": deep})})
+    assert is_calibration(slow) and fitted_rows([slow], "A100") == ()

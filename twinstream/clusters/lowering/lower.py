@@ -7,6 +7,7 @@ from twinstream.clusters.lowering.builder import StageBuilder
 from twinstream.clusters.lowering.groups import mesh_of
 from twinstream.clusters.lowering.stage import StageOps
 from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Op
@@ -31,18 +32,20 @@ def lower(
     everyone = tuple(axis.name for axis in mesh.axes if axis.size > 1)
     flops = job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len)
     schedules, classes = {}, []
-    for stage in range(job.layout.pp):
-        name = f"stage {stage}"
-        built = StageOps(job, stage, everyone, folded=folded).lower()
-        schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
-        classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
+    with gc_paused():
+        for stage in range(job.layout.pp):
+            name = f"stage {stage}"
+            built = StageOps(job, stage, everyone, folded=folded).lower()
+            schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
+            classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     document = ClusterSchedule.model_construct(
         schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
         model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
         seq_len=job.seq_len, global_batch=job.global_batch,
         precision=job.precision, attention=job.attention, model_flops=flops, machine=machine,
     )  # fmt: skip
-    return in_one_order(document)
+    with gc_paused():
+        return in_one_order(document)
 
 
 def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:

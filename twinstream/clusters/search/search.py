@@ -10,12 +10,15 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.predict import Prediction, predict, without_reduction
 from twinstream.clusters.refusals import refusals_of
-from twinstream.clusters.search.bounds import BoundTables
+from twinstream.clusters.offloading.errors import OffloadError
+from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.space import layouts, require_axes
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.simulator.cluster.costs import share_of
 
 GIB = 2**30
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
@@ -59,7 +62,7 @@ def search(
     num_gpus: int,
     cluster: Cluster,
     fixed: Mapping[str, Any] | None = None,
-    keep: int = 5,
+    keep: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Searched:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
@@ -82,6 +85,8 @@ def search(
     bounds = BoundTables(job, pricing).of(possible)
     room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
     fits = np.flatnonzero(bounds.memory_bytes <= room)
+    if fixed.get("offload"):
+        bounds, fits = _with_copies(bounds, room, machine, cluster)
     if not len(fits):
         raise _none_fits(possible, bounds.memory_bytes, room, num_gpus)
     order = fits[np.argsort(bounds.step_s[fits], kind="stable")]
@@ -93,7 +98,8 @@ def search(
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
         one = job.model_copy(update={"layout": possible[number]})
-        simulated.append((folded_step_s(one, pricing), int(number)))
+        folded_s = max(folded_step_s(one, pricing), float(bounds.step_s[number]))
+        simulated.append((folded_s, int(number)))
     found = [(possible[n], float(bounds.step_s[n])) for _, n in sorted(simulated)]
     best = _whole(job, found, cluster, keep, progress)
     if not best:
@@ -111,10 +117,27 @@ def _whole(
         if len(found) >= keep:
             break
         progress(f"simulating whole: {told(layout)}")
-        prediction = predict(job.model_copy(update={"layout": layout}), cluster)
+        try:
+            prediction = predict(job.model_copy(update={"layout": layout}), cluster)
+        except OffloadError:
+            continue
         if prediction.fits:
             found.append(Found(layout, bound_s, prediction))
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))
+
+
+def _with_copies(
+    bounds: Bounds, room: float, machine: Machine, cluster: Cluster
+) -> tuple[Bounds, Any]:
+    """Bounds with host memory: what does not fit the device comes from the host once a step.
+
+    And those layouts that fit both together.
+    """
+    share = share_of(machine, cluster.count("gpus_per_node"))
+    rate = min(share.rate("pcie_h2d_bytes_per_s"), share.rate("host_dram_bytes_per_s") / 2)
+    beyond = np.maximum(0.0, bounds.memory_bytes - room)
+    fits = np.flatnonzero(beyond <= share.number("host_memory_bytes"))
+    return Bounds(np.maximum(bounds.step_s, beyond / rate), bounds.memory_bytes), fits
 
 
 def _possible(job: Job, num_gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> list[Layout]:

@@ -29,13 +29,14 @@ CONSTANTS = (
              0.5, 1.0, 0.75),
     Constant("matmul_ramp_us", "what a matrix product takes to fill and drain the SMs, us",
              0.2, 20.0, 5.0),
-    Constant("attention", "attention's rate, in that of the base profile", 0.4, 1.6, 1.0),
+    Constant("attention", "share of the sustained rate that attention reaches, forward",
+             0.2, 1.2, 0.7),
     Constant("elementwise", "share of HBM's nominal rate that elementwise kernels reach",
              0.4, 0.95, 0.8),
-    Constant("launch_us", "between two kernels of a stream, us", 0.5, 20.0, 2.0),
+    Constant("launch_us", "between two kernels of a stream, us", 0.5, 12.0, 2.0),
     Constant("network", "share of the NICs' nominal rate that large collectives reach",
              0.4, 1.0, 0.9),
-    Constant("compute_lost", "share of compute that a running collective takes", 0.0, 0.5, 0.1),
+    Constant("compute_lost", "share of compute that a running collective takes", 0.0, 0.4, 0.1),
 )  # fmt: skip
 
 
@@ -50,12 +51,13 @@ def with_constants(
     )
     peak = machine.number("peak_bf16_flop_per_s") * sustained
     vector = machine.curve("vector").max
+    attention = machine.curve("attention_forward").max
     for key, curve in machine.efficiency.items():
         change: dict[str, float] = {}
         if key == "matmul":
             change = {"half": ramp_us * 1e-6 * peak * curve.max}
         elif key.startswith("attention") and "float32" not in key:
-            change = {"max": min(1.5, curve.max * values["attention"])}
+            change = {"max": min(1.5, values["attention"] * curve.max / attention)}
         elif curve.of == "bytes" and key not in _LINKS:
             change = {"max": min(1.5, values["elementwise"] * curve.max / vector)}
         if change:

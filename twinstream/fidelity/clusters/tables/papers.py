@@ -2,13 +2,15 @@
 
 Each paper leaves something open; what is taken is said here, once:
 
-- Narayanan 2021 (Megatron), Korthikanti 2022: fp16, gradients reduced in 16 bits, dropout, unfused
-  attention, no ZeRO but where the table says so. Table 1's interleaving degree is not stated: the
+- Narayanan 2021 (Megatron), Korthikanti 2022: fp16, gradients reduced in 16 bits when all are there
+  (Megatron-LM overlapped that from 2023 on), dropout, unfused attention, no ZeRO but where the
+  table says so. Table 1's interleaving degree is not stated: the
   most of 1, 2 and 3 that divides a stage's layers, and none on two stages, where there is no such
   schedule.
 - MegaScale: of the rows called Megatron-LM, nothing is recomputed and attention is fused (what is
-  printed is 53 % of the peak, which recomputing whole layers could not reach). MegaScale's own have
-  parallel blocks and windows, which no shape here has.
+  printed is 53 % of the peak, which recomputing whole layers could not reach), and gradients and
+  parameters move when all are there (to overlap that is one of the paper's steps). MegaScale's own
+  have parallel blocks and windows, which no shape here has.
 - TorchTitan: attention is torch's FlashAttention-2, gradients reduced in float32; 'selective (op
   level)' runs every other matmul again, about as many FLOPs as the products into the FFN, which are
   taken; where a pipeline runs, parameters stay gathered (ZeRO-1) and there are as many microbatches
@@ -90,6 +92,7 @@ def _megatron(cells: Cells, paper: str) -> ClusterRow:
         zero=3 if zero3 else 0,
         recompute=_recompute(cells),
         sequence_parallel="sequence parallel" in cells.text("options"),
+        dp_overlap=zero3,
         gradient_dtype="bfloat16",
     )
     vocab = cells.count("vocab")
@@ -141,6 +144,7 @@ def _megascale(cells: Cells, paper: str) -> ClusterRow:
         virtual_stages=stages,
         micro_batch=cells.count("micro_batch", 1),
         pipeline="interleaved" if stages > 1 else "1f1b",
+        dp_overlap=False,
     )
     job = Job(
         shape=shape,

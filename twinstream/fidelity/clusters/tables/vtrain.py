@@ -1,7 +1,7 @@
 """vTrain's measured table (`ground_truth_multi.csv`): Megatron-DeepSpeed on up to 512 A100.
 
 Not stated there, and taken from what Megatron-DeepSpeed did by default in 2023: fp16, gradients
-reduced in 16 bits, no sequence parallelism, unfused attention, no ZeRO, dropout.
+reduced in 16 bits when all are there, no sequence parallelism, unfused attention, no ZeRO, dropout.
 """
 
 from twinstream.clusters.job import Job
@@ -32,6 +32,7 @@ def row_of(cells: Cells) -> ClusterRow:
             zero=0,
             recompute="full" if cells.text("activation_checkpointing") == "full" else "none",
             sequence_parallel=False,
+            dp_overlap=False,
             gradient_dtype="bfloat16",
         ),
         seq_len=seq_len,
