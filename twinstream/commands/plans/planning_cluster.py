@@ -74,5 +74,6 @@ def _layout(one: Found) -> dict[str, Any]:
         "mfu": prediction.mfu,
         "memory_bytes": prediction.memory_bytes,
         "memory": dict(prediction.memory),
+        "host_bytes": prediction.host_bytes,
         "shares": dict(prediction.shares),
     }
