@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
+from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, random_job
 from twinstream.clusters.predict import predict
 from twinstream.clusters.search.bounds import BoundTables
 from twinstream.clusters.search.chains import Pricing
@@ -38,3 +38,15 @@ def test_neither_time_nor_memory_is_below_the_bound(fields):
     assert bounds.memory_bytes[0] <= found.memory_bytes
     if job.layout.num_gpus == job.layout.pp:  # nothing is said but messages: it is near
         assert bounds.step_s[0] > 0.8 * found.step_s
+
+
+@pytest.mark.parametrize("seed", [3, 31, 49, 51, 106, 117, 119, 140, 152])
+def test_no_random_layout_is_below_its_bound(seed):
+    """Of few and of many microbatches, uneven stages, anything computed again."""
+    job = random_job(seed)
+    shape = job.shape.model_copy(update={"d_model": 2048, "d_ff": 8192})
+    wide = job.model_copy(update={"shape": shape, "seq_len": 1920, "precision": "bf16"})
+    bounds = BoundTables(wide, Pricing(CLUSTER, machine_of(CLUSTER))).of([wide.layout])
+    found = predict(wide, CLUSTER)
+    assert bounds.step_s[0] <= found.step_s
+    assert bounds.memory_bytes[0] <= found.memory_bytes

@@ -102,3 +102,13 @@ def test_a_deadlock_is_left_to_be_told():
         )
     sides = [side for one in found.order for side in one.sides]
     assert len(sides) == len(set(sides)) == sum(len(one.sides) for one in schedule.order)
+
+
+@pytest.mark.parametrize("fields", [{"tp": 2, "dp": 2}, {"dp": 4, "pp": 2}, {"dp": 4, "zero": 0}])
+def test_without_overlap_no_gradient_is_reduced_before_all_are_complete(fields):
+    for part in lowered(job_of(3, dp_overlap=False, **fields)).schedules.values():
+        place = {op.op_id: at for at, op in enumerate(part.ops)}
+        reduced = [op for op in part.ops if op.op_id.startswith("reduce.")]
+        assert reduced and "gradients_complete" in reduced[0].waits
+        computed = [at for name, at in place.items() if name.startswith(("backward", "weight"))]
+        assert max(computed) < place["gradients_complete"]

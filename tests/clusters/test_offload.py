@@ -1,5 +1,6 @@
 """Stages that do not fit the device, planned with the host's memory."""
 
+import itertools
 from functools import cache
 
 import pytest
@@ -147,7 +148,7 @@ def test_what_does_not_fit_crosses_the_link_in_every_step():
 def test_more_device_memory_is_never_much_slower(name):
     shares = (0.55, 0.7, 0.85, 1.0)
     steps = [step_ns(within(name, share)) for share in shares]
-    assert all(more <= 1.05 * less for less, more in zip(steps, steps[1:], strict=False)), steps
+    assert all(more <= 1.05 * less for less, more in itertools.pairwise(steps)), steps
     assert steps[-1] == step_ns(resident(name))
     assert steps[0] > steps[-1]
 

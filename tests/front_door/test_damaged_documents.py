@@ -10,9 +10,9 @@ import pytest
 from tests.front_door.conftest import Files
 from tests.front_door.damaged_documents import as_toml, damaged
 from twinstream import api
-from twinstream.commands.arguments.cluster_inputs import cluster_inputs
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.options import Profiles
+from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
 from twinstream.measures.cluster_summary import summarize_cluster
 from twinstream.measures.explanation import explain

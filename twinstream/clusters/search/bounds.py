@@ -152,7 +152,7 @@ class BoundTables:
         """After the last backward; all of the fullest queue of reductions or gathers; a message."""
         layout = job.layout
         key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, layers,
-               layout.gradient_dtype, layout.shard)  # fmt: skip
+               layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
         if key in self._tails:
             return self._tails[key]
         pricing = self._pricing
@@ -173,8 +173,13 @@ class BoundTables:
             queue = max(queue, layers * gather_ns * 2 * count)
         message = 0.0
         if layout.pp > 1:
-            message = pricing.message(mesh, stored_hidden_bytes(job.work), axis="pp")
-        found = (reduce_ns * (layout.dp * layout.cp > 1) + layers * update_ns, queue, message)
+            size = stored_hidden_bytes(job.work)
+            hops = range(layout.pp - 1)
+            way = sum(pricing.message(mesh, size, axis="pp", sender=stage) for stage in hops)
+            message = way / len(hops)
+        beside = self._times(job).embedding  # its backward may be beside the last layer's reduction
+        after = max(0.0, reduce_ns - beside) * (layout.dp * layout.cp > 1)
+        found = (after + layers * update_ns, queue, message)
         self._tails[key] = found
         return found
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from twinstream.commands.arguments.cluster_inputs import (
+from twinstream.commands.arguments.options import Profiles
+from twinstream.commands.cluster_inputs import (
     ClusterInputs,
     cluster_inputs,
     refuse_measured,
 )
-from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused

@@ -7,7 +7,6 @@ import typer
 
 from twinstream import api
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import (
     UnknownMachineError,
@@ -16,6 +15,7 @@ from twinstream.commands.arguments.inputs import (
     read_timelines,
 )
 from twinstream.commands.arguments.outputs import output_option, require_own_outputs
+from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.documents.clusters import report_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.metrics import summarize

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from twinstream import api
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
 from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.documents.clusters import trace_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 

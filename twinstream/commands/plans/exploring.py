@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from twinstream.commands.arguments.cluster_inputs import cluster_inputs
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
+from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
