@@ -14,7 +14,12 @@ from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.shapes.presets import load_shape
 from twinstream.whatif.clusters.answers import what_if_on_cluster
-from twinstream.whatif.clusters.changes import ClusterChange, usual_changes, written_change
+from twinstream.whatif.clusters.changes import (
+    ClusterChange,
+    kept_job,
+    usual_changes,
+    written_change,
+)
 
 STEP = ("--model", "1b", "--seq-len", 512, "--global-batch", 32)
 ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
@@ -164,6 +169,18 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
     found = what_if_on_cluster(eight, [change], lambda speed, gpus, price: None)
     assert found.base.layout.micro_batch == 2
     assert found.answers[0].kept == found.answers[0].anew == found.base
+
+
+def test_replicas_of_a_kept_layout_make_up_the_gpus_and_what_is_fixed_wins():
+    before = Layout(tp=2, pp=1, dp=8, micro_batch=2)
+    for asked, layout in (
+        (question(32), {"dp": 16}),
+        (question(8), {"dp": 4}),
+        (question(16, tp=4), {"tp": 4, "dp": 4}),
+        (question(16, zero=3, micro_batch=1), {"zero": 3, "micro_batch": 1}),
+        (question(7), {}),  # refused afterwards
+    ):
+        assert kept_job(asked, before).layout == before.model_copy(update=layout)
 
 
 def test_of_one_node_the_network_is_left_out_and_narrow_peaks_change_too():
