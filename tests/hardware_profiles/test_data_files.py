@@ -101,9 +101,7 @@ def test_peaks_of_narrow_dtypes_are_the_datasheets_without_sparsity(name, fp8_tf
     machine = load_machine(name)
     for field, tflops in zip(NARROW_PEAKS, (fp8_tflops, fp4_tflops), strict=True):
         stated = getattr(machine, field)
-        assert (stated and (stated.value, stated.kind)) == (
-            tflops and (tflops * 1e12, "datasheet")
-        )
+        assert (stated and (stated.value, stated.kind)) == (tflops and (tflops * 1e12, "datasheet"))
 
 
 @pytest.mark.parametrize(("name", "low_gb", "high_gb"), [("h100", 51, 53), ("rtx3090", 23, 25)])

@@ -59,7 +59,7 @@ def heatmap(grid: Grid) -> Figure:
         levels = grid.levels[metric.column]
         axes.set_facecolor("#d9d9d9")
         image = axes.imshow(np.ma.masked_invalid(levels), origin="lower", aspect="auto")
-        figure.colorbar(image, ax=axes, pad=0.015, format=_WITH_COMMAS)
+        figure.colorbar(image, ax=axes, pad=0.015, format="{x:" + metric.form + "}")
         axes.set_title(metric.name, fontsize=11, fontweight="bold", loc="left")
         axes.set_xlabel(grid.x_name)
         axes.set_ylabel(grid.y_name)

@@ -166,11 +166,8 @@ def _dense(job: Job) -> tuple[Element, ...]:
     again: tuple[Work, ...] = ()
     if job.layout.recompute == "mlp":
         again = work.mlp_again()
-        size += sum(
-            sign * one.size_bytes
-            for sign, recompute in ((1, "selective"), (-1, "mlp"))
-            for one in saved_tensors(work, "mlp", recompute)
-        )
+        size += sum(one.size_bytes for one in saved_tensors(work, "mlp", "selective"))
+        size -= sum(one.size_bytes for one in saved_tensors(work, "mlp", "mlp"))
     return around(job, [Compute("mlp", _repeating(work.mlp(), again), size)])
 
 

@@ -39,7 +39,7 @@ class Question:
     fixed: Mapping[str, Any]
 
     def answer(
-        self, keep: int = 5, progress: Callable[[str], None] = lambda text: None
+        self, keep: int = 3, progress: Callable[[str], None] = lambda text: None
     ) -> Searched:
         """
         Raises:

@@ -1,17 +1,18 @@
 """The fastest layout of a model and batch on so many GPUs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.predict import Prediction, predict, without_reduction
 from twinstream.clusters.refusals import refusals_of
-from twinstream.clusters.offloading.errors import OffloadError
-from twinstream.clusters.search.bounds import Bounds, BoundTables
+from twinstream.clusters.search.bounds import BoundTables
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.space import layouts, require_axes
@@ -53,6 +54,29 @@ class Searched:
         return self.best[0].prediction.step_s / self.least_bound_s - 1
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a GPU has: `room_bytes` of its own, `most_bytes` with its share of the host's."""
+
+    room_bytes: float
+    most_bytes: float
+    h2d_bytes_per_s: float
+
+    @staticmethod
+    def of(cluster: Cluster, machine: Machine, *, offload: bool) -> "Memory":
+        """Without `offload` only its own."""
+        room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
+        if not offload:
+            return Memory(room, room, np.inf)
+        host = share_of(machine, cluster.count("gpus_per_node")).host_memory_bytes
+        host_bytes = np.inf if host is None or host.value is None else host.value
+        return Memory(room, room + host_bytes, machine.rate("pcie_h2d_bytes_per_s"))
+
+    def away_s(self, memory_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What there is no room for where memory is fullest is copied back in every step."""
+        return np.maximum(0.0, memory_bytes - self.room_bytes) / self.h2d_bytes_per_s
+
+
 class NoLayoutError(LayoutError):
     """No layout fits, or none is possible."""
 
@@ -83,12 +107,12 @@ def search(
     possible = _possible(job, num_gpus, cluster, fixed)
     progress(f"bounds of {len(possible):,} layouts")
     bounds = BoundTables(job, pricing).of(possible)
-    room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
-    fits = np.flatnonzero(bounds.memory_bytes <= room)
-    if fixed.get("offload"):
-        bounds, fits = _with_copies(bounds, room, machine, cluster)
+    memory = Memory.of(cluster, machine, offload=bool(fixed.get("offload")))
+    fits = np.flatnonzero(bounds.memory_bytes <= memory.most_bytes)
     if not len(fits):
-        raise _none_fits(possible, bounds.memory_bytes, room, num_gpus)
+        raise _none_fits(possible, bounds.memory_bytes, memory.most_bytes, num_gpus)
+    away_s = memory.away_s(bounds.memory_bytes)
+    bounds = replace(bounds, step_s=np.maximum(bounds.step_s, away_s))
     order = fits[np.argsort(bounds.step_s[fits], kind="stable")]
     simulated: list[tuple[float, int]] = []
     for count, number in enumerate(order):
@@ -97,13 +121,13 @@ def search(
         if enough or count >= _MOST_SIMULATED:
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
-        one = job.model_copy(update={"layout": possible[number]})
-        folded_s = max(folded_step_s(one, pricing), float(bounds.step_s[number]))
-        simulated.append((folded_s, int(number)))
+        on_device = possible[number].model_copy(update={"offload": False})
+        one = job.model_copy(update={"layout": on_device})
+        simulated.append((folded_step_s(one, pricing) + float(away_s[number]), int(number)))
     found = [(possible[n], float(bounds.step_s[n])) for _, n in sorted(simulated)]
     best = _whole(job, found, cluster, keep, progress)
     if not best:
-        raise _none_fits(possible, bounds.memory_bytes, room, num_gpus)
+        raise _none_fits(possible, bounds.memory_bytes, memory.most_bytes, num_gpus)
     return Searched(best, float(bounds.step_s[order[0]]), len(possible), len(fits), len(simulated))
 
 
@@ -124,20 +148,6 @@ def _whole(
         if prediction.fits:
             found.append(Found(layout, bound_s, prediction))
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))
-
-
-def _with_copies(
-    bounds: Bounds, room: float, machine: Machine, cluster: Cluster
-) -> tuple[Bounds, Any]:
-    """Bounds with host memory: what does not fit the device comes from the host once a step.
-
-    And those layouts that fit both together.
-    """
-    share = share_of(machine, cluster.count("gpus_per_node"))
-    rate = min(share.rate("pcie_h2d_bytes_per_s"), share.rate("host_dram_bytes_per_s") / 2)
-    beyond = np.maximum(0.0, bounds.memory_bytes - room)
-    fits = np.flatnonzero(beyond <= share.number("host_memory_bytes"))
-    return Bounds(np.maximum(bounds.step_s, beyond / rate), bounds.memory_bytes), fits
 
 
 def _possible(job: Job, num_gpus: int, cluster: Cluster, fixed: Mapping[str, Any]) -> list[Layout]:

@@ -89,7 +89,7 @@ def what_if_on_cluster(
     question: Question,
     changes: Sequence[ClusterChange],
     billing: Billing,
-    keep: int = 5,
+    keep: int = 3,
     num_jobs: int = 1,
     on_answer: Callable[[], None] = lambda: None,
 ) -> ClusterWhatIf:
