@@ -19,8 +19,10 @@ def layouts_screen(
 ) -> Group:
     """The best layouts, fastest first, and what the fastest could be beaten by."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", "bubble", "exposed talk",
-                 "over its bound"):  # fmt: skip
+    on_host = any(one.prediction.host_bytes for one in found.best)
+    host = ("host GiB",) if on_host else ()
+    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", *host, "bubble",
+                 "exposed talk", "over its bound"):  # fmt: skip
         table.add_column(name, justify="left" if name == "layout" else "right")
     for one in found.best:
         prediction = one.prediction
@@ -30,6 +32,7 @@ def layouts_screen(
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
             f"{prediction.mfu:.1%}",
             f"{prediction.memory_bytes / _GIB:.1f}",
+            *((f"{prediction.host_bytes / _GIB:.1f}",) if on_host else ()),
             f"{prediction.shares.get('bubble', 0.0):.1%}",
             f"{prediction.shares.get('talk', 0.0):.1%}",
             f"{prediction.step_s / one.bound_s - 1:.1%}",

@@ -97,7 +97,8 @@ def search(
         if enough or count >= _MOST_SIMULATED:
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
-        one = job.model_copy(update={"layout": possible[number]})
+        on_device = possible[number].model_copy(update={"offload": False})  # copies are in the bound
+        one = job.model_copy(update={"layout": on_device})
         folded_s = max(folded_step_s(one, pricing), float(bounds.step_s[number]))
         simulated.append((folded_s, int(number)))
     found = [(possible[n], float(bounds.step_s[n])) for _, n in sorted(simulated)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twinstream.clusters.predict import document_of
+from twinstream.clusters.predict import planned_document
 from twinstream.clusters.search.search import Found, Searched, told
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
@@ -36,7 +36,7 @@ def plan_on_cluster(
     try:
         if output is not None:
             best = job.model_copy(update={"layout": found.best[0].layout})
-            write_document(document_of(best, cluster), output)
+            write_document(planned_document(best, cluster), output)
     finally:
         if as_json:
             print_json(_document(found, bills, seconds))
@@ -74,5 +74,6 @@ def _layout(one: Found) -> dict[str, Any]:
         "mfu": prediction.mfu,
         "memory_bytes": prediction.memory_bytes,
         "memory": dict(prediction.memory),
+        "host_bytes": prediction.host_bytes,
         "shares": dict(prediction.shares),
     }
