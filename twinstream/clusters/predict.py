@@ -208,7 +208,9 @@ def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule:
         OffloadError: with offload, it does not even so fit.
     """
     document = document_of(job, cluster)
-    return offloaded(document, job, cluster, machine_of(cluster)) if job.layout.offload else document
+    if not job.layout.offload:
+        return document
+    return offloaded(document, job, cluster, machine_of(cluster))
 
 
 def memory_of(schedule: Schedule) -> dict[str, int]:

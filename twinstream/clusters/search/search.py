@@ -8,9 +8,9 @@ import numpy as np
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.predict import Prediction, predict, without_reduction
 from twinstream.clusters.refusals import refusals_of
-from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
@@ -97,7 +97,8 @@ def search(
         if enough or count >= _MOST_SIMULATED:
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
-        on_device = possible[number].model_copy(update={"offload": False})  # copies are in the bound
+        # Copies are in the bound.
+        on_device = possible[number].model_copy(update={"offload": False})
         one = job.model_copy(update={"layout": on_device})
         folded_s = max(folded_step_s(one, pricing), float(bounds.step_s[number]))
         simulated.append((folded_s, int(number)))
