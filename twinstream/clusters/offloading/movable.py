@@ -92,8 +92,8 @@ def _lives(schedule: Schedule, times: StageTimes, carried: set[str]) -> Mapping[
                 life.exchanged = True
                 gathered = roles[operand.tensor] == "parameter" and operand.tensor not in carried
                 life.ahead |= operand.mode == "write" and (op.collective == "recv" or gathered)
-    for tensor in carried:
-        if (life := found.get(tensor)) is not None and life.first_ns is not None:
+    for tensor, life in found.items():
+        if tensor in carried and life.first_ns is not None:
             over_ns = times.pass_ns - life.last_ns + life.first_ns
             life.longest_ns = max(life.longest_ns, over_ns)
     return found
