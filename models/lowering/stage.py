@@ -149,6 +149,7 @@ class _StageLowering(StepLowering):
         self._microbatch = 0
         self._completes = False
         self._sent: deque[list[str]] = deque()
+        self._kept: set[tuple[str, int]] = set()
         self._last = {chunk: j for phase, chunk, j in cut.actions if phase == "backward"}
 
     def run(self) -> None:
@@ -220,7 +221,9 @@ class _StageLowering(StepLowering):
         """
         for tensor in tensors:
             kept = self.builder.read("kept", tensor)
-            self._communicate(f"kept.{tensor}.v{kept.version}", {**_KEPT}, [kept], "kept")
+            if (tensor, kept.version) not in self._kept:  # or it was received anew since
+                self._kept.add((tensor, kept.version))
+                self._communicate(f"kept.{tensor}.v{kept.version}", {**_KEPT}, [kept], "kept")
 
     def _feed(self, place: int) -> None:
         sources = ["tokens"] if place in (0, self.cut.num_places - 1) else []
