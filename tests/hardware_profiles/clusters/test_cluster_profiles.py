@@ -82,7 +82,7 @@ def test_a_gpu_has_its_share_of_the_nodes_host(name, gib, dram_bytes_per_s):
     cluster = load_cluster(name)
     share = share_of(machine_of(cluster), cluster.count("gpus_per_node"))
     assert share.number("host_memory_bytes") / 2**30 == pytest.approx(gib)
-    assert share.number("host_dram_bytes_per_s") == pytest.approx(dram_bytes_per_s, rel=1e-3)
+    assert share.number("host_dram_bytes_per_s") == pytest.approx(dram_bytes_per_s)
 
 
 def written(tmp_path, text):
