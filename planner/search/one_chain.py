@@ -12,6 +12,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS, SearchLimits
+from twinstream.planner.rules.full_recompute import full_recompute_plan
 from twinstream.planner.rules.streaming import streaming_plan
 from twinstream.planner.search.cuts import Cut
 from twinstream.planner.search.knobs import Attempt
@@ -75,9 +76,13 @@ def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted
     if bound is None:
         return None
     bench = Workbench(source, Cut(source.chain.workload, bound), judge)
-    tried: list[Attempt] = []
+    # The first attempt goes on solving from the bound.
+    tried = [Attempt(source.chain.workload, bench.first_knobs(source.choices, 0), bound)]
     for knobs in islice(tuning_path(bench, tried, None), most_attempts):
-        tried.append(bench.attempt(knobs, tried, None))
+        if knobs.rule is full_recompute_plan and not source.chain.recomputes:
+            tried.append(Attempt(source.chain.workload, knobs))  # as `resident`, before it
+        else:
+            tried.append(bench.attempt(knobs, tried, None))
     best = fastest(tried)
     if best is not None and best.judged is not None:
         return best.judged.emitted

@@ -120,8 +120,11 @@ class ClusterCosts:
     def _size(self, schedule: str, op: Communicate) -> tuple[int, str]:
         """nccl-tests' size: the larger of what is given and what is received."""
         sizes = self._sizes[schedule]
-        given = sum(sizes[o.tensor][0] for o in op.operands if o.mode != "write")
-        made = sum(sizes[o.tensor][0] for o in op.operands if o.mode != "read")
+        given = made = 0
+        for operand in op.operands:
+            size_bytes, _ = sizes[operand.tensor]
+            given += size_bytes * (operand.mode != "write")
+            made += size_bytes * (operand.mode != "read")
         return max(given, made), sizes[op.operands[0].tensor][1]
 
     def _priced(

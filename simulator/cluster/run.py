@@ -1,9 +1,10 @@
 """All streams of all classes of ranks in one SimPy environment."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import simpy
 
@@ -27,8 +28,7 @@ class Price:
     flow: SharedFlow | None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """An op as its stream sees it. Of an exchange the price is the exchange's."""
 
     position: int
@@ -58,13 +58,12 @@ class Meeting:
 class ClassPass:
     """One pass of one class: when its ops began and ended (-1: not yet)."""
 
-    __slots__ = ("ends", "left", "starts", "waiters")
+    __slots__ = ("ends", "starts", "waiters")
 
     def __init__(self, num_ops: int) -> None:
         self.starts = [0] * num_ops
         self.ends = [_UNENDED] * num_ops
         self.waiters: dict[int, list[_Stream]] = {}
-        self.left = num_ops
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +72,6 @@ class _Stream:
     steps: tuple[Step, ...]
     at: int = 0
     number: int = 0
-    waited: bool = False
 
 
 class ClusterRun:
@@ -91,7 +89,8 @@ class ClusterRun:
         self._num_passes = num_passes
         self._pool = ClusterPool(self._env, capacity)
         self._passes: list[list[ClassPass]] = []
-        self._arrived: dict[tuple[int, int], list[_Stream]] = {}
+        self._left: list[int] = []  # ops of all classes that have not ended, by pass
+        self._arrived: dict[tuple[int, int], tuple[tuple[_Stream, ...], int]] = {}
         self._ready = deque(
             _Stream(number, steps)
             for number, program in enumerate(programs)
@@ -109,25 +108,30 @@ class ClusterRun:
         """
         env = self._env
         this = self._of(self._ended)
-        while any(one.left for one in this):
-            if env.peek() == float("inf"):
-                raise StuckError(
-                    f"in pass {self._ended} ranks wait for one another for ever: "
-                    + ", ".join(
-                        f"{one.left} ops of class {i}" for i, one in enumerate(this) if one.left
-                    )
-                    + " never run"
-                )
-            env.step()
+        number = self._ended
+        while self._left[number]:
+            try:
+                env.step()
+            except simpy.core.EmptySchedule:
+                raise self._stuck(this) from None
             self._drain()
         if env.now > MOST_NS:
             raise TooLongError(f"a few passes take over {MOST_NS / 86_400e9:.0f} days")
         self._ended += 1
         return this
 
+    def _stuck(self, this: list[ClassPass]) -> StuckError:
+        left = [sum(end == _UNENDED for end in one.ends) for one in this]
+        return StuckError(
+            f"in pass {self._ended} ranks wait for one another for ever: "
+            + ", ".join(f"{count} ops of class {i}" for i, count in enumerate(left) if count)
+            + " never run"
+        )
+
     def _of(self, number: int) -> list[ClassPass]:
         while len(self._passes) <= number:
             self._passes.append([ClassPass(program.num_ops) for program in self._programs])
+            self._left.append(sum(program.num_ops for program in self._programs))
         return self._passes[number]
 
     def _drain(self) -> None:
@@ -141,32 +145,30 @@ class ClusterRun:
             stream.at, stream.number = 0, stream.number + 1
         if stream.number == self._num_passes:
             return
-        step = stream.steps[stream.at]
-        if not stream.waited and (step.waits or step.waits_previous):
-            if self._must_wait(stream, step):
-                return
-            wait_ns = self._programs[stream.program].wait_ns
-            if wait_ns and (step.waits or stream.number):
-                stream.waited = True
-                self._after(wait_ns, partial(self._ready.append, stream))
-                return
-        stream.waited = False
+        step, delay_ns = stream.steps[stream.at], 0
         this = self._of(stream.number)[stream.program]
-        this.starts[step.position] = int(self._env.now)
+        if step.waits or step.waits_previous:
+            if self._must_wait(stream, step, this):
+                return
+            if step.waits or stream.number:
+                delay_ns = self._programs[stream.program].wait_ns
+        start_ns = int(self._env.now) + delay_ns
+        this.starts[step.position] = start_ns
         if step.exchange < 0:
             assert step.price is not None
-            self._begin(step.price, partial(self._end, (stream,)))
+            self._begin(step.price, delay_ns, partial(self._end, (stream,)))
             return
         key = step.exchange, stream.number
         meeting = self._meetings[step.exchange]
-        sides = self._arrived.setdefault(key, [])
-        sides.append(stream)
-        if len(sides) == meeting.num_sides:
-            del self._arrived[key]
-            self._begin(meeting.price, partial(self._end, tuple(sides)))
+        sides, latest_ns = self._arrived.pop(key, ((), 0))
+        sides, latest_ns = (*sides, stream), max(latest_ns, start_ns)
+        if len(sides) < meeting.num_sides:
+            self._arrived[key] = sides, latest_ns
+        else:
+            delay_ns = latest_ns - int(self._env.now)
+            self._begin(meeting.price, delay_ns, partial(self._end, sides))
 
-    def _must_wait(self, stream: _Stream, step: Step) -> bool:
-        this = self._of(stream.number)[stream.program]
+    def _must_wait(self, stream: _Stream, step: Step, this: ClassPass) -> bool:
         for position in step.waits:
             if this.ends[position] < 0:
                 this.waiters.setdefault(position, []).append(stream)
@@ -179,26 +181,33 @@ class ClusterRun:
                     return True
         return False
 
-    def _begin(self, price: Price, done: "partial[None]") -> None:
-        if price.fixed_ns and price.flow is not None:
-            self._after(price.fixed_ns, partial(self._pool.run, price.flow, done))
-        elif price.flow is not None:
+    def _begin(self, price: Price, delay_ns: int, done: "partial[None]") -> None:
+        """So much later; what then takes time of its own, or shares."""
+        delay_ns += price.fixed_ns
+        if (
+            price.flow is None
+        ):  # by way of the queue, so that chains of ops without time do not nest
+            self._after(delay_ns, done)
+        elif delay_ns:
+            self._after(delay_ns, partial(self._flow, price.flow, done))
+        else:
             self._pool.run(price.flow, done)
-        else:  # by way of the queue, so that chains of ops without time do not nest
-            self._after(price.fixed_ns, done)
 
-    def _after(self, delay_ns: int, then: "partial[None]") -> None:
+    def _after(self, delay_ns: int, then: Callable[[simpy.Event], None]) -> None:
         timer = self._env.timeout(delay_ns)
         assert timer.callbacks is not None
-        timer.callbacks.append(lambda event: then())
+        timer.callbacks.append(then)
 
-    def _end(self, streams: tuple[_Stream, ...]) -> None:
+    def _flow(self, flow: SharedFlow, done: "partial[None]", _: simpy.Event) -> None:
+        self._pool.run(flow, done)
+
+    def _end(self, streams: tuple[_Stream, ...], _: simpy.Event | None = None) -> None:
         now_ns = int(self._env.now)
         for stream in streams:
             this = self._passes[stream.number][stream.program]
             position = stream.steps[stream.at].position
             this.ends[position] = now_ns
-            this.left -= 1
+            self._left[stream.number] -= 1
             stream.at += 1
             self._ready.append(stream)
             if (waiting := this.waiters.pop(position, None)) is not None:

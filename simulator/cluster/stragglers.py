@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.splitting import with_straggler
 from twinstream.schedule.errors import TwinstreamError, did_you_mean
 
 _RATES = (
@@ -33,20 +34,57 @@ def slower(machine: Machine, factor: float) -> Machine:
 
 def with_stragglers(
     schedule: ClusterSchedule, machine: Machine, factors: Mapping[str, float]
-) -> dict[str, Machine]:
+) -> tuple[ClusterSchedule, dict[str, Machine]]:
     """Machines of the classes, by name, that take so many times as long.
 
+    A straggler is a whole class by its name, or `rank 5` alone: then its class, and those that it
+    meets, are split, and the schedule is that with more classes.
+
     Raises:
-        StragglerError: there is no such class, or the factor is out of range.
+        StragglerError: there is no such class or rank, or the factor is out of range.
     """
-    names = [one.name for one in schedule.classes]
+    ranks = {name: _rank(schedule, name) for name in factors}
     for name, factor in factors.items():
-        if name not in names:
-            hint = did_you_mean(name, names) or f"its classes are {', '.join(names[:16])}"
-            raise StragglerError(f"the cluster's schedule has no class '{name}': {hint}")
         if not _LEAST <= factor <= _MOST:
             raise StragglerError(
-                f"class '{name}' cannot take {factor:g} times as long; give a factor from "
-                f"{_LEAST:g} to {_MOST:g}, 1.2 for a fifth more"
+                f"'{name}' cannot take {factor:g} times as long; give a factor from {_LEAST:g} to "
+                f"{_MOST:g}, 1.2 for a fifth more"
             )
-    return {name: slower(machine, factor) for name, factor in factors.items()}
+    cut = schedule
+    for rank in ranks.values():
+        if rank is not None:
+            cut = with_straggler(cut, rank)[0]
+    machines: dict[str, Machine] = {}
+    for name, rank in ranks.items():
+        place = _cells(schedule, name, rank)
+        slow = slower(machine, factors[name])
+        for one in cut.classes:
+            if all(
+                set(one.cell(axis, cut.mesh.length(axis))) <= mine for axis, mine in place.items()
+            ):
+                machines[one.name] = slow
+    return cut, machines
+
+
+def _rank(schedule: ClusterSchedule, name: str) -> int | None:
+    """The rank that a straggler's name is, or None: it is a class."""
+    names = [one.name for one in schedule.classes]
+    if name in names:
+        return None
+    word, _, number = name.partition(" ")
+    if word == "rank" and number.isdecimal() and int(number) < schedule.mesh.size:
+        return int(number)
+    hint = did_you_mean(name, names) or f"its classes are {', '.join(names[:16])}"
+    raise StragglerError(
+        f"the cluster's schedule has no class '{name}': {hint}; or write a single rank as "
+        f"'rank N', N from 0 to {schedule.mesh.size - 1}"
+    )
+
+
+def _cells(schedule: ClusterSchedule, name: str, rank: int | None) -> dict[str, set[int]]:
+    """The coordinates along every axis of a rank, or of a class."""
+    mesh = schedule.mesh
+    if rank is not None:
+        return {axis: {at} for axis, at in mesh.coordinates(rank).items()}
+    (whole,) = (one for one in schedule.classes if one.name == name)
+    return {axis.name: set(whole.cell(axis.name, axis.size)) for axis in mesh.axes}

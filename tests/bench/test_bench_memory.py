@@ -19,8 +19,8 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.document import Caps
 from twinstream.simulator.replay import steady_state
+from twinstream.sweep.asked.machines import Cell
 from twinstream.sweep.cell import OK, run_cell
-from twinstream.sweep.config import Cell
 
 pytestmark = pytest.mark.bench
 NUM_PLANS, WARM_UP, MIB = 200, 100, 2**20

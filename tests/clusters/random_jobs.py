@@ -1,10 +1,10 @@
 """Small jobs, and random layouts of small models that can be."""
 
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
+from twinstream.clusters.layout import Layout, Recompute
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import refusals_of
 from twinstream.models.shapes.shape import Experts, ModelShape
@@ -69,7 +69,7 @@ def _any_job(rng: Random) -> Job:
         pipeline=pipeline,
         zero=rng.choice([0, 1, 2, 3]),
         shard=rng.choice([None, *(s for s in range(1, dp * cp + 1) if dp * cp % s == 0)]),
-        recompute=rng.choice(["none", "selective", "full"]),
+        recompute=rng.choice(get_args(Recompute)),
         sequence_parallel=rng.random() < 0.7,
         dp_overlap=rng.random() < 0.7,
         stage_layers=_cut(rng, shape.num_layers, pp * virtual) if rng.random() < 0.3 else None,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
+from tests.helpers.sketches import op, sketch, tensor
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.cluster_summary import device_memory, matmul_dtype, summarize_cluster
 from twinstream.models.shapes.flops import shape_flops_per_sequence
@@ -13,6 +14,9 @@ from twinstream.models.shapes.shape import ModelShape
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document, write_document
+from twinstream.schedule.ops import Operand
+from twinstream.schedule.tensors import DEVICE, Slot
+from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.cluster.simulate import simulate_cluster
 
 TOKENS, GPUS = 8 * 4096, 16
@@ -73,13 +77,31 @@ def test_a_straggler_slows_its_class_by_its_factor_and_the_step_with_it(cluster_
     assert after["stragglers"] == {"stage 1": 2.0}
 
 
+def test_a_single_rank_may_be_the_straggler_and_the_others_wait_for_it(cluster_file, tmp_path):
+    before = call("simulate", cluster_file, "--json").json()
+    told = call("simulate", cluster_file, "--straggler", "rank 5=2", "--json").json()
+    busy = {one["name"]: one["compute_ns"] for one in told["exposed"]}
+    # Rank 5 of pp 2 x dp 2 x cp 2 x tp 2 is stage 0, dp 1, cp 0, tp 1.
+    (slow,) = [name for name, ns in busy.items() if ns > 1.5 * min(busy.values())]
+    assert slow == "stage 0, dp 1, cp 0, tp 1"
+    assert sum(one["num_ranks"] for one in told["exposed"]) == GPUS
+    beside = next(one for one in told["exposed"] if one["name"] == "stage 0, dp 1, cp 0, tp 0")
+    assert beside["causes_ns"]["late_ranks"] > busy[slow] / 4
+    assert told["step_time_s"] > before["step_time_s"]
+    out = ("-o", tmp_path / "line.json")
+    assert "would fit no file" in error_of(
+        "simulate", cluster_file, "--straggler", "rank 5=2", *out
+    )
+    assert "rank N" in error_of("simulate", cluster_file, "--straggler", "rank 16=2")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("stage 7=2", "no class 'stage 7'"),
-        ("stage 1", "write CLASS=FACTOR"),
-        ("=2", "write CLASS=FACTOR"),
-        ("stage 1=nan", "write CLASS=FACTOR"),
+        ("stage 1", "write WHO=FACTOR"),
+        ("=2", "write WHO=FACTOR"),
+        ("stage 1=nan", "write WHO=FACTOR"),
         ("stage 1=0", "cannot take 0 times as long"),
         ("stage 1=inf", "cannot take inf times as long"),
     ],
@@ -125,11 +147,15 @@ def test_documents_in_the_place_of_others_are_named(cluster_file, files, schedul
     assert "is a cluster timeline, not a schedule" in error_of("verify", line)
     said = error_of("trace", cluster_file, "--predicted", files.predicted)
     assert "is a timeline, not a cluster timeline" in said
+    slow = ("--straggler", "stage 1=2")
+    assert "leave it or --predicted out" in error_of(
+        "trace", cluster_file, "--predicted", line, *slow
+    )
     assert "leave --measured out" in error_of("report", cluster_file, "--measured", line)
     assert "--cluster is of clusters" in error_of("simulate", files.schedule, "--cluster", "x")
     said = error_of("simulate", files.schedule, "--straggler", "a=2")
-    assert "schedule of one device" in said
-    assert "schedule of one device" in error_of("trace", files.schedule, "--cluster", "h100_dgx")
+    assert "is no cluster's schedule" in said
+    assert "is no cluster's schedule" in error_of("trace", files.schedule, "--cluster", "h100_dgx")
 
 
 def test_of_a_cluster_that_is_not_shipped_the_profile_is_asked_for(document, tmp_path):
@@ -156,8 +182,25 @@ def test_memory_is_what_the_slots_take_and_the_reserve(schedule):
     assert small.missing_bytes == fullest - 1000
 
 
-def test_slots_that_overlap_are_one_arena(schedule):
-    part = schedule.of(schedule.classes[0])
-    slots = tuple(slot.model_copy(update={"offset_bytes": 0}) for slot in part.slots)
-    most = max(slot.size_bytes for slot in slots)
-    assert device_memory(part.model_copy(update={"slots": slots})) == {"arena": most}
+@pytest.mark.parametrize(("b_bytes", "rest"), [(768, 0), (2048, 512)])
+def test_of_slots_that_overlap_the_fullest_moment_counts(b_bytes, rest):
+    def step(name, *uses):
+        operands = tuple(
+            Operand(name=n, tensor=n, version=1, mode=mode, slot=n) for n, mode in uses
+        )
+        return op(name, "compute").model_copy(update={"operands": operands})
+
+    slots = tuple(
+        Slot(slot_id=name, tier=DEVICE, offset_bytes=offset, size_bytes=size)
+        for name, offset, size in (("a", 0, 1024), ("b", 0, b_bytes), ("c", 1024, 512))
+    )
+    tensors = (tensor("a", 1024), tensor("b", 768, "gradient"), tensor("c", 512, "parameter"))
+    # c is alive throughout, a in the first op, then b in a's place.
+    ops = [
+        step("first", ("a", "write"), ("c", "write")),
+        step("second", ("b", "write")),
+        step("third", ("b", "read"), ("c", "read")),
+    ]
+    spans = PassSpans(start_ns=(0, 10, 20), end_ns=(10, 20, 30))
+    found = device_memory(sketch(ops, tensors=tensors, slots=slots), spans)
+    assert found == {"activation": 1024, "parameter": 512, "arena": rest}

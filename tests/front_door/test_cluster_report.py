@@ -11,8 +11,13 @@ from tests.helpers.browser import browser_page
 from tests.helpers.cluster_sketches import cluster, cluster_timeline, talk
 from tests.helpers.sketches import op
 from tests.helpers.trace_rules import faults
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.models.presets import load_preset
+from twinstream.models.shapes.shape import ModelShape
 from twinstream.report.cluster import lane_bars
 from twinstream.report.cluster.cluster_page import cluster_html
 from twinstream.report.cluster.cluster_trace import cluster_trace
@@ -81,7 +86,27 @@ def test_every_class_has_a_group_of_lanes_and_every_axis_its_own(view):
         assert set(one.lanes) == expected and one.lanes[0] == "compute"
 
 
-def test_every_task_of_a_layout_has_a_phase(view, schedule):
+LAYOUTS = {
+    "plain": Layout(pp=2),
+    "offload": Layout(pp=2, dp=2, offload=True),
+    "ring": Layout(cp=2, tp=2, zero=3, dp=2, recompute="full"),
+    "zero bubble": Layout(pp=2, tp=2, pipeline="zero_bubble"),
+    "all at the end": Layout(dp=2, tp=2, dp_overlap=False, recompute="selective"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_every_task_of_a_layout_has_a_phase(layout):
+    shape = ModelShape.of(load_preset("tiny"))
+    job = Job(shape=shape, layout=layout, seq_len=64, global_batch=8)
+    document = document_of(job, load_cluster("h100_dgx"))
+    tasks = [op for part in document.schedules.values() for op in part.ops]
+    phases = {op.op_id: phase_of(op) for op in tasks if isinstance(op, Compute)}
+    assert {name for name, phase in phases.items() if phase == "other"} == set()
+    assert {"forward", "backward", "optimizer"} <= set(phases.values())
+
+
+def test_recompute_and_the_passes_of_a_ring_are_told_apart(view, schedule):
     found = {key for one in view.classes for key in one.key}
     assert set(PHASE_COLOURS) - found == {"other"}
     for one in schedule.classes:
@@ -105,7 +130,8 @@ def test_bars_lie_on_the_lane_of_their_class_in_the_colour_of_their_axis():
     figure = lanes_figure(view.classes, op_bars(view.classes, view.whole), view.whole)
     ticks = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     assert list(ticks.values()) == ["compute", "send", "compute", "recv"]
-    assert list(ticks) == sorted(ticks)
+    bottom, top = figure.layout.yaxis.range  # the axis runs down: the first class is on top
+    assert list(ticks) == sorted(ticks) and top < min(ticks) and max(ticks) < bottom
     (messages,) = [trace for trace in figure.data if trace.name == "message of the pipeline"]
     assert messages.marker.color == AXIS_COLOURS["transfer"]
     assert [ticks[place] for place in messages.y] == ["send", "recv"]

@@ -11,10 +11,15 @@ from tests.front_door.conftest import Files
 from tests.front_door.damaged_documents import as_toml, damaged
 from twinstream import api
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.commands.arguments.options import Profiles
+from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
+from twinstream.measures.cluster_summary import summarize_cluster
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.planner.search.chunking import TrainingStep
+from twinstream.report.cluster.cluster_page import cluster_html
+from twinstream.report.cluster.cluster_trace import cluster_trace
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
 from twinstream.report.view import View
@@ -26,10 +31,10 @@ SEED = int(os.environ.get("TWINSTREAM_SEED", "0"))
 STEP = TrainingStep(seq_len=64, tokens_per_step=256)
 
 
-def survived(document: object, use: Callable[[object], None]) -> int:
+def survived(document: object, use: Callable[[object], None], number: int = NUMBER) -> int:
     """How many damages ended in an error of ours; any other is raised, with what was done."""
     refused = 0
-    for done, mine in damaged(document, NUMBER, SEED):
+    for done, mine in damaged(document, number, SEED):
         try:
             use(mine)
         except TwinstreamError:
@@ -72,6 +77,35 @@ def test_damaged_timelines_are_refused_or_shown(kind: str, files: Files, tmp_pat
                     measured=line if kind == "measured" else None)  # fmt: skip
 
     assert survived(json.loads(getattr(files, kind).read_text()), use) > NUMBER // 2
+
+
+def test_damaged_schedules_of_clusters_are_refused_or_shown(cluster_file: Path, tmp_path: Path):
+    def use(mine: object) -> None:
+        path = tmp_path / "cluster.json"
+        path.write_text(json.dumps(mine))
+        inputs = cluster_inputs(path, Profiles(cluster="h100_dgx"))
+        line = inputs.timeline()
+        summary = summarize_cluster(inputs.schedule, line, inputs.machine)
+        cluster_html(inputs.schedule, line, summary, "h100_dgx")
+        cluster_trace(inputs.schedule, line)
+
+    number = NUMBER // 4  # of a document that takes long
+    assert survived(json.loads(cluster_file.read_text()), use, number) > number // 2
+
+
+def test_damaged_timelines_of_clusters_are_refused_or_shown(cluster_file: Path, tmp_path: Path):
+    inputs = cluster_inputs(cluster_file, Profiles())
+    whole = json.loads(inputs.timeline().model_dump_json(exclude_none=True))
+
+    def use(mine: object) -> None:
+        path = tmp_path / "line.json"
+        path.write_text(json.dumps(mine))
+        line = inputs.timeline(path)
+        summary = summarize_cluster(inputs.schedule, line, inputs.machine)
+        cluster_html(inputs.schedule, line, summary, "h100_dgx")
+        cluster_trace(inputs.schedule, line)
+
+    assert survived(whole, use, NUMBER // 4) > NUMBER // 16
 
 
 def test_damaged_profiles_are_refused_or_planned_for(files: Files, tmp_path: Path):

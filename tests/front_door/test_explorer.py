@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from urllib.error import URLError
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -18,6 +19,7 @@ import pytest
 
 pytest.importorskip("dash", reason="Dash is not installed")
 
+from dash import Dash
 from werkzeug.serving import make_server
 
 from tests.front_door.command_line import call, error_of
@@ -31,12 +33,19 @@ from twinstream.schedule.errors import TwinstreamError
 TINY = State("tiny", "cpu", "64", "256", "8MiB", "", "streaming")
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, explorer(Answers({}, {})).server, threaded=True)
+@contextmanager
+def served(app: Dash) -> Iterator[str]:
+    """The address of an app while it is served."""
+    server = make_server("127.0.0.1", 0, app.server, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.port}/"
     server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served(explorer(Answers({}, {}))) as address:
+        yield address
 
 
 def cli(command: str):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
-from twinstream.sweep.config import SweepError
+from twinstream.sweep.asked.values import SweepError
 from twinstream.sweep.rows import RowFile
 
 SWEEP = """

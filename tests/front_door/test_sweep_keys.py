@@ -32,7 +32,8 @@ device_mem = ["8MiB", "16MiB"]
 # What reads a sweep's file (what that amounts to is in the key), and purposes of rooms.
 NO_RESULT = {
     "twinstream", "twinstream.fidelity", "twinstream.sweep", "twinstream.sweep.config",
-    "twinstream.sweep.sources",
+    "twinstream.sweep.sources", "twinstream.sweep.asked", "twinstream.sweep.asked.values",
+    "twinstream.sweep.asked.machines", "twinstream.sweep.asked.clusters",
 }  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_rows_of_other_sources_are_made_again_and_kept_aside(swept, monkeypatch):
     old = rows_of(swept / "rows" / "rows.csv")
-    monkeypatch.setattr("twinstream.sweep.config.sources_hash", lambda: "other sources")
+    monkeypatch.setattr("twinstream.sweep.asked.machines.sources_hash", lambda: "other sources")
     monkeypatch.setattr(sweep, "on_cores", lambda cells, jobs: map(sweep_row, cells))
     told = json.loads(call("sweep", swept / "two.toml", "-o", swept / "rows", "--json").out)
     assert (told["num_new"], told["num_superseded"]) == (2, 2)

@@ -8,8 +8,9 @@ import pytest
 from tests.front_door.command_line import call
 from tests.front_door.test_sweep import FIXED, PLANNER, rows_of, write_rows
 from twinstream.sweep import sweep
+from twinstream.sweep.asked.values import SweepError
 from twinstream.sweep.cell import run_cell
-from twinstream.sweep.config import SweepError, config_of
+from twinstream.sweep.config import config_of
 from twinstream.sweep.slower import slower_with_more
 
 MOST = ["16MiB", "80MiB", "4000000000.0"]

@@ -20,7 +20,7 @@ def actions_of(layout: Layout, stage: int, num_microbatches: int) -> list[Action
 
     | order | |
     |---|---|
-    | gpipe | all forward, then all backward, the last microbatch first |
+    | gpipe | all forward, then all backward, both in order |
     | 1f1b | pp - 1 - stage forward ahead, then one forward, one backward in turn |
     | interleaved | the same over virtual stages, in groups of pp microbatches |
     | ring | breadth first: all microbatches through one virtual stage, then through the next |
@@ -46,7 +46,7 @@ def actions_of(layout: Layout, stage: int, num_microbatches: int) -> list[Action
 
 def _gpipe(count: int) -> list[Action]:
     forward = [Action("forward", 0, j) for j in range(count)]
-    return forward + [Action("backward", 0, j) for j in reversed(range(count))]
+    return forward + [Action("backward", 0, j) for j in range(count)]
 
 
 def _breadth_first(chunks: int, count: int) -> list[Action]:

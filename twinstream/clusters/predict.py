@@ -1,10 +1,11 @@
 """How long a training step of a layout takes on a cluster, and which bytes it needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.offloading.offload import offloaded
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
@@ -14,12 +15,16 @@ from twinstream.models.shapes.flops import shape_flops_per_sequence
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.cluster.costs import ClusterCosts
 from twinstream.simulator.cluster.simulate import replay_cluster
 
 _PEAKS = {"bf16": "peak_bf16_flop_per_s", "fp16": "peak_bf16_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip
+_PLANNED_MICROBATCHES = 16  # with offload, of steps that have more
+_PLANNED_LAYER_PASSES = 1200  # with offload, of a stage: shorter steps are planned whole
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,9 @@ class Prediction:
     `memory` has the bytes of the fullest stage by class of tensor (`parameter`, `gradient`,
     `optimizer_state`, `activation`, `scratch`, ...), `reserve` what the device keeps back;
     `room_bytes` what the device has. `shares` of the step, mean over ranks: `compute`, `talk`
-    (collectives that compute waits for), `bubble` (all else that it waits for).
+    (collectives that compute waits for), `bubble` (all else that it waits for). With offload, of a
+    stage that does not fit, `arena` is all that the planner has on the device, and `host_bytes`
+    what the fullest stage has in host memory.
     """
 
     step_s: float
@@ -40,6 +47,7 @@ class Prediction:
     tokens_per_step: int
     peak_flop_per_s: float
     shares: Mapping[str, float]
+    host_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -68,6 +76,7 @@ def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Predi
 
     Raises:
         LayoutError: the layout cannot be.
+        OffloadError: with offload, it does not even so fit.
         MissingNumberError, MissingNetworkNumberError: a profile lacks a number that is needed.
     """
     return Prepared(job, cluster).on(cluster, machine)
@@ -76,39 +85,42 @@ def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Predi
 class Prepared:
     """A job laid out on nodes of a size, to be timed on one profile after the other.
 
-    Steps of many microbatches are simulated with fewer, at two numbers of them: in all orders of
-    pipelines every further one (interleaved: every further pp) takes equally long. `documents` are
-    of so many.
+    Steps of many microbatches are simulated with fewer, at two numbers of them: once all queues
+    have found their pace every further one (interleaved: every further pp) takes equally long.
+    `documents` are of so many.
     """
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
         self.job = job
-        counts: tuple[int, ...] = (2, 3)
-        if job.layout.pp > 1:
-            counts = (2 * job.layout.pp, 3 * job.layout.pp)
-        if job.num_microbatches <= counts[-1]:
-            counts = (job.num_microbatches,)
-        self._counts = counts
-        self.documents = [document_of(_with_microbatches(job, n), cluster) for n in counts]
+        self._counts = _counts(job)
+        self.documents = [document_of(_with_microbatches(job, n), cluster) for n in self._counts]
 
     def on(self, cluster: Cluster, machine: Machine | None = None) -> Prediction:
         """Its step on a cluster whose nodes have as many GPUs."""
         job = self.job
         cluster = cluster if job.network_reduction else without_reduction(cluster)
         machine = machine or machine_of(cluster)
-        memory = self._memory()
+        room = round(machine.number("device_memory_bytes"))
+        memory = self._memory(self.documents)
         memory["reserve"] = round(machine.number("device_reserve_bytes"))
-        step_ns, timeline = self._timed(cluster, machine)
+        times = self._timed(self.documents, cluster, machine)
+        documents, further_ns = self.documents, times[-1].step_ns - times[0].step_ns
+        if job.layout.offload and sum(memory.values()) > room:
+            documents = [offloaded(one, job, cluster, machine) for one in documents]
+            memory = {"arena": _most_bytes(documents, DEVICE), "reserve": memory["reserve"]}
+            times = self._timed(documents, cluster, machine)
+            further_ns = max(further_ns, times[-1].step_ns - times[0].step_ns)
         return Prediction(
-            step_s=step_ns / 1e9,
+            step_s=(times[-1].step_ns + further_ns * self._further) / 1e9,
             memory=memory,
-            room_bytes=round(machine.number("device_memory_bytes")),
+            room_bytes=room,
             model_flops=job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len),
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
             peak_flop_per_s=machine.number(_PEAKS[job.precision]),
-            shares=self._shares(timeline),
+            shares=shares_of(documents[-1], times[-1]),
+            host_bytes=_most_bytes(documents, HOST),
         )
 
     @property
@@ -117,25 +129,21 @@ class Prepared:
         few, more = self._counts[0], self._counts[-1]
         return (self.job.num_microbatches - more) / (more - few) if more > few else 0.0
 
-    def _timed(self, cluster: Cluster, machine: Machine) -> tuple[float, ClusterTimeline]:
-        """The step, and the timeline of as many microbatches as were simulated."""
-        found = [
+    def _timed(
+        self, documents: Sequence[ClusterSchedule], cluster: Cluster, machine: Machine
+    ) -> list[ClusterTimeline]:
+        return [
             replay_cluster(
                 document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
             )
-            for document in self.documents
+            for document in documents
         ]
-        few, more = found[0], found[-1]
-        return more.step_ns + (more.step_ns - few.step_ns) * self._further, more
 
-    def _shares(self, timeline: ClusterTimeline) -> dict[str, float]:
-        return shares_of(self.documents[-1], timeline)
-
-    def _memory(self) -> dict[str, int]:
+    def _memory(self, documents: Sequence[ClusterSchedule]) -> dict[str, int]:
         """Of the fullest stage."""
         few, more = (
             [memory_of(document.of(one)) for one in document.classes]
-            for document in (self.documents[0], self.documents[-1])
+            for document in (documents[0], documents[-1])
         )
         stages = [
             {
@@ -145,6 +153,35 @@ class Prepared:
             for less, one in zip(few, more, strict=True)
         ]
         return max(stages, key=lambda stage: sum(stage.values()))
+
+
+def _counts(job: Job) -> tuple[int, ...]:
+    """Of microbatches that are simulated.
+
+    With offload more of them, or all: plans of few differ by more than they do from microbatch to
+    microbatch. Where all are alive at once (gpipe, ring) they have to be planned all.
+    """
+    layout = job.layout
+    counts: tuple[int, ...] = (2, 3)
+    if layout.pp > 1:
+        counts = (2 * layout.pp, 3 * layout.pp)
+    if layout.pp > 1 and layout.zero >= 2:  # what is reduced for each may fall behind first
+        counts = (5 * layout.pp, 6 * layout.pp)
+    if layout.offload:
+        more = max(_PLANNED_MICROBATCHES // layout.pp, 4) * layout.pp
+        counts = (more // layout.pp // 2 * layout.pp, more)
+    passes = job.num_microbatches * job.shape.num_layers // layout.pp
+    every = layout.offload and (
+        layout.pipeline in ("gpipe", "ring") or passes <= _PLANNED_LAYER_PASSES
+    )
+    if job.num_microbatches <= counts[-1] or every:
+        return (job.num_microbatches,)
+    return counts
+
+
+def _most_bytes(documents: Sequence[ClusterSchedule], tier: Tier) -> int:
+    """Of the fullest stage's arena."""
+    return max(arena_bytes(one, tier) for each in documents for one in each.schedules.values())
 
 
 def without_reduction(cluster: Cluster) -> Cluster:
@@ -166,6 +203,18 @@ def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
     """The whole step as a document."""
     machine = MachineRef(name=cluster.name, content_hash=cluster.name)
     return lower(job, cluster.count("gpus_per_node"), machine)
+
+
+def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule:
+    """The whole step as a document, with offload within the memories of the cluster's nodes.
+
+    Raises:
+        OffloadError: with offload, it does not even so fit.
+    """
+    document = document_of(job, cluster)
+    if job.layout.offload:
+        return offloaded(document, job, cluster, machine_of(cluster))
+    return document
 
 
 def memory_of(schedule: Schedule) -> dict[str, int]:

@@ -9,6 +9,7 @@ from flask import Response, request
 from plotly.offline import get_plotlyjs
 
 from twinstream.explorer.answers import Answer, Answers
+from twinstream.explorer.clusters import ShownCluster, add_pages, clusters_part
 from twinstream.explorer.refining import Refining, can_be_refined
 from twinstream.explorer.show import (
     Found,
@@ -38,8 +39,11 @@ _MENU_PX = 560
 _CONTROLS = ("model", "machines", *_TEXTS, "policy", "effort")
 
 
-def explorer(answers: Answers) -> Dash:
-    """The page as a Dash app; everything it needs is served from here."""
+def explorer(answers: Answers, clusters: Sequence[ShownCluster] = ()) -> Dash:
+    """The page as a Dash app; everything it needs is served from here.
+
+    Schedules of clusters are shown below, as they are.
+    """
     app = Dash(
         "twinstream", title="twinstream explore", assets_folder=_assets(), update_title="",
         external_scripts=list(_SCRIPTS),
@@ -47,7 +51,8 @@ def explorer(answers: Answers) -> Dash:
     )  # fmt: skip
     for path, script in _SCRIPTS.items():
         app.server.add_url_rule(path, path, _served(script))
-    app.layout = _layout(answers)
+    app.layout = _layout(answers, clusters)
+    add_pages(app, clusters)
 
     @app.callback(
         [Output(name, "value") for name in _CONTROLS],
@@ -155,7 +160,7 @@ def _assets() -> str:
     return str(files("twinstream.explorer") / "assets")
 
 
-def _layout(answers: Answers) -> html.Div:
+def _layout(answers: Answers, clusters: Sequence[ShownCluster]) -> html.Div:
     controls = [
         _control("model", _dropdown("model", answers.models)),
         _control(
@@ -178,6 +183,7 @@ def _layout(answers: Answers) -> html.Div:
             dcc.Interval(id="poll", interval=_POLL_MS, disabled=True),
             dcc.Loading(html.Div(id="answers"), delay_show=400, type="dot"),
             html.Div(id="figures"),
+            clusters_part(clusters),
         ]
     )
 

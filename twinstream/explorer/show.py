@@ -113,7 +113,7 @@ def compared(shown: Sequence[Found]) -> list[html.Div]:
         [machine, *((value, identity) for _, value, _, identity in _cards(machine, answer))]
         for machine, answer in plans
     ]
-    return [html.Div([_graph(figure, "speeds"), _table(["", *names], rows, looks)],
+    return [html.Div([graph(figure, "speeds"), _table(["", *names], rows, looks)],
                      className="beside")]  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
     title = f"{machine}: {round_name(number, rounds)}"
     if window != view.round_span(number):
         title += f", {seconds(window.lasting_ns / 1e9)} around its loss"
-    return html.Div([html.H2(title), _graph(figure, f"timeline-{machine}")])
+    return html.Div([html.H2(title), graph(figure, f"timeline-{machine}")])
 
 
 def more_of(answers: Mapping[str, Answer]) -> html.Div:
@@ -203,14 +203,14 @@ def more_of(answers: Mapping[str, Answer]) -> html.Div:
     if not names:
         parts.append(html.P("No memory and no link would help alone: compute limits the step."))
     elif len(gains) == 1:
-        parts.append(_graph(_more_figure(gains, names, looks), "more"))
+        parts.append(graph(_more_figure(gains, names, looks), "more"))
     else:
         rows = [
             [machine, *(f"{found.get(name, 0.0):+.1%}" for name in names)]
             for machine, found in gains.items()
         ]
         table = _table(["", *names], rows, looks)
-        parts.append(html.Div([_graph(_more_figure(gains, names, looks), "more"), table],
+        parts.append(html.Div([graph(_more_figure(gains, names, looks), "more"), table],
                               className="beside"))  # fmt: skip
     return html.Div(parts)
 
@@ -258,6 +258,6 @@ def _gains(answer: Answer) -> dict[str, float]:
     return {name: max(0.0, _MORE * saved / step_s) for name, saved in saved_s.items()}
 
 
-def _graph(figure: go.Figure, identity: str) -> html.Div:
+def graph(figure: go.Figure, identity: str) -> html.Div:
     """What `explorer.js` draws, in the colours and the width of the page."""
     return html.Div(id=identity, **{"data-figure": plotly.io.to_json(figure, remove_uids=True)})

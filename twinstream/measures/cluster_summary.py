@@ -5,15 +5,17 @@ from pydantic import NonNegativeInt
 from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.exposed import ExposedTime, exposed_times, mean_causes_ns
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.timeline import PassSpans
 
-RESERVE = "reserve"
+RESERVE, ARENA = "reserve", "arena"
 _NARROW = ("fp4", "fp8")
 
 
@@ -21,8 +23,9 @@ class ClusterSummary(Node):
     """What a step of a cluster costs and yields.
 
     `mfu` is of the bf16 peak, or of that of the narrowest dtype in which matrices are multiplied.
-    `memory_bytes` is, by class of ranks, device memory by role of tensor, and the `reserve` of
-    context and libraries; `device_bytes` is what a device has (None: the profile does not say).
+    `memory_bytes` is, by class of ranks, a rank's device memory by role of tensor (`arena`: what
+    is not alive at its fullest moment), and the `reserve` of context and libraries; `device_bytes`
+    is what a device has (None: the profile does not say). `host_bytes` is a rank's host arena.
     `exposed` has where the step of each class goes, `mean_fraction` its share by cause, mean over
     ranks, `compute` among them.
     """
@@ -35,6 +38,7 @@ class ClusterSummary(Node):
     mfu: float
     memory_bytes: dict[str, dict[str, NonNegativeInt]]
     device_bytes: NonNegativeInt | None
+    host_bytes: dict[str, NonNegativeInt]
     exposed: tuple[ExposedTime, ...]
     mean_fraction: dict[str, float]
 
@@ -67,7 +71,10 @@ def summarize_cluster(
     step_s = timeline.step_ns / 1e9
     peak = machine.number(PEAK_OF_DTYPE[matmul_dtype(schedule)])
     tokens = schedule.seq_len * schedule.global_batch
-    known = {name: device_memory(part) for name, part in schedule.schedules.items()}
+    known = {
+        one.schedule: device_memory(schedule.of(one), timeline.classes[one.name].passes[-1])
+        for one in schedule.classes
+    }
     reserve = {RESERVE: _stated(machine, "device_reserve_bytes") or 0}
     mean = mean_causes_ns(exposed)
     return ClusterSummary(
@@ -78,21 +85,30 @@ def summarize_cluster(
         tokens_per_s=tokens / step_s,
         mfu=schedule.model_flops / (step_s * schedule.mesh.size * peak),
         memory_bytes={one.name: known[one.schedule] | reserve for one in schedule.classes},
+        host_bytes={one.name: arena_bytes(schedule.of(one), HOST) for one in schedule.classes},
         device_bytes=_stated(machine, "device_memory_bytes"),
         exposed=exposed,
         mean_fraction={cause: ns / max(1.0, sum(mean.values())) for cause, ns in mean.items()},
     )
 
 
-def device_memory(schedule: Schedule) -> dict[str, int]:
-    """Bytes of a class's device arena by role of the tensor that a slot is for.
+def device_memory(schedule: Schedule, spans: PassSpans) -> dict[str, int]:
+    """Bytes of a class's device arena by role of tensor.
 
-    Where slots overlap in time and bytes, roles cannot be told apart: all of it is `arena`.
+    Of slots that do not overlap it is what they are for; else what is alive at the fullest moment
+    of a pass, and `arena` is the rest of the arena.
     """
     slots = tuple(slot for slot in schedule.slots if slot.tier == DEVICE)
     found = memory_of(schedule.model_copy(update={"slots": slots}))
     arena = arena_bytes(schedule, DEVICE)
-    return found if sum(found.values()) <= arena else {"arena": arena}
+    if sum(found.values()) <= arena:
+        return found
+    samples = memory_over_time(schedule, spans, DEVICE)
+    if not samples:
+        return {ARENA: arena}
+    fullest = max(samples, key=lambda sample: sample.total_bytes)
+    alive = {str(role): size for role, size in fullest.bytes_by_role.items()}
+    return alive | {ARENA: arena - fullest.total_bytes}
 
 
 def matmul_dtype(schedule: ClusterSchedule) -> str:

@@ -17,7 +17,7 @@ from twinstream.report.view import Span, View, stream_name
 from twinstream.schedule.analysis.comparison import kind_of
 from twinstream.schedule.analysis.resource_use import use_over_time
 from twinstream.schedule.files import write_bytes
-from twinstream.schedule.ops import Compute
+from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.screens.tables import readable
 
@@ -105,7 +105,7 @@ def _slices(
     for i in shown:
         op = view.schedule.ops[i]
         told: dict[str, object] = {"moved_bytes": int(view.moved_bytes[i])}
-        if isinstance(op, Compute):
+        if isinstance(op, Compute | Communicate):
             told |= op.label.model_dump(exclude_none=True, exclude={"kind"})
         else:
             told |= {"tensor": op.tensor, "role": view.roles[op.tensor]}

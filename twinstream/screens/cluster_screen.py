@@ -12,6 +12,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import listing_table, readable, seconds
 
 MOST_CLASSES = 16
+_SHORT = {"all_ranks": "all", "late_ranks": "late", "transfer": "message"}
 
 
 def cluster_screen(schedule: ClusterSchedule, summary: ClusterSummary, where: str) -> Group:
@@ -33,6 +34,8 @@ def cluster_lines(schedule: ClusterSchedule, summary: ClusterSummary, where: str
         f"device memory: {gib(taken)} in class '{fullest}', the fullest"
         + ("" if summary.device_bytes is None else f"; a device has {gib(summary.device_bytes)}"),
     ]
+    if host_bytes := max(summary.host_bytes.values()):
+        lines.append(f"host memory: {gib(host_bytes)} for the rank that takes most")
     if summary.missing_bytes:
         lines.append(f"It does not fit: {gib(summary.missing_bytes)} are missing.")
     return lines
@@ -42,13 +45,21 @@ def exposed_table(summary: ClusterSummary) -> Group:
     """Share of the step by cause for each class, at most 16, and the mean over all ranks."""
     found = summary.exposed
     causes = causes_shown(found)
-    table = listing_table(("class",), ("ranks", "compute", *map(readable, causes)))
+    heads = (_SHORT.get(cause, readable(cause)) for cause in causes)
+    table = listing_table(("class",), ("ranks", "compute", *heads))
+    table.padding = (0, 1, 0, 0)
+    for column in table.columns[1:]:
+        column.no_wrap = True  # names of classes wrap where there are many causes
     for one in found[:MOST_CLASSES]:
         table.add_row(one.name, f"{one.num_ranks:,}", *_cells(shares(one), causes))
     if len(found) > MOST_CLASSES:
         table.add_row(f"and {len(found) - MOST_CLASSES} more", *[""] * (2 + len(causes)))
     table.add_row("mean of ranks", f"{summary.num_gpus:,}", *_cells(summary.mean_fraction, causes))
-    return Group("Where the step goes, and what compute waits for, % of the step", table)
+    told = (
+        "Compute waits while an exchange of tp, cp, ep, dp or of all ranks is under way, or a "
+        "message of the pipeline; for its peer (bubble), or ranks that are late."
+    )
+    return Group("Where the step goes, and what compute waits for, % of the step", table, told)
 
 
 def causes_shown(found: Sequence[ExposedTime]) -> list[str]:

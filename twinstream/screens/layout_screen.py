@@ -1,11 +1,14 @@
 """The layouts that a search has found, as a table of a terminal."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.search.search import Searched, told
+from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
 
 _GIB = 2**30
@@ -16,8 +19,10 @@ def layouts_screen(
 ) -> Group:
     """The best layouts, fastest first, and what the fastest could be beaten by."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", "bubble", "exposed talk",
-                 "over its bound"):  # fmt: skip
+    on_host = any(one.prediction.host_bytes for one in found.best)
+    host = ("host GiB",) if on_host else ()
+    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", *host, "bubble",
+                 "exposed talk", "over its bound"):  # fmt: skip
         table.add_column(name, justify="left" if name == "layout" else "right")
     for one in found.best:
         prediction = one.prediction
@@ -27,6 +32,7 @@ def layouts_screen(
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
             f"{prediction.mfu:.1%}",
             f"{prediction.memory_bytes / _GIB:.1f}",
+            *((f"{prediction.host_bytes / _GIB:.1f}",) if on_host else ()),
             f"{prediction.shares.get('bubble', 0.0):.1%}",
             f"{prediction.shares.get('talk', 0.0):.1%}",
             f"{prediction.step_s / one.bound_s - 1:.1%}",
@@ -42,3 +48,31 @@ def layouts_screen(
         f"{found.gap:.1%} above {found.least_bound_s:.4g} s, the least bound of all."
     )
     return Group(head, table, foot)
+
+
+def bills_screen(found: Searched, bills: Sequence[Bill | None], num_tokens: float) -> Group:
+    """What a run of so many tokens comes to with each layout."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("layout")
+    for name in ("training days", "goodput", "days", "GPU-hours", "money"):
+        table.add_column(name, justify="right")
+    for one, bill in zip(found.best, bills, strict=True):
+        assert bill is not None
+        table.add_row(
+            told(one.layout),
+            f"{bill.run_days:,.4g}",
+            "-" if bill.goodput is None else f"{bill.goodput:.1%}",
+            f"{bill.wall_days:,.4g}",
+            f"{bill.gpu_hours:,.4g}" if bill.gpu_hours < 1000 else f"{bill.gpu_hours:,.0f}",
+            "-" if bill.money is None else money_text(bill.money),
+        )
+    return Group(f"A run of {num_tokens:.4g} tokens", table)
+
+
+def money_text(money: float) -> str:
+    """In any currency.
+
+    >>> money_text(12.3456), money_text(1234567.8)
+    ('12.35', '1,234,568')
+    """
+    return f"{money:,.0f}" if money >= 1000 else f"{money:,.2f}" if money >= 1 else f"{money:.4g}"

@@ -1,8 +1,11 @@
-"""One cell of a sweep: plan, predict, and what came of it as a row."""
+"""One cell of a sweep: plan or search, predict, and what came of it as a row."""
 
 import time
 from typing import Any
 
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.search.search import NoLayoutError, told
+from twinstream.cost.bill import Prices, bill_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
@@ -12,7 +15,8 @@ from twinstream.planner.planner import Planner
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.simulator.replay import simulate
-from twinstream.sweep.config import Cell
+from twinstream.sweep.asked.clusters import ClusterCell
+from twinstream.sweep.asked.machines import Cell
 
 Row = dict[str, Any]
 
@@ -27,11 +31,23 @@ OUTCOME = (
     "status", "reason", "plan_of", "enough_device_bytes", "enough_host_bytes", "less_may_do",
     "seconds",
 )  # fmt: skip
+_LAYOUT = tuple(name for name in Layout.model_fields if name != "stage_layers")
+LAYOUT_FIGURES = (
+    "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
+    "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap", "num_layouts",
+    "num_fit", "num_simulated", "money_per_million_tokens", "money_per_billion_tokens",
+    *(f"layout.{name}" for name in _LAYOUT),
+)  # fmt: skip
 
 
-def run_cell(cell: Cell, planner: Planner) -> Row:
-    """Plan and simulate a cell; caps that are too small are a row, too."""
+def run_cell(cell: Cell | ClusterCell, planner: Planner) -> Row:
+    """Plan or search, and simulate; caps that are too small are a row, too."""
     start_s = time.perf_counter()
+    row = _searched(cell) if isinstance(cell, ClusterCell) else _planned(cell, planner)
+    return {**row, **_about(cell), "seconds": round(time.perf_counter() - start_s, 3)}
+
+
+def _planned(cell: Cell, planner: Planner) -> Row:
     row: Row
     try:
         known = [] if cell.beside is None else [planner.plan(cell.beside.request)]
@@ -50,7 +66,16 @@ def run_cell(cell: Cell, planner: Planner) -> Row:
         }  # fmt: skip
     except TwinstreamError as error:
         row = {"status": REFUSED, "reason": str(error)}
-    return {**row, **_about(cell), "seconds": round(time.perf_counter() - start_s, 3)}
+    return row
+
+
+def _searched(cell: ClusterCell) -> Row:
+    try:
+        return {"status": OK, **_layout_figures(cell)}
+    except NoLayoutError as error:
+        return {"status": INFEASIBLE, "reason": str(error)}
+    except TwinstreamError as error:
+        return {"status": REFUSED, "reason": str(error)}
 
 
 def _differing(cell: Cell, other: Cell) -> str:
@@ -59,12 +84,12 @@ def _differing(cell: Cell, other: Cell) -> str:
     return ", ".join(f"{name} {value}" for name, value in values if other.values[name] != value)
 
 
-def bug_row(cell: Cell, error: BaseException) -> Row:
+def bug_row(cell: Cell | ClusterCell, error: BaseException) -> Row:
     """The row of a cell whose planning fell over; the sweep goes on, and ends with an error."""
     return {"status": BUG, "reason": f"{type(error).__name__}: {error}", **_about(cell)}
 
 
-def _about(cell: Cell) -> Row:
+def _about(cell: Cell | ClusterCell) -> Row:
     return {"key": cell.key, **cell.values}
 
 
@@ -85,3 +110,30 @@ def _figures(schedule: Schedule, machine: Machine) -> Row:
         "expected_error_kind": uncertainty.kind,
     }
     return {name: found[name] for name in FIGURES}
+
+
+def _layout_figures(cell: ClusterCell) -> Row:
+    """Of the fastest layout."""
+    found = cell.question.answer()
+    best, prediction = found.best[0], found.best[0].prediction
+    prices = Prices(price_per_gpu_hour=cell.price_per_gpu_hour)
+    speed, num_gpus = prediction.tokens_per_s, prediction.num_gpus
+    figures = {
+        "layout": told(best.layout),
+        "step_s": prediction.step_s,
+        "tokens_per_s": speed,
+        "tokens_per_s_per_gpu": speed / num_gpus,
+        "mfu": prediction.mfu,
+        "memory_bytes": prediction.memory_bytes,
+        "room_bytes": prediction.room_bytes,
+        "bound_s": found.least_bound_s,
+        "gap": found.gap,
+        "num_layouts": found.num_layouts,
+        "num_fit": found.num_fit,
+        "num_simulated": found.num_simulated,
+        "money_per_million_tokens": bill_of(1e6 / speed, num_gpus, prices).money,
+        "money_per_billion_tokens": bill_of(1e9 / speed, num_gpus, prices).money,
+    }
+    shares = {f"{name}_share": share for name, share in prediction.shares.items()}
+    layout = {f"layout.{name}": getattr(best.layout, name) for name in _LAYOUT}
+    return figures | shares | layout

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes
+from twinstream.sweep.asked.values import CLUSTER_NUMBER, MACHINE_NUMBER, Value, of_clusters
 from twinstream.sweep.cell import OK
-from twinstream.sweep.config import MACHINE_NUMBER, SweepConfig, Value
+from twinstream.sweep.config import SweepConfig
 
 Rows = Sequence[Mapping[str, str]]
 _FIRST = ("device_mem", "host_mem")
@@ -18,7 +19,8 @@ _SIZES = ("device_mem", "host_mem")
 AXIS_NAMES = {
     "device_mem": "device memory", "host_mem": "host memory", "seq_len": "sequence length",
     "tokens_per_step": "tokens a step", "chunk_tokens": "tokens a chunk",
-    "chunks_per_round": "chunks a round",
+    "chunks_per_round": "chunks a round", "gpus": "GPUs", "global_batch": "sequences a step",
+    "price_per_gpu_hour": "price of a GPU-hour",
 }  # fmt: skip
 
 _UNITS = {
@@ -26,7 +28,11 @@ _UNITS = {
     "_ns": ("us", 1e3),
 }  # fmt: skip
 
-_SPELLED = {"pcie": "PCIe", "h2d": "H2D", "d2h": "D2H", "hbm": "HBM", "dram": "DRAM"}
+_SPELLED = {
+    "pcie": "PCIe", "h2d": "H2D", "d2h": "D2H", "hbm": "HBM", "dram": "DRAM", "nic": "NIC",
+    "nics": "NICs", "gpus": "GPUs", "cp": "CP", "dp": "DP", "ep": "EP", "pp": "PP", "tp": "TP",
+    "zero": "ZeRO",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,18 @@ METRICS = (
     Metric("mfu", "MFU, %", 100.0, ".1f"),
     Metric("hfu", "HFU, %", 100.0, ".1f"),
 )
+_STEP = Metric("step_s", "step, s", form=".4g")
+_OF_CLUSTERS = (
+    METRICS[0], Metric("tokens_per_s_per_gpu", "tokens/s a GPU"), METRICS[2],
+)  # fmt: skip
+_MONEY = Metric("money_per_billion_tokens", "money a billion tokens", form=",.4g")
+
+
+def metrics_of(config: SweepConfig) -> tuple[Metric, ...]:
+    """The four that a sweep's figures show."""
+    if not of_clusters(config.names):
+        return METRICS
+    return (*_OF_CLUSTERS, _MONEY if "price_per_gpu_hour" in config.names else _STEP)
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,7 @@ class Grid:
     """Values over two axes: `levels[metric column]` is [y, x], NaN where there is no plan."""
 
     title: str
+    metrics: tuple[Metric, ...]
     x_name: str
     y_name: str
     x_labels: tuple[str, ...]
@@ -87,6 +106,7 @@ def grids(config: SweepConfig, rows: Rows) -> list[Grid]:
     if len(numeric) < 2:
         return []
     x, y = numeric[:2]
+    metrics = metrics_of(config)
     xs, ys = (_ordered(name, config.axes[name]) for name in (x, y))
     found = []
     for title, chosen in _facets(config, (x, y), rows):
@@ -94,11 +114,12 @@ def grids(config: SweepConfig, rows: Rows) -> list[Grid]:
         cells = [[at.get((str(u), str(v))) for u in xs] for v in ys]
         levels = {
             metric.column: np.array([[_level(row, metric) for row in line] for line in cells])
-            for metric in METRICS
+            for metric in metrics
         }
         reasons = tuple(tuple(_reason(row) for row in line) for line in cells)
         x_labels, y_labels = (tuple(label(name, v) for v in vs) for name, vs in ((x, xs), (y, ys)))
-        found.append(Grid(title, axis_name(x), axis_name(y), x_labels, y_labels, levels, reasons))
+        names = axis_name(x), axis_name(y)
+        found.append(Grid(title, metrics, *names, x_labels, y_labels, levels, reasons))
     return found
 
 
@@ -119,8 +140,9 @@ def curves(config: SweepConfig, rows: Rows) -> list[Curves]:
             at = {row[x]: row for row in mine}
             name = f"{axis_name(line)} {label(line, value)}" if line else "tokens/s"
             lines[name] = tuple(_level(at.get(str(u)), METRICS[0]) for u in xs)
-        places = tuple(number(x, value) / (2**30 if x in _SIZES else 1) for value in xs)
-        x_name = axis_name(x) + (", GiB" if x in _SIZES else "")
+        unit, size = _unit(x)
+        places = tuple(number(x, value) / size for value in xs)
+        x_name = axis_name(x) + (f", {unit}" if unit else "")
         found.append(Curves(title, x_name, places, tuple(label(x, v) for v in xs), lines))
     return found
 
@@ -132,9 +154,9 @@ def axis_name(name: str) -> str:
     """
     if name in AXIS_NAMES:
         return AXIS_NAMES[name]
-    suffix = next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
-    words = name.removeprefix(MACHINE_NUMBER).removesuffix(suffix).split("_")
-    return " ".join(_SPELLED.get(word, word) for word in words)
+    words = name.removeprefix(MACHINE_NUMBER).removeprefix(CLUSTER_NUMBER)
+    words = words.removesuffix(_suffix(name)).replace(".", "_")
+    return " ".join(_SPELLED.get(word, word) for word in words.split("_"))
 
 
 def label(name: str, value: Value) -> str:
@@ -142,26 +164,37 @@ def label(name: str, value: Value) -> str:
     >>> label("device_mem", 2**34), label("machine.hbm_bytes_per_s", 3.35e12)
     ('16.00 GiB', '3,350 GB/s')
     """
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | bool):
+        return str(value)
     if name in _SIZES:
         return gib(value)
-    for suffix, (unit, size) in _UNITS.items():
-        if name.endswith(suffix):
-            return f"{value / size:,g} {unit}"
+    if _suffix(name):
+        unit, size = _unit(name)
+        return f"{value / size:,g} {unit}"
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def number(name: str, value: Value) -> float:
     """The number that a value of an axis stands for; NaN if it is none."""
+    if isinstance(value, bool):
+        return nan
     if not isinstance(value, str):
         return float(value)
-    if name not in _SIZES:
+    if name not in _SIZES and _suffix(name) != "_bytes":
         return nan
     try:
         return float(parse_bytes(value, whole_bytes=100))
     except SizeError:
         return nan
+
+
+def _suffix(name: str) -> str:
+    return next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
+
+
+def _unit(name: str) -> tuple[str, float]:
+    """In which unit an axis is shown, and its size."""
+    return ("GiB", 2**30) if name in _SIZES else _UNITS.get(_suffix(name), ("", 1))
 
 
 def _varied(config: SweepConfig) -> list[str]:

@@ -15,7 +15,7 @@ from twinstream.report.palette import series
 from twinstream.schedule.files import write_bytes
 from twinstream.sweep.certainty import errors_note
 from twinstream.sweep.config import SweepConfig
-from twinstream.sweep.grids import METRICS, Curves, Grid, curves, grids
+from twinstream.sweep.grids import Curves, Grid, curves, grids
 
 _DPI = 110
 _LINES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
@@ -55,11 +55,11 @@ def heatmap(grid: Grid) -> Figure:
     )  # fmt: skip
     figure.suptitle(grid.title if grid.any else f"{grid.title} nothing fits".strip())
     panels = figure.subplots(2, 2)
-    for metric, axes in zip(METRICS, panels.flat, strict=True):
+    for metric, axes in zip(grid.metrics, panels.flat, strict=True):
         levels = grid.levels[metric.column]
         axes.set_facecolor("#d9d9d9")
         image = axes.imshow(np.ma.masked_invalid(levels), origin="lower", aspect="auto")
-        figure.colorbar(image, ax=axes, pad=0.015, format=_WITH_COMMAS)
+        figure.colorbar(image, ax=axes, pad=0.015, format="{x:" + metric.form + "}")
         axes.set_title(metric.name, fontsize=11, fontweight="bold", loc="left")
         axes.set_xlabel(grid.x_name)
         axes.set_ylabel(grid.y_name)

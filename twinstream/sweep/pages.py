@@ -9,11 +9,22 @@ import plotly.graph_objects as go
 
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import series
+from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import readable
+from twinstream.sweep.asked.values import of_clusters
 from twinstream.sweep.cell import BUG, INFEASIBLE, OK
 from twinstream.sweep.certainty import error_text, errors_note, ranking_note
 from twinstream.sweep.config import SweepConfig
-from twinstream.sweep.grids import METRICS, Curves, Grid, Metric, axis_name, curves, grids, label
+from twinstream.sweep.grids import (
+    Curves,
+    Grid,
+    Metric,
+    axis_name,
+    curves,
+    grids,
+    label,
+    metrics_of,
+)
 
 _MOST_LABELLED = 150
 _NUM_BEST = 10
@@ -50,7 +61,7 @@ def _titled(what: str, rest: str) -> str:
 
 
 def _curves_section(one: Curves, errors: str) -> Section:
-    title = _titled("Throughput over the budget", one.title)
+    title = _titled(f"Throughput over {one.x_name.partition(',')[0]}", one.title)
     if not one.any:
         return Section(title, "Nothing fits here.", None)
     return Section(title, f"A line ends where nothing fits. {errors}", curves_figure(one))
@@ -62,7 +73,7 @@ def _grid_sections(grid: Grid, errors: str) -> list[Section]:
     if not grid.any:
         return [Section(title, "Nothing fits here.", None)]
     head = Section(title, f"Crossed cells have no plan; hover says why. {errors}", None)
-    return [head, *(Section(m.name, "", heatmap_figure(grid, m), half=True) for m in METRICS)]
+    return [head, *(Section(m.name, "", heatmap_figure(grid, m), half=True) for m in grid.metrics)]
 
 
 def heatmap_figure(grid: Grid, metric: Metric) -> go.Figure:
@@ -132,28 +143,47 @@ def _best(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> Table:
     best = sorted(done, key=lambda row: -float(row["tokens_per_s"]))[:_NUM_BEST]
     names = list(config.axes)
     shown_as = {(n, str(v)): label(n, v) for n, values in config.axes.items() for v in values}
-    columns = [
-        *map(axis_name, names), "limited by", "gap", *(m.name for m in METRICS), "error",
-    ]  # fmt: skip
-    shown = [
-        [
-            *(shown_as[name, row[name]] for name in names),
-            ", ".join(readable(limit) for limit in row["limits"].split("; ")),
-            f"{float(row['gap']):.1%}" if row["gap"] else "-",
-            *(format(float(row[m.column]) * m.scale, m.form) for m in METRICS),
-            error_text(row),
-        ]
+    about = _about_layout if of_clusters(config.names) else _about_plan
+    metrics = metrics_of(config)
+    figures = [
+        {
+            **about(row),
+            **{m.name: format(float(row[m.column]) * m.scale, m.form) for m in metrics},
+            **({"error": error_text(row)} if "expected_error_mean" in row else {}),
+        }
         for row in best
     ]  # fmt: skip
-    return Table(columns, shown, num_left=len(names) + 1)
+    shown = [
+        [*(shown_as[name, row[name]] for name in names), *figure.values()]
+        for row, figure in zip(best, figures, strict=True)
+    ]
+    return Table([*map(axis_name, names), *figures[0]], shown, num_left=len(names) + 1)
+
+
+def _about_plan(row: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "limited by": ", ".join(readable(limit) for limit in row["limits"].split("; ")),
+        "gap": f"{float(row['gap']):.1%}" if row["gap"] else "-",
+    }
+
+
+def _about_layout(row: Mapping[str, str]) -> dict[str, str]:
+    shares = {name: float(row[f"{name}_share"]) for name in ("compute", "talk", "bubble")}
+    return {
+        "layout": row["layout"],
+        "memory": gib(int(row["memory_bytes"])),
+        **{name: f"{share:.0%}" for name, share in shares.items()},
+        "gap": f"{float(row['gap']):.1%}",
+    }
 
 
 def _cards(rows: Sequence[Mapping[str, str]], done: Sequence[Mapping[str, str]]) -> list[Card]:
     count = {status: sum(row["status"] == status for row in rows) for status in (INFEASIBLE, BUG)}
     other = len(rows) - len(done) - sum(count.values())
+    why = "no layout does" if rows and of_clusters(rows[0]) else "the caps are too small"
     cards = [
         Card("cells", f"{len(rows):,}", f"{len(done):,} planned"),
-        Card("do not fit", f"{count[INFEASIBLE]:,}", "the caps are too small"),
+        Card("do not fit", f"{count[INFEASIBLE]:,}", why),
     ]
     if other:
         cards.append(Card("refused", f"{other:,}", "see rows.csv"))

@@ -10,17 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.schedule.files import told, write_text
-from twinstream.sweep.cell import BUG, FIGURES, INFEASIBLE, OK, OUTCOME, REFUSED, Row
-from twinstream.sweep.config import SweepError
+from twinstream.sweep.asked.values import SweepError, of_clusters
+from twinstream.sweep.cell import (
+    BUG,
+    FIGURES,
+    INFEASIBLE,
+    LAYOUT_FIGURES,
+    OK,
+    OUTCOME,
+    REFUSED,
+    Row,
+)
 
 FILE = "rows.csv"
 SUPERSEDED = "superseded.csv"
 _LOCK = ".lock"
-_NUMBERS = ("model_tflop_per_s", "mfu", "hfu", "step_time_s")
+_NUMBERS = ("model_tflop_per_s", "mfu", "hfu", "step_time_s", "step_s", "memory_bytes")
 
 
 def columns_of(names: Sequence[str]) -> list[str]:
     """The key, what was asked for, the outcome, the figures."""
+    if of_clusters(names):
+        return ["key", *names, "status", "reason", "seconds", *LAYOUT_FIGURES]
     return ["key", *names, *OUTCOME, *FIGURES]
 
 
@@ -105,7 +116,8 @@ def _is_row(row: Mapping[str, Any]) -> bool:
     if row["status"] != OK:
         return row["status"] in (INFEASIBLE, REFUSED, BUG)
     try:
-        return float(row["tokens_per_s"]) > 0 and all(float(row[name]) >= 0 for name in _NUMBERS)
+        figures = [float(row[name]) for name in _NUMBERS if name in row]
+        return float(row["tokens_per_s"]) > 0 and all(figure >= 0 for figure in figures)
     except (TypeError, ValueError):
         return False
 

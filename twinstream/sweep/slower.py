@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 from twinstream.hardware_profiles.link import LINK_FIELDS
+from twinstream.sweep.asked.machines import Cell
+from twinstream.sweep.asked.values import MACHINE_NUMBER
 from twinstream.sweep.cell import OK
-from twinstream.sweep.config import MACHINE_NUMBER, Cell
 
 _WORTH_TELLING = 1.001
 _CUT = ("rounds_per_step", "chunks_per_round", "planned_chunk_tokens")

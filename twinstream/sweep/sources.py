@@ -11,7 +11,8 @@ from twinstream.planner.policies import GROUP
 
 PACKAGES = (
     "twinstream.hardware_profiles", "twinstream.models", "twinstream.planner",
-    "twinstream.schedule", "twinstream.simulator", "twinstream.measures",
+    "twinstream.schedule", "twinstream.simulator", "twinstream.measures", "twinstream.clusters",
+    "twinstream.cost",
 )  # fmt: skip
 
 

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinstream.sweep.asked.machines import Cell
+from twinstream.sweep.asked.values import SweepError
 from twinstream.sweep.cell import BUG, OK, Row
-from twinstream.sweep.config import Cell, SweepConfig, SweepError
+from twinstream.sweep.config import AnyCell, SweepConfig
 from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
 from twinstream.sweep.slower import Slower, beside_the_faster, slower_with_more
 from twinstream.sweep.workers import on_cores, on_ray
@@ -63,13 +65,14 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
                 _check_sources(row, cells)
                 file.append(row)
                 settings.on_row()
-        num_mended = _mended(config_cells, file, settings)
+        plans = [cell for cell in config_cells if isinstance(cell, Cell)]  # of one machine each
+        num_mended = _mended(plans, file, settings)
     rows = _rows_of(config_cells, file)
-    slower = slower_with_more(config_cells, rows)
+    slower = slower_with_more(plans, rows if plans else [])
     return Swept(tuple(rows), len(missing), num_mended, num_superseded, path, tuple(slower))
 
 
-def _rows_of(cells: Sequence[Cell], file: RowFile) -> list[dict[str, str]]:
+def _rows_of(cells: Sequence[AnyCell], file: RowFile) -> list[dict[str, str]]:
     """Of every cell its row.
 
     Values that amount to the same, "24GiB" and "24576MiB", share a row and keep their names.
@@ -119,7 +122,7 @@ def _replaced(again: list[Cell], file: RowFile, settings: SweepSettings) -> set[
 
 
 def _superseded(
-    rows: Sequence[Mapping[str, str]], cells: Mapping[str, Cell], names: Sequence[str]
+    rows: Sequence[Mapping[str, str]], cells: Mapping[str, AnyCell], names: Sequence[str]
 ) -> set[str]:
     """Keys of rows whose values are a cell's of now, but not what they amount to."""
     asked = {tuple(str(cell.values[name]) for name in names) for cell in cells.values()}
@@ -127,7 +130,7 @@ def _superseded(
     return {row["key"] for row in old if tuple(row[name] for name in names) in asked}
 
 
-def _check_sources(row: Row, cells: Mapping[str, Cell]) -> None:
+def _check_sources(row: Row, cells: Mapping[str, AnyCell]) -> None:
     if row["key"] not in cells:
         raise SweepError(
             "a process that makes rows has other sources of twinstream than this one: they changed "
@@ -136,7 +139,7 @@ def _check_sources(row: Row, cells: Mapping[str, Cell]) -> None:
         )
 
 
-def _rows(missing: list[Cell], settings: SweepSettings) -> Iterator[Row]:
+def _rows(missing: Sequence[AnyCell], settings: SweepSettings) -> Iterator[Row]:
     if settings.ray_address is not None:
         return on_ray(missing, settings.ray_address)
     return on_cores(missing, min(settings.num_jobs, len(missing)))

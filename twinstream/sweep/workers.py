@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 from twinstream.planner.planner import Planner
 from twinstream.simulator.replay import steady_state
+from twinstream.sweep.asked.values import SweepError
 from twinstream.sweep.cell import Row, bug_row, run_cell
-from twinstream.sweep.config import Cell, SweepError
+from twinstream.sweep.config import AnyCell
 
 _PER_CPU = 2
 _CONNECT_S = 10
@@ -23,7 +24,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def on_cores(cells: Sequence[Cell], num_jobs: int) -> Iterator[Row]:
+def on_cores(cells: Sequence[AnyCell], num_jobs: int) -> Iterator[Row]:
     """Rows as they come, from so many processes.
 
     Raises:
@@ -120,7 +121,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def on_ray(cells: Sequence[Cell], address: str) -> Iterator[Row]:
+def on_ray(cells: Sequence[AnyCell], address: str) -> Iterator[Row]:
     """Rows as they come, from a Ray cluster that has twinstream installed.
 
     Args:
@@ -159,10 +160,10 @@ def _require_listening(address: str) -> None:
         ) from None
 
 
-def _from_ray(ray: Any, cells: Sequence[Cell]) -> Iterator[Row]:
+def _from_ray(ray: Any, cells: Sequence[AnyCell]) -> Iterator[Row]:
     remote = ray.remote(num_cpus=1, max_retries=2)(_run_alone)
     left = list(reversed(cells))
-    in_flight: dict[Any, Cell] = {}
+    in_flight: dict[Any, AnyCell] = {}
     while left or in_flight:
         most = _PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
         while left and len(in_flight) < most:
@@ -177,5 +178,5 @@ def _from_ray(ray: Any, cells: Sequence[Cell]) -> Iterator[Row]:
                 yield bug_row(cell, error)
 
 
-def _run_alone(cell: Cell) -> Row:
+def _run_alone(cell: AnyCell) -> Row:
     return run_cell(cell, Planner(steady_state))

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.clusters.loader import (
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS
 from twinstream.hardware_profiles.errors import MissingNetworkNumberError, ProfileError
 from twinstream.schedule.errors import ArgumentError
+from twinstream.simulator.cluster.costs import share_of
 
 # GPUs and NICs a node, GB/s of a GPU and of a NIC in one direction
 FIGURES = {
@@ -69,7 +70,19 @@ def test_a_cluster_is_written_and_read_back_equal(name, tmp_path):
 def test_a_node_has_what_its_cluster_changes_of_its_machine():
     node = machine_of(load_cluster("gb200_nvl72"))
     assert node.number("pcie_h2d_bytes_per_s") == 225e9
-    assert machine_of(load_cluster("h100_dgx")).name == "h100_training"
+    assert machine_of(load_cluster("rtx4090_pc")).name == "rtx4090"
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "dram_bytes_per_s"),
+    [("h100_dgx", 256, 2 * 8 * 4800e6 * 8 / 8), ("gb200_nvl72", 240e9 / 2**30, 256e9)],
+)
+def test_a_gpu_has_its_share_of_the_nodes_host(name, gib, dram_bytes_per_s):
+    """An eighth of 2 TB and of 16 channels; half of a Grace."""
+    cluster = load_cluster(name)
+    share = share_of(machine_of(cluster), cluster.count("gpus_per_node"))
+    assert share.number("host_memory_bytes") / 2**30 == pytest.approx(gib)
+    assert share.number("host_dram_bytes_per_s") == pytest.approx(dram_bytes_per_s)
 
 
 def written(tmp_path, text):

@@ -51,9 +51,9 @@ def test_zero_bubble_loses_what_weights_do_not_fill(pp, microbatches, layers, ti
     assert step_ns == layers * (microbatches * (forward + backward + weight) + bubble)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
-    pp=st.integers(1, 6), groups=st.integers(1, 4), virtual=st.integers(1, 3),
+    pp=st.integers(1, 5), groups=st.integers(1, 3), virtual=st.integers(1, 3),
     forward=st.integers(1, 10**9), backward=st.integers(1, 10**9),
 )  # fmt: skip
 def test_any_uniform_pipeline_takes_its_closed_form(pp, groups, virtual, forward, backward):
@@ -89,7 +89,7 @@ def test_passes_follow_one_another_without_a_gap(order):
     assert timeline.period_passes == 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     order=st.sampled_from(["gpipe", "1f1b", "ring", "zero_bubble"]),
     layers=st.lists(st.integers(0, 3), min_size=2, max_size=5).filter(any),

@@ -43,6 +43,7 @@ class Held:
     version: int = 0
 
 
+_MOST_QUEUES = 16
 Use = tuple[str, Held, Mode]
 Over = tuple[tuple[str, ...], str]  # axes of the mesh, and the queue
 Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient, its input's
@@ -115,7 +116,7 @@ class StageBuilder:
         if call not in self.calls:
             self.calls[call] = KernelCall(kernel=f"cluster.{label.kind}", attributes={}, cost=works)
         queue = self._queue("compute")
-        waits, operands = self._waits(queue, uses), self._operands(uses)
+        waits, operands = self._used(queue, uses)
         self.ops.append(
             Compute.made(
                 op_id=op_id, stream=self._streams[queue], waits=waits, waits_previous=(),
@@ -130,7 +131,7 @@ class StageBuilder:
         """One side of an exchange."""
         axes, queue = over
         number = self._queue(queue)
-        waits, operands = self._waits(number, uses), self._operands(uses)
+        waits, operands = self._used(number, uses)
         key: tuple[object, ...] = (axes, shift, collective) if shift else (axes, queue)
         sequence = self._sequence[key] = self._sequence.get(key, -1) + 1
         self.ops.append(
@@ -202,69 +203,54 @@ class StageBuilder:
         number = self._queues.get(name)
         if number is None:
             number = self._queues[name] = len(self._streams)
+            assert number < _MOST_QUEUES
             self._streams.append(Stream(queue=name))
-            self._done.append([])
+            self._done.append([-1] * _MOST_QUEUES)
         return number
 
-    def _operands(self, uses: Sequence[Use]) -> tuple[Operand, ...]:
-        """Operands with the versions that they find or make."""
-        found = []
+    def _used(self, queue: int, uses: Sequence[Use]) -> tuple[tuple[str, ...], tuple[Operand, ...]]:
+        """What an op that is issued now waits for, and its operands; takes note of its uses."""
+        at, queue_of, wanted, found = len(self.ops), self._queue_of, dict[int, int](), []
+        queue_of.append(queue)
         for name, held, mode in uses:
-            version = held.version + (mode == "write")
-            if mode != "read" and mode != "scratch":
-                held.version += 1
-            found.append(
-                Operand.made(
-                    name=name, tensor=held.tensor, version=0 if mode == "scratch" else version,
-                    mode=mode, num_parts=None, slot=held.place.slot,
-                )
-            )  # fmt: skip
-        return tuple(found)
-
-    def _waits(self, queue: int, uses: Sequence[Use]) -> tuple[str, ...]:
-        """What an op that is issued now has to wait for; takes note of its uses."""
-        at = len(self.ops)
-        wanted: dict[int, int] = {}
-        for _, held, mode in uses:
-            place, writes = held.place, mode != "read"
+            place, version = held.place, held.version
             if not place.written:  # what comes after the pass's first write waits for that
-                place.opening.setdefault((queue, writes), at)
-            last = [place.writer, *place.readers.values()] if writes else [place.writer]
-            for position in last:
-                if position >= 0:
-                    other = self._queue_of[position]
-                    if other != queue and position > wanted.get(other, -1):
-                        wanted[other] = position
-        for _, held, mode in uses:
-            place = held.place
+                place.opening.setdefault((queue, mode != "read"), at)
+            if (position := place.writer) >= 0 and (other := queue_of[position]) != queue:
+                wanted[other] = max(position, wanted.get(other, -1))
             if mode == "read":
                 place.readers[queue] = at
             else:
+                for other, position in place.readers.items():
+                    if other != queue:
+                        wanted[other] = max(position, wanted.get(other, -1))
                 place.writer, place.readers, place.written = at, {}, True
-        return self._needed(queue, at, wanted)
+                if mode == "scratch":
+                    version = 0
+                else:
+                    held.version += 1
+                    version += mode == "write"
+            found.append(
+                Operand.made(
+                    name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None,
+                    slot=place.slot,
+                )
+            )  # fmt: skip
+        return self._needed(queue, at, wanted), tuple(found)
 
     def _needed(self, queue: int, at: int, wanted: dict[int, int]) -> tuple[str, ...]:
         """Of these ops those that nothing else has made sure of; vector clocks by position."""
-        clock = self._done[queue]
+        clock = self._done[queue].copy()
+        self._done[queue] = clock
+        self._clocks.append(clock)
         needed = []
-        for other, position in sorted(wanted.items(), key=lambda item: -item[1]):
-            if other < len(clock) and clock[other] >= position:
-                continue
-            needed.append(position)
-            clock = _merged(clock, self._clocks[position])
-        own = clock + [-1] * (queue + 1 - len(clock)) if len(clock) <= queue else list(clock)
-        own[queue] = at
-        self._done[queue] = own
-        self._clocks.append(own)
-        self._queue_of.append(queue)
+        for other, position in sorted(wanted.items(), key=_newest_first):
+            if clock[other] < position:
+                needed.append(position)
+                clock[:] = map(max, clock, self._clocks[position])
+        clock[queue] = at
         return tuple([self.ops[position].op_id for position in sorted(needed)])
 
 
-def _merged(one: list[int], other: list[int]) -> list[int]:
-    if len(one) < len(other):
-        one, other = other, one
-    joined = list(one)
-    for place, position in enumerate(other):
-        if position > joined[place]:
-            joined[place] = position
-    return joined
+def _newest_first(item: tuple[int, int]) -> int:
+    return -item[1]

@@ -1,7 +1,7 @@
 """A layer in parts, with what is said between them: a chain of ops, forward and backward."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Collective, Ends, Held, StageBuilder, Use
@@ -33,7 +33,8 @@ class LayerChain:
         self._rings = RingOps(builder, job)
         self._late = job.layout.pipeline == "zero_bubble"
         self._put_off: dict[tuple[int, str, int], Held] = {}
-        self._moves = {"forward": _moves(parts, "forward"), "backward": _moves(parts, "backward")}
+        self._again: dict[tuple[int, int], dict[str, Held]] = {}
+        self._out, self._back = _stops(job, parts, "forward"), _stops(job, parts, "backward")
 
     def forward(
         self, layer: int, j: int, source: Held, target: Held, *, first: bool, again: bool = False
@@ -41,9 +42,9 @@ class LayerChain:
         """All elements. Again: of what parts then keep, by their names, backward disposes."""
         tag = f"{layer}.{j}" + (".again" if again else "")
         made: dict[str, Held] = {}
-        flow = _Flow(self._b, self._job, source, target, self._moves["forward"], "forward")
+        flow = _Flow(self._b, self._job.dtype, source, target, self._out)
         seen: set[str] = set()
-        for at, (part, element) in flow:
+        for at, part, element, _, _ in flow:
             if isinstance(element, Talk):
                 self._said(element, element.forward, f"{tag}.{at}", flow)
                 continue
@@ -63,8 +64,8 @@ class LayerChain:
             end = self._b.take("again.end", self._parts.input_bytes, "activation", self._job.dtype)
             again = self.forward(layer, j, kept or entered, end, first=first, again=True)
             self._b.give_back("again.end", end)
-        flow = _Flow(self._b, self._job, gradient, target, self._moves["backward"], "backward")
-        for at, (part, element) in flow:
+        flow = _Flow(self._b, self._job.dtype, gradient, target, self._back)
+        for at, part, element, _, _ in flow:
             if isinstance(element, Talk):
                 self._said(element, element.backward, f"b{layer}.{j}.{at}", flow)
                 continue
@@ -72,23 +73,24 @@ class LayerChain:
             if first and part is self._parts.parts[0]:
                 kept_uses.append(("entered", entered, "read"))
             self._backward(layer, part, element, (flow.current, flow.to), kept_uses, j)
-        for name, held in again.items():
-            self._b.give_back(f"again.{name}", held)
-        if not self._late:
-            self._kept.release(layer, j)
+        if self._late:
+            self._again[layer, j] = again
+        else:
+            self._release(layer, j, again)
 
     def weight(self, layer: int, j: int) -> None:
         """The gradients of weights that backward has put off."""
+        again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
             for element in part.elements[::-1]:
-                if not isinstance(element, Compute):
+                if not isinstance(element, Compute) or not element.gradient_bytes:
                     continue
                 held = self._put_off.pop((layer, element.name, j))
-                kept = self._saved(layer, part, j, {})
+                kept = self._saved(layer, part, j, again)
                 gathered = self._gather_again(layer, part, element, kept, j)
                 self._weight(layer, element, [("d_output", held, "read"), *kept], gathered, j)
-                self._b.give_back("put_off", held)
-        self._kept.release(layer, j)
+                self._b.give_back(f"put_off.{element.name}", held)
+        self._release(layer, j, again)
 
     def _forward(
         self, layer: int, element: Compute | Ring, tag: str, uses: list[Use], j: int
@@ -113,8 +115,9 @@ class LayerChain:
             self._rings.emit(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
             return
         uses.append(self._weights.read_of(layer, element.weights))
-        if self._late:
-            put = self._b.take("put_off", whole(self._job), "activation", self._job.dtype)
+        if self._late and (size := element.gradient_bytes):
+            pool = f"put_off.{element.name}"
+            put = self._b.take(pool, size, "activation", self._job.dtype)
             self._put_off[layer, element.name, j] = put
             uses.append(("put_off", put, "write"))
         gathered = None if self._late else self._gather_again(layer, part, element, kept, j)
@@ -165,6 +168,11 @@ class LayerChain:
         made[part.name] = self._b.take(pool, part.full_bytes, "activation", self._job.dtype)
         return [(pool, made[part.name], "write")]
 
+    def _release(self, layer: int, j: int, again: dict[str, Held]) -> None:
+        for name, held in again.items():
+            self._b.give_back(f"again.{name}", held)
+        self._kept.release(layer, j)
+
     def _saved(self, layer: int, part: Part, j: int, again: dict[str, Held]) -> list[Use]:
         held = again.get(part.name) or self._kept.of(layer, part.name, j)
         return [] if held is None else [("saved", held, "read")]
@@ -180,6 +188,16 @@ class LayerChain:
         )
 
 
+class _Stop(NamedTuple):
+    """An element on the way through a layer: what it makes is of a pool (None: made in place)."""
+
+    at: int
+    part: Part
+    element: Element
+    pool: str | None
+    size_bytes: int
+
+
 class _Flow:
     """The hidden state on its way through elements: each reads `current` and makes `to`.
 
@@ -187,50 +205,52 @@ class _Flow:
     """
 
     def __init__(
-        self, builder: StageBuilder, job: Job, source: Held, target: Held,
-        moves: Sequence[tuple[Part, Element]], phase: Phase,
-    ) -> None:  # fmt: skip
-        self._b, self._job, self._target, self._moves = builder, job, target, moves
-        self._phase = phase
+        self, builder: StageBuilder, dtype: str, source: Held, target: Held, stops: Sequence[_Stop]
+    ) -> None:
+        self._b, self._dtype, self._target, self._stops = builder, dtype, target, stops
         self._pool = ""
         self.current = self.to = source
 
-    def __iter__(self) -> Iterator[tuple[int, tuple[Part, Element]]]:
-        places = [at for at, (_, element) in enumerate(self._moves) if not self._in_place(element)]
-        for number, at in enumerate(places):
-            part, element = self._moves[at]
-            pool = ""
-            if number == len(places) - 1:
-                self.to = self._target
-            else:
-                size = self._bytes(element, self._moves[places[number + 1]][1])
-                pool = f"flow.{size}"
-                self.to = self._b.take(pool, size, "activation", self._job.dtype)
-            yield at, (part, element)
+    def __iter__(self) -> Iterator[_Stop]:
+        for stop in self._stops:
+            if (pool := stop.pool) is None:
+                yield stop
+                continue
+            self.to = self._target
+            if pool:
+                self.to = self._b.take(pool, stop.size_bytes, "activation", self._dtype)
+            yield stop
             if self._pool:
                 self._b.give_back(self._pool, self.current)
             self.current, self._pool = self.to, pool
-            if at + 1 < len(self._moves) and self._in_place(self._moves[at + 1][1]):
-                yield at + 1, self._moves[at + 1]
-
-    def _in_place(self, element: Element) -> bool:
-        return isinstance(element, Talk) and getattr(element, self._phase) == "all_reduce"
-
-    def _bytes(self, element: Element, after: Element) -> int:
-        """Of what an element makes: what the next one takes, or all hidden states."""
-        forward = self._phase == "forward"
-        for one, into in ((element, False), (after, True)):
-            if isinstance(one, Talk):
-                return one.out_bytes if forward != into else one.in_bytes
-        return whole(self._job)
 
 
-def _moves(parts: LayerParts, phase: Phase) -> list[tuple[Part, Element]]:
-    """What is done in a phase, in order."""
-    found = [
+def _stops(job: Job, parts: LayerParts, phase: Phase) -> tuple[_Stop, ...]:
+    """What is done of every layer in a phase; the last that makes something has no pool."""
+    moves = [
         (part, element)
         for part in parts.parts
         for element in part.elements
         if not isinstance(element, Talk) or getattr(element, phase) is not None
     ]
-    return found if phase == "forward" else found[::-1]
+    if phase == "backward":
+        moves = moves[::-1]
+    found: list[_Stop] = []
+    after: Element | None = None
+    for at, (part, element) in reversed(list(enumerate(moves))):
+        if isinstance(element, Talk) and getattr(element, phase) == "all_reduce":
+            found.append(_Stop(at, part, element, None, 0))
+            continue
+        size = 0 if after is None else _bytes(job, element, after, phase)
+        found.append(_Stop(at, part, element, "" if after is None else f"flow.{size}", size))
+        after = element
+    return tuple(found[::-1])
+
+
+def _bytes(job: Job, element: Element, after: Element, phase: Phase) -> int:
+    """Of what an element makes: what the next one takes, or all hidden states."""
+    forward = phase == "forward"
+    for one, into in ((element, False), (after, True)):
+        if isinstance(one, Talk):
+            return one.out_bytes if forward != into else one.in_bytes
+    return whole(job)

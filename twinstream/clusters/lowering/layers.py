@@ -26,7 +26,8 @@ class LayerOps:
         self._plain = PlainLayers(builder, job, self._parts, self._weights)
         self._chain = LayerChain(builder, job, self._parts, self._weights)
         self._late = job.layout.pipeline == "zero_bubble"
-        self.alone = not self._parts.plain or job.layout.zero == 3 or job.layout.offload
+        scattered = job.layout.zero >= 2  # so that few layers' gradients are whole at a time
+        self.alone = not self._parts.plain or scattered or job.layout.offload
 
     def forward(
         self, span: range, chunk: int, j: int, source: Held, target: Held, *, fine: bool

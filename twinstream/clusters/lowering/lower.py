@@ -7,12 +7,14 @@ from twinstream.clusters.lowering.builder import StageBuilder
 from twinstream.clusters.lowering.groups import mesh_of
 from twinstream.clusters.lowering.stage import StageOps
 from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Op
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 _Key = tuple[object, ...]
+_Node = list[tuple[int, int]]  # an op, or the sides of an exchange: class and place in its ops
 
 
 def lower(
@@ -31,18 +33,19 @@ def lower(
     everyone = tuple(axis.name for axis in mesh.axes if axis.size > 1)
     flops = job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len)
     schedules, classes = {}, []
-    for stage in range(job.layout.pp):
-        name = f"stage {stage}"
-        built = StageOps(job, stage, everyone, folded=folded).lower()
-        schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
-        classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
-    document = ClusterSchedule.model_construct(
-        schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
-        model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
-        seq_len=job.seq_len, global_batch=job.global_batch,
-        precision=job.precision, attention=job.attention, model_flops=flops, machine=machine,
-    )  # fmt: skip
-    return in_one_order(document)
+    with gc_paused():
+        for stage in range(job.layout.pp):
+            name = f"stage {stage}"
+            built = StageOps(job, stage, everyone, folded=folded).lower()
+            schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
+            classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
+        document = ClusterSchedule.model_construct(
+            schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
+            model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
+            seq_len=job.seq_len, global_batch=job.global_batch,
+            precision=job.precision, attention=job.attention, model_flops=flops, machine=machine,
+        )  # fmt: skip
+        return in_one_order(document)
 
 
 def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
@@ -54,24 +57,17 @@ def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
     Ops that never can (a deadlock) are left behind the others, as they were.
     """
     ops = [schedule.of(one).ops for one in schedule.classes]
-    meetings: dict[_Key, list[tuple[int, int]]] = defaultdict(list)
-    for number, one in enumerate(schedule.classes):
-        groups: dict[_Key, _Key] = {}
-        for at, op in enumerate(ops[number]):
-            if op.kind == "communicate":
-                kind = op.axes, op.stream.queue, op.shift, op.collective
-                if kind not in groups:
-                    groups[kind] = _group_key(schedule, one, op)
-                meetings[*groups[kind], op.sequence].append((number, at))
-    run = _run_order(ops, list(meetings.values()))
+    names = [one.name for one in schedule.classes]
+    run = _run_order(ops, _meetings(schedule))
     order: list[Exchange] = []
     issued: list[list[Op]] = [[] for _ in ops]
     for node in run:
-        for number, at in node:
-            issued[number].append(ops[number][at])
-        if ops[node[0][0]][node[0][1]].kind == "communicate":
-            sides = tuple((schedule.classes[n].name, ops[n][at].op_id) for n, at in node)
-            order.append(Exchange.made(sides=sides))
+        found = [ops[number][at] for number, at in node]
+        for (number, _), op in zip(node, found, strict=True):
+            issued[number].append(op)
+        if found[0].kind == "communicate":
+            sides = [(names[n], op.op_id) for (n, _), op in zip(node, found, strict=True)]
+            order.append(Exchange.made(sides=tuple(sides)))
     schedules = {
         one.schedule: schedule.of(one).model_copy(update={"ops": tuple(issued[number])})
         for number, one in enumerate(schedule.classes)
@@ -79,40 +75,56 @@ def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
     return schedule.model_copy(update={"order": tuple(order), "schedules": schedules})
 
 
-def _run_order(
-    ops: list[tuple[Op, ...]], meetings: list[list[tuple[int, int]]]
-) -> list[list[tuple[int, int]]]:
-    """Nodes (an op, or the sides of an exchange) as they can run, first come first."""
+def _meetings(schedule: ClusterSchedule) -> list[_Node]:
+    """The sides of every exchange."""
+    numbers: dict[_Key, int] = {}
+    found: dict[tuple[int, int], _Node] = defaultdict(list)
+    for number, one in enumerate(schedule.classes):
+        groups: dict[_Key, int] = {}
+        for at, op in enumerate(schedule.of(one).ops):
+            if op.kind == "communicate":
+                kind = op.axes, op.stream.queue, op.shift, op.collective
+                if kind not in groups:
+                    key = _group_key(schedule, one, op)
+                    groups[kind] = numbers.setdefault(key, len(numbers))
+                found[groups[kind], op.sequence].append((number, at))
+    return list(found.values())
+
+
+def _run_order(ops: list[tuple[Op, ...]], meetings: list[_Node]) -> list[_Node]:
+    """Nodes as they can run, first come first."""
+    nodes = meetings.copy()
     node_of = [[-1] * len(one) for one in ops]
-    nodes: list[list[tuple[int, int]]] = []
-    for sides in meetings:
+    for place, sides in enumerate(meetings):
         for number, at in sides:
-            node_of[number][at] = len(nodes)
-        nodes.append(sides)
-    after: dict[int, list[int]] = defaultdict(list)
-    for number, one in enumerate(ops):
-        position = {op.op_id: at for at, op in enumerate(one)}
-        last: dict[str, int] = {}
-        for at, op in enumerate(one):
-            if node_of[number][at] < 0:
-                node_of[number][at] = len(nodes)
+            node_of[number][at] = place
+    for number, places in enumerate(node_of):
+        for at, place in enumerate(places):
+            if place < 0:
+                places[at] = len(nodes)
                 nodes.append([(number, at)])
-            before = [position[wait] for wait in op.waits]
-            if (queue := op.stream.queue) in last:
-                before.append(last[queue])
-            last[queue] = at
-            for earlier in before:
-                after[node_of[number][earlier]].append(node_of[number][at])
+    after: list[list[int]] = [[] for _ in nodes]
     left = [0] * len(nodes)
-    for targets in after.values():
-        for node in targets:
-            left[node] += 1
+    for one, places in zip(ops, node_of, strict=True):
+        node_by_id: dict[str, int] = {
+            op.op_id: place for op, place in zip(one, places, strict=True)
+        }
+        last: dict[str, int] = {}
+        for op, place in zip(one, places, strict=True):
+            for wait in op.waits:
+                after[node_by_id[wait]].append(place)
+            left[place] += len(op.waits)
+            queue = op.stream.queue
+            if queue in last:
+                after[last[queue]].append(place)
+                left[place] += 1
+            last[queue] = place
     ready = deque(node for node, count in enumerate(left) if not count)
     found = []
     while ready:
         node = ready.popleft()
         found.append(nodes[node])
-        for other in after.get(node, ()):
+        for other in after[node]:
             left[other] -= 1
             if not left[other]:
                 ready.append(other)

@@ -14,10 +14,14 @@ Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
 
 @dataclass(frozen=True)
 class Compute:
-    """Work of a part; `weights` are of the group whose parameters it reads: layer or experts."""
+    """Work of a part; `weights` are of the group whose parameters it reads: layer or experts.
+
+    The gradients of its weights need `gradient_bytes`: the gradients of its products' outputs.
+    """
 
     name: str
     work: PartWork
+    gradient_bytes: int = 0
     weights: Literal["layer", "experts"] = "layer"
 
 
@@ -73,6 +77,17 @@ class LayerParts:
     input_bytes: int
     full_recompute: bool
 
+    @property
+    def full_bytes(self) -> int:
+        """What all parts keep where nothing is recomputed."""
+        return sum(part.full_bytes for part in self.parts)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What the gradients of all weights need beside that."""
+        elements = [element for part in self.parts for element in part.elements]
+        return sum(one.gradient_bytes for one in elements if isinstance(one, Compute))
+
     def work(self) -> tuple[PartWork, ...]:
         """All computation, in order."""
         return tuple(
@@ -126,15 +141,18 @@ def _attention(job: Job) -> tuple[Element, ...]:
     again = work.core_attention_again() if selective else ()
     if cp == 1:
         whole_part = work.attention()
-        return around(job, [Compute("attention", _repeating(whole_part, again))])
+        size = _gradient_bytes(job, work.tokens, work.d_qkv + job.shape.d_model)
+        return around(job, [Compute("attention", _repeating(whole_part, again), size)])
     (step, *_) = work.core_attention_steps()
     repeated = step.forward if again else ()
     ring = Ring(
         "core", PartWork(step.forward, (*repeated, *step.backward)), cp,
         2 * work.tokens * work.d_kv * work.itemsize,
     )  # fmt: skip
-    before = Compute("attention_before", work.attention_before_core())
-    after = Compute("attention_after", work.attention_after_core())
+    before = Compute("attention_before", work.attention_before_core(),
+                     _gradient_bytes(job, work.tokens, work.d_qkv))  # fmt: skip
+    after = Compute("attention_after", work.attention_after_core(),
+                    _gradient_bytes(job, work.tokens, job.shape.d_model))  # fmt: skip
     return around(job, [before, ring, after])
 
 
@@ -143,8 +161,23 @@ def _repeating(part: PartWork, again: tuple[Work, ...]) -> PartWork:
 
 
 def _dense(job: Job) -> tuple[Element, ...]:
-    again = job.work.mlp_again() if job.layout.recompute == "mlp" else ()
-    return around(job, [Compute("mlp", _repeating(job.work.mlp(), again))])
+    work = job.work
+    size = _ffn_gradient_bytes(job, work.tokens, work.d_ff)
+    again: tuple[Work, ...] = ()
+    if job.layout.recompute == "mlp":
+        again = work.mlp_again()
+        size += sum(one.size_bytes for one in saved_tensors(work, "mlp", "selective"))
+        size -= sum(one.size_bytes for one in saved_tensors(work, "mlp", "mlp"))
+    return around(job, [Compute("mlp", _repeating(work.mlp(), again), size)])
+
+
+def _gradient_bytes(job: Job, rows: int, width: int) -> int:
+    return rows * width * job.work.itemsize
+
+
+def _ffn_gradient_bytes(job: Job, rows: int, d_ff: int) -> int:
+    """Of the outputs of up (and gate) and of down."""
+    return _gradient_bytes(job, rows, (2 if job.shape.gated else 1) * d_ff + job.shape.d_model)
 
 
 def _experts(job: Job) -> tuple[Element, ...]:
@@ -152,7 +185,12 @@ def _experts(job: Job) -> tuple[Element, ...]:
     work, layout = job.work, job.layout
     d_bytes = job.shape.d_model * work.itemsize
     routed, arrived = work.routed_tokens * d_bytes, work.expert_tokens * d_bytes
-    elements: list[Element] = [Compute("router", work.router())]
+    assert job.shape.experts is not None
+    count = job.shape.experts.count
+    router = Compute("router", work.router(), _gradient_bytes(job, work.local_tokens, count))
+    ffn_bytes = _ffn_gradient_bytes(job, work.expert_tokens, work.expert_d_ff)
+    if work.shared_d_ff:
+        ffn_bytes += _ffn_gradient_bytes(job, work.tokens, work.shared_d_ff)
     to = [Talk("ep", "all_to_all", "all_to_all", routed, routed)] if layout.ep > 1 else []
     gather, scatter = [], []
     if layout.tp > 1 and work.sequence_parallel:
@@ -161,7 +199,7 @@ def _experts(job: Job) -> tuple[Element, ...]:
     elif layout.tp > 1:
         gather = [Talk("tp", None, "all_reduce", arrived, arrived)]
         scatter = [Talk("tp", "all_reduce", None, arrived, arrived)]
-    experts = Compute("experts", work.experts(), "experts")
+    experts = Compute("experts", work.experts(), ffn_bytes, "experts")
     back = to or (layout.tp > 1 and work.sequence_parallel)
     combine = [Compute("combine", PartWork())] if back else []  # the experts have its work
-    return (*elements, *to, *gather, experts, *scatter, *to, *combine)
+    return (router, *to, *gather, experts, *scatter, *to, *combine)

@@ -37,15 +37,14 @@ class PlainLayers:
         if first:
             uses.append(("entered", entered, "read"))
         again = None
-        if self._parts.full_recompute:
-            size = sum(part.full_bytes for part in self._parts.parts)
-            again = self._b.take("again", size, "activation", self._job.dtype)
+        if self._parts.full_recompute and not self._late:
+            again = self._b.take("again", self._parts.full_bytes, "activation", self._job.dtype)
             uses.append(("again", again, "write"))
         for layer in unit:
             uses += [*self._weights.read(layer), *self._kept.all_of(layer, j)]
             uses += [self._put(layer, j)] if self._late else self._weights.gradients(layer)
         works = self._works("backward_input")
-        if again is not None:
+        if self._parts.full_recompute:
             works = (*self._works("forward"), *works)
         if not self._late:
             works = (*works, *self._works("backward_weight"))
@@ -68,10 +67,10 @@ class PlainLayers:
             self._kept.release(layer, j)
 
     def _put(self, layer: int, j: int) -> Use:
-        """Gradients of all products' outputs, which those of weights need."""
-        work, shape = self._job.work, self._job.shape
-        widths = work.d_qkv + 2 * shape.d_model + (3 if shape.gated else 2) * work.d_ff
-        size = work.tokens * widths * work.itemsize
+        """What the gradients of weights need, with what was computed again for it."""
+        size = self._parts.gradient_bytes
+        if self._parts.full_recompute:
+            size += self._parts.full_bytes
         held = self._b.take("put_off.all", size, "activation", self._job.dtype)
         self._put_off[layer, j] = held
         return (f"put_off.{layer}", held, "write")

@@ -115,8 +115,7 @@ class StageWeights:
     def finish(self, everyone: tuple[str, ...]) -> None:
         """What was left to the end, the norm of all gradients over all axes, the updates."""
         self._add_pending()
-        for name in self._late:
-            self._reduce(self._states[name], name)
+        self._reduce_late()
         norm = self._norm()
         if everyone:
             self._b.communicate(
@@ -128,6 +127,15 @@ class StageWeights:
         layout = self._job.layout
         if not layout.dp_overlap and self._zero in (1, 2) and not layout.offload:
             self._all_gathered()
+
+    def _reduce_late(self) -> None:
+        """No gradient before all of them are complete."""
+        uses = [self.gradient(name) for name in self._late]
+        if uses:
+            label = self._b.label("gradients_complete")
+            self._b.compute("gradients_complete", "gradients_complete", (), uses, label)
+        for name in self._late:
+            self._reduce(self._states[name], name)
 
     def _all_gathered(self) -> None:
         """Nothing of the next step begins before all parameters are there."""

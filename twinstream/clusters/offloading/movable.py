@@ -93,9 +93,10 @@ def _lives(schedule: Schedule, times: StageTimes, carried: set[str]) -> Mapping[
                 gathered = roles[operand.tensor] == "parameter" and operand.tensor not in carried
                 life.ahead |= operand.mode == "write" and (op.collective == "recv" or gathered)
     for tensor in carried:
-        if (life := found.get(tensor)) is not None and life.first_ns is not None:
-            over_ns = times.pass_ns - life.last_ns + life.first_ns
-            life.longest_ns = max(life.longest_ns, over_ns)
+        kept = found.get(tensor)
+        if kept is not None and kept.first_ns is not None:
+            over_ns = times.pass_ns - kept.last_ns + kept.first_ns
+            kept.longest_ns = max(kept.longest_ns, over_ns)
     return found
 
 

@@ -19,7 +19,7 @@ from twinstream.schedule.tensors import DEVICE, Slot
 
 _JUDGED_TASKS = 5000  # in all plans of a stage that are simulated
 _MOST_ATTEMPTS = 8
-_MOST_BLOCKS = 900  # of a stage: of larger ones layers are planned together
+_MOST_BLOCKS = 450  # of a stage: of larger ones layers are planned together
 _WORKING_SET = 0.2  # of the device, that layers planned together may take
 
 

@@ -3,7 +3,8 @@
 T >= max over stages r of: forward and backward of the stages before it and their messages, then m
 times its own forward and backward, then what follows the last: the last gradients reduced, the
 update. And no less than what any one of its queues of communication takes. With several virtual
-stages the way to a stage is through one of them each.
+stages the way to a stage is through one of them each. Zero-bubble's last stage has put off
+weights' gradients of pp - 1 microbatches, which run beside the backward of the stages before it.
 """
 
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ class _Column:
 
     each: float
     on_the_way: float
+    put_off: float
     embedding: float
     head: float
     message: float
@@ -87,7 +89,11 @@ class BoundTables:
         step_ns = np.maximum.reduce(
             [
                 m * (each * get("first_layers") + embedding),
-                get("way_layers") * on_the_way + messages + embedding + m * (each * last + head),
+                get("way_layers") * on_the_way
+                + messages
+                + embedding
+                + m * (each * last + head)
+                - get("put_off") * last,
                 m * each * most,
             ]
         ) + get("tail")
@@ -111,8 +117,9 @@ class BoundTables:
         saved, logits, hidden = self._bytes(job)
         late = layout.pipeline == "zero_bubble"
         return _Column(
-            each=times.least_forward + times.least_backward + (times.weight if late else 0.0),
-            on_the_way=times.least_forward + times.least_backward,
+            each=times.least,
+            on_the_way=times.on_the_way,
+            put_off=times.weight * min(layout.pp - 1, job.num_microbatches) * late,
             embedding=times.embedding,
             head=times.head,
             message=message,
@@ -145,7 +152,7 @@ class BoundTables:
         """After the last backward; all of the fullest queue of reductions or gathers; a message."""
         layout = job.layout
         key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, layers,
-               layout.gradient_dtype, layout.shard)  # fmt: skip
+               layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
         if key in self._tails:
             return self._tails[key]
         pricing = self._pricing
@@ -166,8 +173,13 @@ class BoundTables:
             queue = max(queue, layers * gather_ns * 2 * count)
         message = 0.0
         if layout.pp > 1:
-            message = pricing.message(mesh, stored_hidden_bytes(job.work), axis="pp")
-        found = (reduce_ns * (layout.dp * layout.cp > 1) + layers * update_ns, queue, message)
+            size = stored_hidden_bytes(job.work)
+            hops = range(layout.pp - 1)
+            way = sum(pricing.message(mesh, size, axis="pp", sender=stage) for stage in hops)
+            message = way / len(hops)
+        beside = self._times(job).embedding  # its backward may be beside the last layer's reduction
+        after = max(0.0, reduce_ns - beside) * (layout.dp * layout.cp > 1)
+        found = (after + layers * update_ns, queue, message)
         self._tails[key] = found
         return found
 

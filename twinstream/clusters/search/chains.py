@@ -22,14 +22,15 @@ class LayerTimes:
     """Nanoseconds of one layer and one microbatch.
 
     `forward` and `backward` with all that is said; `weight` of what zero-bubble puts off (then
-    `backward` is without). The `least` ones are what no overlap inside the layer can beat.
+    `backward` is without). No overlap beats `least` of forward and backward of one microbatch
+    after the other, and `on_the_way` of its way through the layer and back.
     """
 
     forward: float
     backward: float
     weight: float
-    least_forward: float
-    least_backward: float
+    least: float
+    on_the_way: float
     embedding: float
     head: float
 
@@ -67,10 +68,14 @@ class Pricing:
         kind = NCCL_DTYPES.get(dtype)
         return float(collective_time_ns(self.cluster, collective, size_bytes, group, kind).time_ns)
 
-    def message(self, mesh: Mesh, size_bytes: int, *, axis: str) -> float:
-        """Nanoseconds of a message to the neighbour along an axis."""
+    def message(
+        self, mesh: Mesh, size_bytes: int, *, axis: str, sender: int | None = None
+    ) -> float:
+        """Nanoseconds of a message to the neighbour along an axis; without a sender the slowest."""
         stride, on_node = mesh.stride(axis), min(mesh.ranks_per_node, mesh.size)
         inside = mesh.length(axis) * stride <= on_node
+        if sender is not None:
+            inside = sender * stride // on_node == (sender + 1) * stride // on_node
         sharing = min(on_node, stride)
         group = (
             RankGroup(ranks=2, ranks_per_node=2)
@@ -90,18 +95,21 @@ def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
     late = job.layout.pipeline == "zero_bubble"
     again = forward if parts.full_recompute else 0.0
     backward, weight = clock.backward(parts, late=late)
-    computed = sum(clock.computed(element) for element in elements) * (not late)
-    chained = sum(clock.chained(element) for element in elements)
-    talk = clock.outside
+    chained = forward + again + sum(clock.chained(element) for element in elements)
+    if again and isinstance(elements[-1], Talk):
+        # backward does not wait for the repeated output, nor what is repeated for the first one
+        chained -= 2 * clock.forward(elements[-1])
+    once = sum(clock.forward(element) for element in elements if not isinstance(element, Talk))
+    computed = once * (2 if again else 1) + clock.inputs(elements) + weight
+    talk = clock.outside * (2 if job.work.sequence_parallel else 1)
     return LayerTimes(
         forward=forward,
         backward=again + backward,
         weight=weight,
-        least_forward=forward,
-        least_backward=again + max(chained, computed + clock.inputs(elements) * (not late)),
-        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward)
-        + 2 * talk,
-        head=pricing.work(job.work.head().forward + job.work.head().backward) + 2 * talk,
+        least=max(chained, computed),
+        on_the_way=computed if parts.plain and not late else chained - again,
+        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward) + talk,
+        head=pricing.work(job.work.head().forward + job.work.head().backward) + talk,
     )
 
 

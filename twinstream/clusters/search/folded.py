@@ -7,18 +7,18 @@ from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.search.chains import Pricing, layer_times
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.cluster.costs import ClusterCosts, Demand
+from twinstream.simulator.cluster.costs import ClusterCosts, Demand, ExchangeDemand
 from twinstream.simulator.cluster.simulate import replay_cluster
 
 
 def folded_step_s(job: Job, pricing: Pricing) -> float:
     """Seconds of a step: pipeline, gradients and updates simulated, layers not looked into.
 
-    What gradients that are being reduced take from layers' own talk is not seen; the whole
-    simulation sees it.
+    To the last update of one step from idle streams. What gradients that are being reduced take
+    from layers' own talk is not seen, nor what messages take of the compute.
     """
     cluster, machine = pricing.cluster, pricing.machine
     times = layer_times(job, pricing)
@@ -31,7 +31,7 @@ def folded_step_s(job: Job, pricing: Pricing) -> float:
         ref = MachineRef(name=cluster.name, content_hash=cluster.name)
         document = lower(few, cluster.count("gpus_per_node"), ref, folded=True)
         costs = _FoldedCosts(document, cluster, machine, layers)
-        steps.append(replay_cluster(document, costs, cluster.name, num_passes=2).step_ns)
+        steps.append(replay_cluster(document, costs, cluster.name, num_passes=1).step_ns)
     step_ns = steps[-1]
     if len(counts) > 1:
         step_ns += (
@@ -58,6 +58,18 @@ class _FoldedCosts(ClusterCosts):
         super().__init__(document, cluster, machine)
         self._layers = layers
         self._folded: dict[str, Demand] = {}
+        self._light: dict[ExchangeDemand, ExchangeDemand] = {}
+
+    def exchange(self, exchange: Exchange) -> ExchangeDemand:
+        found = super().exchange(exchange)
+        if found not in self._light:
+            sides = tuple(
+                tuple((name, amount) for name, amount in side if name != "compute")
+                for side in found.sides
+            )
+            light = ExchangeDemand(found.fixed_ns, found.alone_ns, sides)
+            self._light[found] = found if len(found.sides) == 1 else light
+        return self._light[found]
 
     def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand:
         if not isinstance(op, Compute):

@@ -1,13 +1,15 @@
 """The fastest layout of a model and batch on so many GPUs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.predict import Prediction, predict, without_reduction
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.bounds import BoundTables
@@ -16,6 +18,8 @@ from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.space import layouts, require_axes
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.simulator.cluster.costs import share_of
 
 GIB = 2**30
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
@@ -50,6 +54,29 @@ class Searched:
         return self.best[0].prediction.step_s / self.least_bound_s - 1
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a GPU has: `room_bytes` of its own, `most_bytes` with its share of the host's."""
+
+    room_bytes: float
+    most_bytes: float
+    h2d_bytes_per_s: float
+
+    @staticmethod
+    def of(cluster: Cluster, machine: Machine, *, offload: bool) -> "Memory":
+        """Without `offload` only its own."""
+        room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
+        if not offload:
+            return Memory(room, room, np.inf)
+        host = share_of(machine, cluster.count("gpus_per_node")).host_memory_bytes
+        host_bytes = np.inf if host is None or host.value is None else host.value
+        return Memory(room, room + host_bytes, machine.rate("pcie_h2d_bytes_per_s"))
+
+    def away_s(self, memory_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What there is no room for where memory is fullest is copied back in every step."""
+        return np.maximum(0.0, memory_bytes - self.room_bytes) / self.h2d_bytes_per_s
+
+
 class NoLayoutError(LayoutError):
     """No layout fits, or none is possible."""
 
@@ -59,7 +86,7 @@ def search(
     num_gpus: int,
     cluster: Cluster,
     fixed: Mapping[str, Any] | None = None,
-    keep: int = 5,
+    keep: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Searched:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
@@ -80,10 +107,12 @@ def search(
     possible = _possible(job, num_gpus, cluster, fixed)
     progress(f"bounds of {len(possible):,} layouts")
     bounds = BoundTables(job, pricing).of(possible)
-    room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
-    fits = np.flatnonzero(bounds.memory_bytes <= room)
+    memory = Memory.of(cluster, machine, offload=bool(fixed.get("offload")))
+    fits = np.flatnonzero(bounds.memory_bytes <= memory.most_bytes)
     if not len(fits):
-        raise _none_fits(possible, bounds.memory_bytes, room, num_gpus)
+        raise _none_fits(possible, bounds.memory_bytes, memory.most_bytes, num_gpus)
+    away_s = memory.away_s(bounds.memory_bytes)
+    bounds = replace(bounds, step_s=np.maximum(bounds.step_s, away_s))
     order = fits[np.argsort(bounds.step_s[fits], kind="stable")]
     simulated: list[tuple[float, int]] = []
     for count, number in enumerate(order):
@@ -92,12 +121,13 @@ def search(
         if enough or count >= _MOST_SIMULATED:
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
-        one = job.model_copy(update={"layout": possible[number]})
-        simulated.append((folded_step_s(one, pricing), int(number)))
+        on_device = possible[number].model_copy(update={"offload": False})
+        one = job.model_copy(update={"layout": on_device})
+        simulated.append((folded_step_s(one, pricing) + float(away_s[number]), int(number)))
     found = [(possible[n], float(bounds.step_s[n])) for _, n in sorted(simulated)]
     best = _whole(job, found, cluster, keep, progress)
     if not best:
-        raise _none_fits(possible, bounds.memory_bytes, room, num_gpus)
+        raise _none_fits(possible, bounds.memory_bytes, memory.most_bytes, num_gpus)
     return Searched(best, float(bounds.step_s[order[0]]), len(possible), len(fits), len(simulated))
 
 
@@ -111,7 +141,10 @@ def _whole(
         if len(found) >= keep:
             break
         progress(f"simulating whole: {told(layout)}")
-        prediction = predict(job.model_copy(update={"layout": layout}), cluster)
+        try:
+            prediction = predict(job.model_copy(update={"layout": layout}), cluster)
+        except OffloadError:
+            continue
         if prediction.fits:
             found.append(Found(layout, bound_s, prediction))
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))

@@ -9,7 +9,7 @@ from twinstream.models.shapes.shape import ModelShape
 
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
-_MOST_VIRTUAL_STAGES = 16
+_MOST_VIRTUAL_STAGES = 8
 _NEVER_OPEN = ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
                "dp_overlap", "shard", "offload")  # fmt: skip
 

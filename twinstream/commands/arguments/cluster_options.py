@@ -7,7 +7,10 @@ import typer
 
 from twinstream.clusters.job import Job, Precision
 from twinstream.clusters.layout import Layout, LayoutError, Pipeline, Recompute
+from twinstream.clusters.search.question import Question
 from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.price_options import RunOptions
+from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.shapes.presets import load_shape
 
 _PANEL, _FIXED = "On a cluster", "What to fix of a layout"
@@ -52,7 +55,7 @@ class ClusterOptions:
     ] = False
     keep: Annotated[
         int, _option(_PANEL, "N", "How many of the best layouts are shown.", min=1, max=20)
-    ] = 5
+    ] = 3
     tp: Annotated[int | None, _degree("Tensor parallel ranks.")] = None
     cp: Annotated[int | None, _degree("Context parallel ranks.")] = None
     pp: Annotated[int | None, _degree("Pipeline stages.")] = None
@@ -76,6 +79,16 @@ class ClusterOptions:
         names = [name for name, value in vars(self).items() if value not in (None, False)]
         return [f"--{name.replace('_', '-')}" for name in names if name != "keep"]
 
+    def question(self, wanted: PlanOptions) -> Question:
+        """What is searched.
+
+        Raises:
+            TwinstreamError: an option is missing, unknown, or of one device alone.
+        """
+        job, fixed = self.job(wanted), self.fixed(wanted)
+        assert self.cluster is not None and self.gpus is not None
+        return Question(job, self.gpus, load_cluster(self.cluster), fixed)
+
     def job(self, wanted: PlanOptions) -> Job:
         """Model, batch and precision; the layout is the smallest there is.
 
@@ -91,7 +104,8 @@ class ClusterOptions:
             raise LayoutError(
                 f"--cluster needs {' and '.join(missing)}: GPUs to lay out on, sequences of a step"
             )
-        if beside := [flag for flag in wanted.given() if flag not in _OF_BOTH]:
+        given = [*wanted.given(), *(["--machine"] if wanted.machine is not None else [])]
+        if beside := [flag for flag in given if flag not in _OF_BOTH]:
             raise LayoutError(f"{', '.join(beside)} is of one device; leave out it or --cluster")
         precision = self.precision or "bf16"
         if precision not in get_args(Precision):
@@ -128,6 +142,20 @@ class ClusterOptions:
         if self.offload:
             found["offload"] = True
         return found
+
+
+def require_machine(
+    command: str, wanted: PlanOptions, asked: ClusterOptions, charged: RunOptions
+) -> None:
+    """Refuse what is of a cluster, where none is given.
+
+    Raises:
+        LayoutError: says what to add.
+    """
+    if beside := [*asked.given(), *charged.given()]:
+        raise LayoutError(f"{', '.join(beside)} is of a cluster's layout: add --cluster")
+    if wanted.machine is None:
+        raise LayoutError(f"{command} needs --machine (one device), or --cluster with --gpus")
 
 
 _OF_BOTH = ("--model", "--seq-len", "--recompute", "--gradients")

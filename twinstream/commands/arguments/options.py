@@ -23,6 +23,13 @@ ClusterIfKnown = Annotated[
         help="Of a cluster's schedule; by default the one it was made for, if it is a shipped one.",
     ),
 ]
+Stragglers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WHO=FACTOR",
+        help="Of a cluster: a class of ranks, or 'rank 5', is so many times slower; repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,7 @@ class Profiles:
 
     machine: MachineIfKnown = None
     cluster: ClusterIfKnown = None
+    straggler: Stragglers = None
 
 
 Predicted = Annotated[

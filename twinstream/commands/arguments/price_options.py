@@ -1,15 +1,17 @@
 """The options that say what a run's time is charged by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Annotated, Any
 
 import typer
 
-from twinstream.cost.bill import Prices
+from twinstream.cost.bill import Bill, Prices, bill_of
 from twinstream.cost.goodput import Interruptions, best_interval_s
 from twinstream.cost.refusal import CostError, made
 
 _MONEY, _INTERRUPTIONS = "Money", "Goodput"
+_BILLION = 1e9
 
 
 def _option(panel: str, metavar: str, what: str) -> Any:
@@ -88,3 +90,56 @@ class PriceOptions:
                 "mtbf_s": "--mtbf-hours, in seconds,",
             },
         )
+
+
+@dataclass(frozen=True)
+class RunOptions(PriceOptions):
+    """A run on a cluster, and what it is charged by; None where not given."""
+
+    tokens: Annotated[
+        float | None,
+        _option(
+            _MONEY,
+            "N",
+            "With --cluster: tokens of the run, for its days and money; by default a billion where "
+            "a price is given.",
+        ),
+    ] = None
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether a bill is asked for."""
+        return self.tokens is not None or self.price_per_gpu_hour is not None
+
+    def require_possible(self) -> None:
+        """
+        Raises:
+            CostError: a number cannot be, or is of the checkpoints or failures of no run.
+        """
+        if self.tokens is not None and not (isfinite(self.tokens) and self.tokens > 0):
+            raise CostError(f"--tokens needs a number of tokens above 0, got {self.tokens:g}")
+        if not self.is_charged and (given := self.given()):
+            raise CostError(f"{', '.join(given)} needs --tokens, or --price-per-gpu-hour")
+        self.prices()
+
+    @property
+    def num_tokens(self) -> float:
+        """What a bill is of."""
+        return _BILLION if self.tokens is None else self.tokens
+
+    def given(self) -> list[str]:
+        """The flags that are set."""
+        names = [name for name, value in vars(self).items() if value is not None]
+        return [f"--{name.replace('_', '-')}" for name in names]
+
+    def bill(self, tokens_per_s: float, num_gpus: int, of_gpus: int | None = None) -> Bill | None:
+        """Of `num_tokens` tokens at this speed; None where none is asked for.
+
+        Args:
+            of_gpus: that --mtbf-hours is of; more GPUs fail more often. By default `num_gpus`.
+        """
+        if not self.is_charged:
+            return None
+        mtbf_hours = self.mtbf_hours and self.mtbf_hours * (of_gpus or num_gpus) / num_gpus
+        prices = replace(self, mtbf_hours=mtbf_hours).prices()
+        return bill_of(self.num_tokens / tokens_per_s, num_gpus, prices)

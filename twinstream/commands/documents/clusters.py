@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from twinstream.commands.arguments.cluster_inputs import (
+from twinstream.commands.arguments.options import Profiles
+from twinstream.commands.cluster_inputs import (
     ClusterInputs,
     cluster_inputs,
     refuse_measured,
-    stragglers_of,
 )
-from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
@@ -20,24 +19,23 @@ _BROKEN = 2
 
 
 def simulate_cluster_file(
-    path: Path, where: Profiles, stragglers: list[str] | None,
-    output: Path | None, *, as_json: bool,
-) -> None:  # fmt: skip
+    path: Path, where: Profiles, output: Path | None, *, as_json: bool
+) -> None:
     """As `simulate`."""
     with progress(f"simulating {path}", quiet=as_json), gc_paused():
-        inputs = cluster_inputs(path, where.cluster, where.machine)
-        factors = stragglers_of(stragglers)
-        timeline = inputs.simulated(factors)
+        inputs = cluster_inputs(path, where)
+        if output is not None:
+            inputs.require_as_in_its_file()
+        timeline = inputs.timeline()
         summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)
     if output is not None:
         write_document(timeline, output)
     if as_json:
-        print_json(_figures(inputs, timeline, summary) | {"stragglers": factors})
+        print_json(_figures(inputs, timeline, summary))
         return
-    slow = ", ".join(f"'{name}' {factor:g} times slower" for name, factor in factors.items())
     print_report(
         cluster_screen(inputs.schedule, summary, inputs.cluster.name),
-        *([f"With {slow}."] if slow else []),
+        *inputs.told,
         *([f"Wrote the timeline to {output}."] if output is not None else []),
     )
 
@@ -52,7 +50,7 @@ def trace_cluster_file(
 
     refuse_measured(path, measured)
     with progress(f"tracing {path}", quiet=as_json), gc_paused():
-        inputs = cluster_inputs(path, where.cluster, where.machine)
+        inputs = cluster_inputs(path, where)
         found = cluster_trace(inputs.schedule, inputs.timeline(predicted))
         write_trace(found, output)
     size_bytes, about = output.stat().st_size, found["otherData"]
@@ -62,6 +60,7 @@ def trace_cluster_file(
     else:
         print_report(
             f"predicted: {about['predicted']}",
+            *inputs.told,
             f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in ui.perfetto.dev.",
         )
 
@@ -75,7 +74,7 @@ def report_cluster_file(
 
     refuse_measured(path, measured)
     with progress(f"drawing {path}", quiet=as_json), gc_paused():
-        inputs = cluster_inputs(path, where.cluster, where.machine)
+        inputs = cluster_inputs(path, where)
         timeline = inputs.timeline(predicted)
         summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)
         write_text(cluster_html(inputs.schedule, timeline, summary, inputs.cluster.name), output)
@@ -92,6 +91,7 @@ def _figures(
 ) -> dict[str, object]:
     return summary.model_dump() | {
         "simulated_on": timeline.provenance.where,
+        "stragglers": inputs.stragglers,
         "device_memory_missing_bytes": summary.missing_bytes,
         "num_ops": sum(len(inputs.schedule.of(one).ops) for one in inputs.schedule.classes),
     }

@@ -7,7 +7,6 @@ import typer
 
 from twinstream import api
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import (
     UnknownMachineError,
@@ -16,6 +15,7 @@ from twinstream.commands.arguments.inputs import (
     read_timelines,
 )
 from twinstream.commands.arguments.outputs import output_option, require_own_outputs
+from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.documents.clusters import report_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.metrics import summarize
@@ -47,7 +47,7 @@ def report(
     if holds_cluster(subject):
         report_cluster_file(subject, where, predicted, measured, output, as_json=as_json)
         return
-    refuse_cluster_options(subject, cluster=where.cluster)
+    refuse_cluster_options(subject, where)
     with progress(f"drawing {subject}", quiet=as_json):
         if subject.is_dir():
             if predicted is not None or measured is not None:

@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from twinstream import api
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of
 from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.documents.clusters import simulate_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
@@ -31,13 +29,6 @@ from twinstream.screens.tables import utilization_table
 def simulate(
     schedule: options.ScheduleFile,
     where: options.Profiles,
-    straggler: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLASS=FACTOR",
-            help="A cluster's class of ranks takes so many times as long; repeatable.",
-        ),
-    ] = None,
     output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -46,9 +37,9 @@ def simulate(
     Of a cluster's schedule --machine is the profile of a node.
     """
     if holds_cluster(schedule):
-        simulate_cluster_file(schedule, where, straggler, output, as_json=as_json)
+        simulate_cluster_file(schedule, where, output, as_json=as_json)
         return
-    refuse_cluster_options(schedule, cluster=where.cluster, straggler=straggler)
+    refuse_cluster_options(schedule, where)
     with progress(f"simulating {schedule}", quiet=as_json):
         document = checked_schedule(schedule)
         profile = machine_of(document, where.machine)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 from twinstream import api
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
 from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.documents.clusters import trace_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
 
@@ -31,7 +31,7 @@ def trace(
     if holds_cluster(schedule):
         trace_cluster_file(schedule, where, predicted, measured, output, as_json=as_json)
         return
-    refuse_cluster_options(schedule, cluster=where.cluster)
+    refuse_cluster_options(schedule, where)
     from twinstream.report.trace import trace_of, write_trace
     from twinstream.report.view import View
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import typer
 
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.commands.arguments.cluster_inputs import holds_cluster, read_cluster
 from twinstream.commands.arguments.inputs import chain_of, read_schedule
 from twinstream.commands.arguments.options import Json, ScheduleFile
+from twinstream.commands.cluster_inputs import holds_cluster, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.verify_cluster import verify_cluster

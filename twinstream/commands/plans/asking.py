@@ -1,48 +1,37 @@
 """`whatif`: what throughput hangs on, and what would reach a target."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.cluster_options import ClusterOptions, require_machine
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plans.asking_cluster import ask_on_cluster
+from twinstream.commands.plans.asking_options import (
+    CHANGES,
+    ChangesError,
+    WhatIfOptions,
+    changes_of,
+)
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.simulator.replay import steady_state
 from twinstream.whatif.target import check_target
 
-_MOST_CHANGE = 100.0
 
-
-class ChangesError(TwinstreamError):
-    """Changes that cannot be read."""
-
-
-@grouped("model", "machine", "seq_len")
+@grouped("model", "seq_len")
 def whatif(
     wanted: PlanOptions,
-    changes: Annotated[
-        str, typer.Option(metavar="LIST", help="How much each property changes.")
-    ] = "-50%,-10%,+10%,+100%",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE",
-            help="Search the smallest memory or link for 12000tok/s, or for 95% of what compute "
-            "alone could do.",
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
-    ] = None,
+    asked: ClusterOptions,
+    charged: RunOptions,
+    how: WhatIfOptions,
     output: Annotated[Path | None, output_option("Write a page with a tornado chart here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -50,11 +39,20 @@ def whatif(
 
     With --target, search the smallest device memory, host memory or link that reaches it. Where
     more of something is not faster by a plan of its own, it has the plan of less.
+
+    With --cluster, links, HBM, compute, memory and GPUs change: the step with the layout that was
+    the fastest before, and with the one that is then.
     """
+    target = how.target
+    if asked.cluster is not None:
+        ask_on_cluster(wanted, asked, charged, how, output, as_json=as_json)
+        return
+    require_machine("whatif", wanted, asked, charged)
+    if how.written:
+        raise LayoutError("--set is of a cluster; of one machine write a profile with a base")
     if target is not None and output is not None:
         raise ChangesError("-o writes the chart of changes, which --target does not make")
-    num_jobs = jobs or os.cpu_count() or 1
-    factors = changes_of(changes)
+    num_jobs, factors = how.num_jobs, changes_of(how.changes or CHANGES)
     if target is not None:
         check_target(target)
     planner = Planner(steady_state)
@@ -66,35 +64,6 @@ def whatif(
         _search(planner, request, target, num_jobs, as_json=as_json)
     else:
         _vary(planner, request, factors, num_jobs, output, as_json=as_json)
-
-
-def changes_of(text: str) -> tuple[float, ...]:
-    """
-    >>> changes_of("-50%, +100%")
-    (-0.5, 1.0)
-
-    Raises:
-        ChangesError: the text is no such list.
-    """
-    found = []
-    for part in text.split(","):
-        try:
-            change = float(part.strip().removesuffix("%")) / 100 if "%" in part else float(part)
-        except ValueError:
-            change = -1.0
-        if change >= 1 and "%" not in part:
-            raise ChangesError(
-                f"the change '{part.strip()}' has no %: write {change:g}% or {100 * change:g}%"
-            )
-        if not -1.0 < change <= _MOST_CHANGE or change == 0:
-            raise ChangesError(
-                f"cannot read the change '{part.strip()}'; write a list as -50%,-10%,+10%,+100% "
-                "(more than -100%, and not 0)"
-            )
-        found.append(change)
-    if len(set(found)) < len(found):
-        raise ChangesError(f"'{text}' names a change twice")
-    return tuple(found)
 
 
 def _vary(

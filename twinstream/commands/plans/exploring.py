@@ -3,15 +3,19 @@
 import errno
 import logging
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from twinstream.commands.arguments.options import Json
-from twinstream.commands.output import print_json, print_report
+from twinstream.commands.arguments.grouped import grouped
+from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
+from twinstream.commands.cluster_inputs import cluster_inputs
+from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.errors import TwinstreamError
 
 
@@ -19,11 +23,24 @@ class ExploreError(TwinstreamError):
     """The page cannot be served."""
 
 
-def explore(
+@dataclass(frozen=True)
+class Address:
+    """Where the page is served."""
+
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Address to serve at; by default only here.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port.")] = 8050,
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port.")] = 8050
+
+
+@grouped()
+def explore(
+    address: Address,
+    schedules: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="CLUSTER-SCHEDULE", help="To be shown below the plans."),
+    ] = None,
+    cluster: ClusterIfKnown = None,
     machine: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="A TOML profile to offer, too; repeatable."),
@@ -34,12 +51,16 @@ def explore(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a page with model, machines, caps and sequence length as controls; Ctrl-C ends it."""
+    """Serve a page with model, machines, caps and sequence length as controls; Ctrl-C ends it.
+
+    Below stand the schedules of clusters that are given, simulated, with a group of lanes a class.
+    """
     try:
         from werkzeug.serving import run_simple
 
         from twinstream.explorer.answers import Answers
         from twinstream.explorer.app import explorer
+        from twinstream.explorer.clusters import ShownCluster
     except ModuleNotFoundError as error:
         raise ExploreError(
             f"the explorer needs {error.name}, which is not installed: "
@@ -47,15 +68,21 @@ def explore(
         ) from None
     machines = {load_machine(path).name: str(path) for path in machine or ()}
     models = {load_model(path).name: str(path) for path in model or ()}
-    _require_free(host, port)
-    app = explorer(Answers(models, machines))
-    address = f"http://{host}:{port}/"
+    _require_free(address.host, address.port)
+    shown = []
+    for path in schedules or ():
+        with progress(f"simulating {path}", quiet=as_json), gc_paused():
+            given = cluster_inputs(path, Profiles(cluster=cluster))
+            one = ShownCluster(path.name, given.schedule, given.timeline(), given.machine)
+        shown.append(one)
+    app = explorer(Answers(models, machines), shown)
+    url = f"http://{address.host}:{address.port}/"
     if as_json:
-        print_json({"url": address})
+        print_json({"url": url})
     else:
-        print_report(f"Serving {address}; end with Ctrl-C.")
+        print_report(f"Serving {url}; end with Ctrl-C.")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
-    run_simple(host, port, app.server, threaded=True)
+    run_simple(address.host, address.port, app.server, threaded=True)
 
 
 def _require_free(host: str, port: int) -> None:

@@ -13,11 +13,12 @@ import typer
 from twinstream import api
 from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_options import ClusterOptions
+from twinstream.commands.arguments.cluster_options import ClusterOptions, require_machine
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning_cluster import plan_on_cluster
@@ -41,6 +42,7 @@ from twinstream.simulator.replay import steady_state
 def plan(
     wanted: PlanOptions,
     asked: ClusterOptions,
+    charged: RunOptions,
     warm_start: Annotated[
         list[Path] | None,
         typer.Option(
@@ -61,12 +63,9 @@ def plan(
     if asked.cluster is not None:
         if warm_start:
             raise LayoutError("--warm-start is of one device; leave out it or --cluster")
-        plan_on_cluster(wanted, asked, output, as_json=as_json)
+        plan_on_cluster(wanted, asked, charged, output, as_json=as_json)
         return
-    if beside := asked.given():
-        raise LayoutError(f"{', '.join(beside)} is of a cluster's layout: add --cluster")
-    if wanted.machine is None:
-        raise LayoutError("plan needs --machine (one device), or --cluster with --gpus")
+    require_machine("plan", wanted, asked, charged)
     if wanted.policy == ALL:
         request = request_of(replace(wanted, policy=None))
         if request.choices != OPEN or warm_start:

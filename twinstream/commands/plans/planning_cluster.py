@@ -1,46 +1,59 @@
 """`plan --cluster`: search layouts of a model on the GPUs of a cluster."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twinstream.clusters.predict import document_of
-from twinstream.clusters.search.search import Found, Searched, search, told
+from twinstream.clusters.predict import planned_document
+from twinstream.clusters.search.search import Found, Searched, told
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.cost.bill import Bill
 from twinstream.schedule.files import write_document
-from twinstream.screens.layout_screen import layouts_screen
+from twinstream.screens.layout_screen import bills_screen, layouts_screen
 
 
 def plan_on_cluster(
-    wanted: PlanOptions, asked: ClusterOptions, output: Path | None, *, as_json: bool
+    wanted: PlanOptions,
+    asked: ClusterOptions,
+    charged: RunOptions,
+    output: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
-    """Find the fastest layouts, show them, write the first one's schedule."""
-    job, fixed = asked.job(wanted), asked.fixed(wanted)
-    assert asked.cluster is not None and asked.gpus is not None
-    cluster = load_cluster(asked.cluster)
+    """Find the fastest layouts, show them and what a run costs, write the first one's schedule."""
+    question = asked.question(wanted)
+    job, cluster, num_gpus = question.job, question.cluster, question.num_gpus
+    charged.require_possible()
     start_s = time.perf_counter()
-    with progress(f"laying out {job.shape.name} on {asked.gpus:,} GPUs", quiet=as_json):
-        found = search(job, asked.gpus, cluster, fixed, keep=asked.keep)
+    with progress(f"laying out {job.shape.name} on {num_gpus:,} GPUs", quiet=as_json):
+        found = question.answer(asked.keep)
     seconds = time.perf_counter() - start_s
+    bills = [charged.bill(one.prediction.tokens_per_s, num_gpus) for one in found.best]
     try:
         if output is not None:
             best = job.model_copy(update={"layout": found.best[0].layout})
-            write_document(document_of(best, cluster), output)
+            write_document(planned_document(best, cluster), output)
     finally:
         if as_json:
-            print_json(_document(found, seconds))
+            print_json(_document(found, bills, seconds))
         else:
-            print_report(layouts_screen(job, cluster, asked.gpus, found, seconds))
+            print_report(layouts_screen(job, cluster, num_gpus, found, seconds))
+            if charged.is_charged:
+                print_report(bills_screen(found, bills, charged.num_tokens))
     if output is not None and not as_json:
         print_report(f"Wrote the schedule of the first to {output}.")
 
 
-def _document(found: Searched, seconds: float) -> dict[str, Any]:
+def _document(found: Searched, bills: Sequence[Bill | None], seconds: float) -> dict[str, Any]:
     return {
-        "layouts": [_layout(one) for one in found.best],
+        "layouts": [
+            _layout(one) | ({} if bill is None else {"bill": bill})
+            for one, bill in zip(found.best, bills, strict=True)
+        ],
         "least_bound_s": found.least_bound_s,
         "gap": found.gap,
         "num_layouts": found.num_layouts,
@@ -61,5 +74,6 @@ def _layout(one: Found) -> dict[str, Any]:
         "mfu": prediction.mfu,
         "memory_bytes": prediction.memory_bytes,
         "memory": dict(prediction.memory),
+        "host_bytes": prediction.host_bytes,
         "shares": dict(prediction.shares),
     }

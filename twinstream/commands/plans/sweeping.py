@@ -1,4 +1,4 @@
-"""`sweep`: many plans at once, to compare models, machines, caps and policies."""
+"""`sweep`: many plans at once, to compare models, machines or clusters, caps and policies."""
 
 import importlib.util
 import os
@@ -90,8 +90,8 @@ def sweep(
 
 def _require_plans(swept: "Swept", count: Mapping[str, int]) -> None:
     """End as a bug where a cell fell over, and with the reason where none has a plan."""
+    from twinstream.sweep.asked.values import SweepError
     from twinstream.sweep.cell import BUG, OK
-    from twinstream.sweep.config import SweepError
 
     if count[BUG]:
         typer.echo("error: some cells fell over, which is a bug in twinstream", err=True)

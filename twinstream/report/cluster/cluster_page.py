@@ -84,6 +84,8 @@ def _cards(summary: ClusterSummary) -> list[Card]:
         Card("device memory", taken, f"class '{fullest}', the fullest{has}"),
         Card("compute waits", f"{sum(waits.values()):.1%}", "of the step, mean of ranks"),
     ]  # fmt: skip
+    if host_bytes := max(summary.host_bytes.values()):
+        cards.append(Card("host memory", gib(host_bytes), "of the rank that takes most"))
     if BUBBLE in waits:
         cards.append(Card("bubble", f"{waits.pop(BUBBLE):.1%}", "of the step, mean of ranks"))
     if waits:
@@ -119,7 +121,8 @@ def _sections(view: ClusterView, summary: ClusterSummary) -> list[Section]:
         ),
         Section(
             "Device memory of a rank",
-            f"What the arena of each class holds, by role of the tensors, and the reserve.{few}",
+            "What the arena of each class holds, by role of the tensors (where slots share bytes, "
+            f"at the fullest moment of the step), and the reserve.{few}",
             memory_figure(summary, names),
         ),
         Section("Exposed time by class", "Per cent of the step of each class.",

@@ -26,6 +26,7 @@ _PHASE_OF_KIND = {
     "part": "weight",
     "accumulate": "optimizer",
     "gradient_norm": "optimizer",
+    "squares": "optimizer",
     "gathered": "optimizer",
     "optimizer_step": "optimizer",
     "tied_gradients": "optimizer",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from twinstream.measures.cluster_summary import RESERVE, ClusterSummary
+from twinstream.measures.cluster_summary import ARENA, RESERVE, ClusterSummary
 from twinstream.report.palette import AXIS_COLOURS, OTHER_COLOUR, PHASE_COLOURS, ROLE_COLOURS
 from twinstream.schedule.cluster.exposed import CAUSES, shares
 from twinstream.schedule.sizes import gib
@@ -14,6 +14,8 @@ MEAN = "mean of ranks"
 _LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "traceorder": "normal"}
 _BAR_PX, _EDGES_PX, _LEGEND_ROW_PX, _IN_A_ROW = 26, 60, 22, 6
 _GIB = 2**30
+_MEMORY_NAMES = {RESERVE: "context, libraries", ARENA: "rest of the arena"}
+_MEMORY_COLOURS = ROLE_COLOURS | {ARENA: "#C9CDD3"}
 _CAUSE_NAMES = {
     "transfer": "message under way",
     "bubble": "bubble of the pipeline",
@@ -61,17 +63,17 @@ def memory_figure(summary: ClusterSummary, names: Sequence[str]) -> go.Figure:
     """Device memory of a rank of each class by role of tensor, with what a device has."""
     found = {name: summary.memory_bytes[name] for name in names}
     figure = go.Figure()
-    order = [*ROLE_COLOURS, "arena", RESERVE]
+    order = [*ROLE_COLOURS, ARENA, RESERVE]
     for role in order:
         if not any(role in one for one in found.values()):
             continue
-        name = "context, libraries" if role == RESERVE else readable(role)
+        name = _MEMORY_NAMES.get(role, readable(role))
         sizes = [one.get(role, 0) for one in found.values()]
         figure.add_trace(
             go.Bar(
                 orientation="h", y=list(found), x=[size / _GIB for size in sizes], name=name,
                 customdata=[gib(size) for size in sizes],
-                marker={"color": ROLE_COLOURS.get(role, OTHER_COLOUR)},
+                marker={"color": _MEMORY_COLOURS.get(role, OTHER_COLOUR)},
                 hovertemplate="%{y}, " + name + ": %{customdata}<extra></extra>",
             )
         )  # fmt: skip

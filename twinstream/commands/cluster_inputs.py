@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream.commands.arguments.inputs import read_as, top_level_keys
+from twinstream.commands.arguments.options import Profiles
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
@@ -32,28 +33,50 @@ class ClusterInputError(TwinstreamError):
 
 @dataclass(frozen=True)
 class ClusterInputs:
-    """A cluster's schedule, and the profiles of the cluster and of its nodes."""
+    """A cluster's schedule, and the profiles of the cluster and of its nodes.
+
+    `stragglers` are factors as they were given, `slow` the machines of the classes that are slower;
+    where a single rank is, the schedule has more classes than that in the file.
+    """
 
     schedule: ClusterSchedule
     cluster: Cluster
     machine: Machine
+    stragglers: Mapping[str, float]
+    slow: Mapping[str, Machine]
 
-    def simulated(self, stragglers: Mapping[str, float] | None = None) -> ClusterTimeline:
-        """Its timeline there, with classes (by name) that take so many times as long."""
-        slow = with_stragglers(self.schedule, self.machine, stragglers or {})
-        return simulate_cluster(self.schedule, self.cluster, self.machine, slow)
-
-    def timeline(self, predicted: Path | None) -> ClusterTimeline:
+    def timeline(self, predicted: Path | None = None) -> ClusterTimeline:
         """The timeline in a file, simulated if there is no file.
 
         Raises:
             DocumentError, TimelineMismatch: there is none of this schedule in it.
+            ClusterInputError: stragglers were given, and the timeline is what it is.
         """
         if predicted is None:
-            return self.simulated()
+            return simulate_cluster(self.schedule, self.cluster, self.machine, self.slow)
+        if self.stragglers:
+            raise ClusterInputError("--straggler is simulated: leave it or --predicted out")
         found = read_as(ClusterTimeline, predicted)
         require_timeline_of_cluster(self.schedule, found)
         return found
+
+    def require_as_in_its_file(self) -> None:
+        """Refuse to write a timeline of classes that no file has.
+
+        Raises:
+            ClusterInputError: a single rank is a straggler.
+        """
+        if any(name not in self.stragglers for name in self.slow):
+            raise ClusterInputError(
+                "with a single rank as straggler the schedule has more classes than its file, and "
+                "a timeline of them would fit no file: leave -o out, or give a class of ranks"
+            )
+
+    @property
+    def told(self) -> list[str]:
+        """What is not as the profiles say; nothing, or one line."""
+        slow = ", ".join(f"'{name}' {factor:g}" for name, factor in self.stragglers.items())
+        return [f"Stragglers, times as long: {slow}."] if slow else []
 
 
 def holds_cluster(path: Path) -> bool:
@@ -76,41 +99,43 @@ def read_cluster(path: Path) -> ClusterSchedule:
     return read_as(ClusterSchedule, path)
 
 
-def cluster_inputs(path: Path, cluster: str | None, machine: str | None) -> ClusterInputs:
+def cluster_inputs(path: Path, where: Profiles) -> ClusterInputs:
     """A cluster's schedule that is safe, on a cluster by name or file.
 
     Args:
-        cluster: by default the shipped one that the schedule was made for.
-        machine: the profile of a node in place of the cluster's own.
+        where: by default the shipped cluster that the schedule was made for, with its own nodes.
 
     Raises:
         DocumentError: there is no cluster's schedule in the file.
         UnsafeSchedule: it is damaged in its meaning.
         ClusterInputError: no cluster was given, and the schedule's is not a shipped one.
+        StragglerError: there is no such straggler.
     """
     schedule = read_cluster(path)
     require_safe_cluster(schedule)
-    name = cluster or schedule.machine.name
-    if cluster is None and name not in cluster_names():
+    name = where.cluster or schedule.machine.name
+    if where.cluster is None and name not in cluster_names():
         raise ClusterInputError(
             f"the schedule was made for cluster '{name}', which is no shipped profile; give its "
             "profile: --cluster FILE.toml"
         )
     profile = load_cluster(name)
-    node = machine_of(profile) if machine is None else load_machine(machine)
-    return ClusterInputs(schedule, profile, node)
+    node = machine_of(profile) if where.machine is None else load_machine(where.machine)
+    factors = stragglers_of(where.straggler)
+    cut, slow = with_stragglers(schedule, node, factors)
+    return ClusterInputs(cut, profile, node, factors, slow)
 
 
-def refuse_cluster_options(path: Path, **given: object) -> None:
+def refuse_cluster_options(path: Path, where: Profiles) -> None:
     """Refuse what only clusters have, where the schedule is one device's.
 
     Raises:
         ClusterInputError: says which option.
     """
-    for name, value in given.items():
+    for name, value in (("cluster", where.cluster), ("straggler", where.straggler)):
         if value:
             raise ClusterInputError(
-                f"{path} is the schedule of one device, and --{name} is of clusters: leave it out"
+                f"{path} is no cluster's schedule, and --{name} is of clusters: leave it out"
             )
 
 
@@ -128,7 +153,7 @@ def refuse_measured(path: Path, measured: Path | None) -> None:
 
 
 def stragglers_of(texts: Sequence[str] | None) -> dict[str, float]:
-    """Factors by class of `CLASS=FACTOR`.
+    """Factors by who of `WHO=FACTOR`.
 
     >>> stragglers_of(["stage 1=1.2"])
     {'stage 1': 1.2}
@@ -145,7 +170,7 @@ def stragglers_of(texts: Sequence[str] | None) -> dict[str, float]:
             factor = math.nan
         if not sign or not name or math.isnan(factor):
             raise ClusterInputError(
-                f"cannot read the straggler '{text}'; write CLASS=FACTOR, such as 'stage 1=1.2' "
+                f"cannot read the straggler '{text}'; write WHO=FACTOR, such as 'stage 1=1.2' "
                 "for ranks that take a fifth longer"
             )
         found[name] = factor

@@ -1,0 +1,77 @@
+"""The stages of a document together are the model's step, and any change is told."""
+
+import pytest
+
+from tests.clusters.random_jobs import job_of, lowered, random_job
+from twinstream.clusters.conforms import conforms_cluster, require_conforming_cluster
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.proof.violations import UnsafeSchedule
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_lowered_conforms(seed):
+    assert conforms_cluster(lowered(random_job(seed))) == []
+
+
+def _without(kind):
+    def damage(schedule: Schedule) -> Schedule:
+        dropped = next(op for op in schedule.ops if op.label.kind == kind)
+        ops = tuple(op for op in schedule.ops if op is not dropped)
+        return schedule.model_copy(update={"ops": ops})
+
+    return damage
+
+
+def _twice(schedule: Schedule) -> Schedule:
+    again = next(op for op in schedule.ops if op.label.kind == "layer_forward")
+    more = again.model_copy(update={"op_id": "again", "task": "again"})
+    return schedule.model_copy(update={"ops": (*schedule.ops, more)})
+
+
+def _older(schedule: Schedule) -> Schedule:
+    at = next(i for i, op in enumerate(schedule.ops) if op.label.kind == "optimizer")
+    op = schedule.ops[at]
+    operands = tuple(o.model_copy(update={"version": o.version + 1}) for o in op.operands)
+    ops = list(schedule.ops)
+    ops[at] = op.model_copy(update={"operands": operands})
+    return schedule.model_copy(update={"ops": tuple(ops)})
+
+
+def _cheaper(schedule: Schedule) -> Schedule:
+    calls = {name: call.model_copy(update={"cost": ()}) for name, call in schedule.calls.items()}
+    return schedule.model_copy(update={"calls": calls})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_without("layer_backward"), "lacks 'backward"),
+        (_without("layer_backward"), "backward 0 times"),
+        (_without("optimizer"), "updated 0 times, not once"),
+        (_without("reduce_gradients"), "lacks 'reduce"),
+        (_twice, "has 'again', which its stage has not"),
+        (_twice, "forward 2 times, not once"),
+        (_older, "works on other tensors or versions"),
+        (_cheaper, "is another"),
+    ],
+)
+def test_a_damaged_stage_does_not(damage, said):
+    document = lowered(job_of(4, pp=2, dp=2))
+    name = document.classes[1].schedule
+    schedules = {**document.schedules, name: damage(document.schedules[name])}
+    found = conforms_cluster(document.model_copy(update={"schedules": schedules}))
+    assert any(said in str(violation) for violation in found), [str(one) for one in found]
+
+
+def test_another_layout_than_the_documents_is_told():
+    document = lowered(job_of(4, pp=2, dp=2))
+    other = document.model_copy(update={"layout": {**document.layout, "zero": 3}})
+    with pytest.raises(UnsafeSchedule, match="lacks"):
+        require_conforming_cluster(other)
+
+
+def test_a_layout_that_cannot_be_is_told():
+    document = lowered(job_of(4, pp=2, dp=2))
+    other = document.model_copy(update={"layout": {**document.layout, "dp": 3}})
+    (violation,) = conforms_cluster(other)
+    assert "cannot be" in str(violation)
