@@ -216,7 +216,7 @@ def _nodes_key(job: Job) -> object:
 
 def _group_bytes(group: Group, zero: int) -> float:
     shards = group.num_shards
-    parameters = group.bytes / (shards if zero == 3 else 1)
+    parameters = 0.0 if zero == 3 and shards > 1 else group.bytes
     gradients = group.gradient_bytes / (shards if zero >= 2 else 1)
     return parameters + gradients + group.state_bytes(zero >= 1 and shards > 1)
 
