@@ -26,7 +26,7 @@ def with_numbers(cluster: Cluster, changes: Mapping[str, float]) -> Cluster:
 
     Keys are numbers of the cluster (`nic_bytes_per_s`), of one of its levels
     (`levels.spine.oversubscription`) or of its node's machine (`machine.hbm_bytes_per_s`). Measured
-    curves of a link whose rate changes stay: what they take beyond their latency is divided by how
+    curves of a link whose rate changes stay: what they take beyond their least is divided by how
     much faster the link is, between nodes as if NICs were the limit. Where another number of a link
     changes, its curves are gone.
 
@@ -96,7 +96,7 @@ def _scaled(curve: CollectiveCurve, faster: Mapping[str, float]) -> CollectiveCu
     if (times := faster.get(field, 1.0)) == 1.0:
         return curve
     lines = tuple((alpha, beta / times) for alpha, beta in curve.lines)
-    start = curve.points[0][1] if curve.points else 0.0
+    start = min((ns for _, ns in curve.points), default=0.0)  # noise: not always the first
     points = tuple((size, start + (ns - start) / times) for size, ns in curve.points)
     told = f"what-if: {field} x {times:g}; {curve.source}"
     return curve.model_copy(

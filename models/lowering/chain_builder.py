@@ -56,6 +56,14 @@ class ChainBuilder:
                 self.declare_flat(f"scratch.{call_id}", size, "scratch", "uint8")
         return call_id
 
+    def latest(self, tensor: str) -> int:
+        """The newest version of a tensor without parts; 0 if nothing has made one."""
+        return self._latest[tensor]
+
+    def begin_at(self, tensor: str, version: int) -> None:
+        """The newest version so far is this, made on another device."""
+        self._latest[tensor] = version
+
     def read(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
         return self._existing(name, tensor, num_parts, "read")
 

@@ -41,7 +41,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
         TwinstreamError: the recipe clips, and has the optimizer on the host; or it leaves nothing
             to train.
     """
-    lowering = _Lowering(spec, workload, _settled(recipe or Recipe()))
+    lowering = StepLowering(spec, workload, settled(recipe or Recipe()))
     lowering.run()
     builder = lowering.builder
     return Chain(
@@ -61,7 +61,7 @@ def lower(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> 
     )
 
 
-def _settled(recipe: Recipe) -> Recipe:
+def settled(recipe: Recipe) -> Recipe:
     """With kernels, and with the optimizer where the recipe can have it."""
     changes: dict[str, object] = {"kernels": recipe.implementations}
     if not recipe.places_among((recipe.optimizer,)):
@@ -101,7 +101,9 @@ def model_ref(spec: ModelSpec) -> ModelRef:
     return ModelRef(name=spec.name, content_hash=digest, spec=fields)
 
 
-class _Lowering:
+class StepLowering:
+    """Adds a step's tasks to a chain; a stage of a pipeline adds them in another order."""
+
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe) -> None:
         self.spec, self.workload, self.recipe = spec, workload, recipe
         self.builder = ChainBuilder()
@@ -154,20 +156,30 @@ class _Lowering:
                 operands.append(builder.read("embedding", "param.embedding"))
             self._add("head_loss", call, operands, round_=0, chunk=chunk)
 
+    def _chunks(self) -> range:
+        """The chunks of the round that is being lowered."""
+        return range(self.workload.chunks_per_round)
+
     def _chunks_reversed(self) -> range:
-        return range(self.workload.chunks_per_round - 1, -1, -1)
+        return self._chunks()[::-1]
 
     def _forward(self, round_: int) -> None:
-        builder, chunks = self.builder, range(self.workload.chunks_per_round)
-        for chunk in chunks:
+        builder = self.builder
+        for chunk in self._chunks():
             index = round_ * self.workload.chunks_per_round + chunk
             for source in ("tokens", "sequences") if self.workload.packing else ("tokens",):
                 fed = builder.write(source, f"{source}.{chunk}")
                 builder.inputs.append(
                     Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
                 )
+        self._embed_forward(round_)
+        for layer in range(self.spec.num_layers):
+            self._forward_layer(round_, layer)
+
+    def _embed_forward(self, round_: int) -> None:
+        builder = self.builder
         self._begin_group("embedding", round_)
-        for chunk in chunks:
+        for chunk in self._chunks():
             operands = [
                 builder.read("parameters", "param.embedding"),
                 builder.read("tokens", f"tokens.{chunk}"),
@@ -175,21 +187,23 @@ class _Lowering:
             ]
             call = self.calls.other("embed_forward", self.calls.work().embed_forward())
             self._add("embed_forward", call, operands, round_=round_, chunk=chunk)
-        for layer in range(self.spec.num_layers):
-            self._begin_group(str(layer), round_)
-            self._begin_group(adapter_group(layer), round_)
-            for chunk in chunks:
-                operands = [
-                    *self._block_inputs(layer, chunk),
-                    builder.write("norms", f"norms.{layer}.{chunk}"),
-                    *([builder.write("low", f"low.{layer}.{chunk}")] if self.recipe.lora else []),
-                    builder.write("kv", self.shapes.kv(layer, chunk)),
-                    builder.write("attention", f"attention.{layer}.{chunk}"),
-                    builder.write("projections", f"projections.{layer}.{chunk}"),
-                    builder.write("output", self.shapes.hidden(layer + 1, chunk)),
-                ]
-                call = self.calls.block("block_forward", chunk)
-                self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _forward_layer(self, round_: int, layer: int) -> None:
+        builder = self.builder
+        self._begin_group(str(layer), round_)
+        self._begin_group(adapter_group(layer), round_)
+        for chunk in self._chunks():
+            operands = [
+                *self._block_inputs(layer, chunk),
+                builder.write("norms", f"norms.{layer}.{chunk}"),
+                *([builder.write("low", f"low.{layer}.{chunk}")] if self.recipe.lora else []),
+                builder.write("kv", self.shapes.kv(layer, chunk)),
+                builder.write("attention", f"attention.{layer}.{chunk}"),
+                builder.write("projections", f"projections.{layer}.{chunk}"),
+                builder.write("output", self.shapes.hidden(layer + 1, chunk)),
+            ]
+            call = self.calls.block("block_forward", chunk)
+            self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
 
     def _begin_group(self, group: str, round_: int) -> None:
         if group in self.trained and not self.workload.forward_only:

@@ -10,8 +10,9 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.offloading.errors import OffloadError
 from twinstream.clusters.offloading.offload import offloaded
-from twinstream.clusters.predict import document_of
+from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.shapes.shape import Experts, ModelShape
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import verify_cluster
@@ -207,6 +208,36 @@ def test_without_caps_a_gpu_has_its_share_of_the_node():
     (schedule,) = document.schedules.values()
     assert schedule.caps.host_bytes == NODE.number("host_memory_bytes") // 8
     assert schedule.caps.device_bytes == NODE.number("device_memory_bytes")
+
+
+def small_node(device_bytes: int) -> Machine:
+    memory = NODE.device_memory_bytes
+    assert memory is not None
+    update = {"device_memory_bytes": memory.model_copy(update={"value": device_bytes})}
+    return NODE.model_copy(update=update)
+
+
+def test_a_layout_that_fits_only_with_offload_is_predicted_so():
+    reserve = round(NODE.number("device_reserve_bytes"))
+    node = small_node(round(0.7 * fullest_bytes(resident("1f1b"))) + reserve)
+    job = job_of(LAYOUTS["1f1b"])
+    plain = job.model_copy(update={"layout": job.layout.model_copy(update={"offload": False})})
+    without, found = predict(plain, CLUSTER, node), predict(job, CLUSTER, node)
+    assert not without.fits and without.host_bytes == 0
+    assert found.fits and found.host_bytes > 0
+    assert found.step_s > without.step_s  # which has no device to run on
+    document = offloaded(resident("1f1b"), job, CLUSTER, node)
+    assert found.step_s == pytest.approx(step_ns(document) / 1e9, rel=1e-3)
+    assert found.memory_bytes == fullest_bytes(document) + reserve
+
+
+def test_many_microbatches_take_what_fewer_planned_ones_say():
+    reserve = round(NODE.number("device_reserve_bytes"))
+    node = small_node(round(0.6 * fullest_bytes(resident("alone"))) + reserve)
+    job = job_of(LAYOUTS["alone"], num_microbatches=48)
+    found = predict(job, CLUSTER, node)
+    whole = offloaded(document_of(job, CLUSTER), job, CLUSTER, node)
+    assert found.step_s == pytest.approx(step_ns(whole) / 1e9, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["alone", "tp and dp", "fsdp"])

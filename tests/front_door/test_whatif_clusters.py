@@ -14,7 +14,12 @@ from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.shapes.presets import load_shape
 from twinstream.whatif.clusters.answers import what_if_on_cluster
-from twinstream.whatif.clusters.changes import ClusterChange, usual_changes, written_change
+from twinstream.whatif.clusters.changes import (
+    ClusterChange,
+    kept_job,
+    usual_changes,
+    written_change,
+)
 
 STEP = ("--model", "1b", "--seq-len", 512, "--global-batch", 32)
 ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
@@ -100,6 +105,36 @@ def test_money_is_of_a_billion_tokens_or_of_the_run(answer):
     assert told.json()["base"]["bill"]["money"] is None
 
 
+def test_the_smallest_value_that_reaches_a_target_is_found():
+    asked = question(tp=1, pp=1, zero=1, micro_batch=2)
+    target = 1.02 * asked.answer().best[0].prediction.tokens_per_s
+    ask = (*ASK, "--tp", 1, "--micro-batch", 2, "--target", f"{target:.3f}tok/s")
+    found = call(*ask, "--json").json()
+    assert found["target_tokens_per_s"] == pytest.approx(target, rel=1e-6)
+    base, share = found["base"], found["base"]["shares"]["compute"]
+    assert found["compute_limit_tokens_per_s"] == pytest.approx(base["tokens_per_s"] / share)
+    (peak,) = (one for one in found["found"] if one["name"] == "compute peak")
+
+    def speed(tflop_per_s: float) -> float:
+        changed = asked.changed({"machine.peak_bf16_flop_per_s": tflop_per_s * 1e12})
+        return changed.answer().best[0].prediction.tokens_per_s
+
+    least = peak["value"]
+    assert speed(least) == pytest.approx(peak["tokens_per_s"], rel=1e-6)
+    assert peak["tokens_per_s"] >= target > speed(least / 1.021)
+    (memory,) = (one for one in found["found"] if one["name"] == "device memory")
+    assert memory["value"] is None and memory["tokens_per_s"] < target
+    (gpus,) = (one for one in found["found"] if one["name"] == "GPUs")
+    assert (gpus["now"], gpus["tried"] % 8) == (16, 0)
+
+
+def test_where_less_reaches_the_target_too_the_value_is_only_a_most():
+    printed = call(*ASK, "--tp", 1, "--micro-batch", 2, "--target", "1tok/s").out
+    (line,) = (line for line in printed.splitlines() if line.startswith("network"))
+    assert "at most 0.7812 GB/s" in line  # 50 GB/s / 64
+    assert max(map(len, printed.splitlines())) <= 100
+
+
 def test_what_is_set_changes_together_and_a_layout_may_be_refused():
     told = call(
         *ASK, "--set", "device_memory_bytes=3GB", "--set", "nic_bytes_per_s=1e11"
@@ -134,6 +169,18 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
     found = what_if_on_cluster(eight, [change], lambda speed, gpus, price: None)
     assert found.base.layout.micro_batch == 2
     assert found.answers[0].kept == found.answers[0].anew == found.base
+
+
+def test_replicas_of_a_kept_layout_make_up_the_gpus_and_what_is_fixed_wins():
+    before = Layout(tp=2, pp=1, dp=8, micro_batch=2)
+    for asked, layout in (
+        (question(32), {"dp": 16}),
+        (question(8), {"dp": 4}),
+        (question(16, tp=4), {"tp": 4, "dp": 4}),
+        (question(16, zero=3, micro_batch=1), {"zero": 3, "micro_batch": 1}),
+        (question(7), {}),  # refused afterwards
+    ):
+        assert kept_job(asked, before).layout == before.model_copy(update=layout)
 
 
 def test_of_one_node_the_network_is_left_out_and_narrow_peaks_change_too():
@@ -174,7 +221,9 @@ def test_the_page_has_a_bar_for_either_layout(answer):
         (("--set", "tp=2", "--set", "tp=4"), "names 'tp' twice"),
         (("--set", "price_per_gpu_hour=-1"), "needs a price from 0"),
         (("--set", "tp=2", "--changes", "+10%"), "leave one out"),
-        (("--target", "95%"), "--target is of one device"),
+        (("--target", "95"), "cannot read the target '95'"),
+        (("--target", "95%", "--set", "tp=2"), "leave out it or --set"),
+        (("--target", "95%", "--tokens", "1e9"), "leave out it or --tokens"),
         (("--machine", "h100"), "--machine is of one device"),
         (("--device-mem", "8GiB"), "--device-mem is of one device"),
         (("--changes", "-200%"), "cannot read the change"),

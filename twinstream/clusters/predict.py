@@ -24,6 +24,7 @@ from twinstream.simulator.cluster.simulate import replay_cluster
 _PEAKS = {"bf16": "peak_bf16_flop_per_s", "fp16": "peak_bf16_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip
 _PLANNED_MICROBATCHES = 16  # with offload, of steps that have more
+_PLANNED_LAYER_PASSES = 1200  # with offload, of a stage: shorter steps are planned whole
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class Prepared:
 def _counts(job: Job) -> tuple[int, ...]:
     """Of microbatches that are simulated.
 
-    With offload more of them: plans of few differ by more than they do from microbatch to
+    With offload more of them, or all: plans of few differ by more than they do from microbatch to
     microbatch. Where all are alive at once (gpipe, ring) they have to be planned all.
     """
     layout = job.layout
@@ -169,7 +170,10 @@ def _counts(job: Job) -> tuple[int, ...]:
     if layout.offload:
         more = max(_PLANNED_MICROBATCHES // layout.pp, 4) * layout.pp
         counts = (more // layout.pp // 2 * layout.pp, more)
-    every = layout.offload and layout.pipeline in ("gpipe", "ring")
+    passes = job.num_microbatches * job.shape.num_layers // layout.pp
+    every = layout.offload and (
+        layout.pipeline in ("gpipe", "ring") or passes <= _PLANNED_LAYER_PASSES
+    )
     if job.num_microbatches <= counts[-1] or every:
         return (job.num_microbatches,)
     return counts

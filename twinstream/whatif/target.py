@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
+from typing import Protocol
 
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
@@ -175,6 +176,14 @@ def _searched_of(request: PlanRequest) -> list[Property]:
     return [one for one in properties_of(request) if one.name in SEARCHED]
 
 
+class Tried(Protocol):
+    """Which factors of a property were tried."""
+
+    speeds: dict[float, float]
+
+    def reaches(self, factor: float) -> bool: ...
+
+
 class _Tried:
     """What throughput came of which factor, and the plans; less that was tried is known to more."""
 
@@ -212,9 +221,9 @@ def _searched(search: _Search, planner: Planner) -> Reached:
     """
     quick = search.request.with_effort("quick")
     tried = _Tried(search, quick, planner)
-    low, high = _bracket(tried.reaches, search.reached_now)
+    low, high = bracket(tried.reaches, search.reached_now)
     if low is not None and high is not None:
-        high = _closed_in(tried, search.target_tokens_per_s, low, high)
+        high = closed_in(tried, search.target_tokens_per_s, low, high)
     if quick != search.request:
         best = high if high is not None else tried.best
         confirmed = _Tried(search, search.request, planner)
@@ -233,7 +242,7 @@ def _searched(search: _Search, planner: Planner) -> Reached:
     )
 
 
-def _closed_in(tried: _Tried, target: float, low: float, high: float) -> float:
+def closed_in(tried: Tried, target: float, low: float, high: float) -> float:
     """The factor that reaches the target, within `_CLOSE` of one that does not.
 
     Looked for where the speeds at both ends put it, and in the middle where that has twice moved
@@ -251,10 +260,10 @@ def _closed_in(tried: _Tried, target: float, low: float, high: float) -> float:
     return high
 
 
-def _bracket(
+def bracket(
     reaches: Callable[[float], bool], reached_now: bool
 ) -> tuple[float | None, float | None]:
-    """(a factor that does not reach, one that does); None where none was found."""
+    """(a factor that does not reach, one that does), doubled or halved; None: none was found."""
     factor = 1.0
     if reached_now:
         for _ in range(_MOST_HALVINGS):

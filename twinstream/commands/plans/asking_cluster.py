@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from twinstream.clusters.layout import LayoutError
+from twinstream.clusters.search.question import Question
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
@@ -11,6 +12,7 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.asking_options import WhatIfOptions, changes_of
 from twinstream.cost.bill import Bill
 from twinstream.schedule.files import write_text
+from twinstream.whatif.target import check_target
 
 
 def ask_on_cluster(
@@ -27,9 +29,12 @@ def ask_on_cluster(
     from twinstream.whatif.clusters.changes import usual_changes, written_change
     from twinstream.whatif.clusters.screen import cluster_html, cluster_screen
 
-    _require_of_cluster(how)
+    _require_one_question(charged, how, output)
     question = asked.question(wanted)
     charged.require_possible()
+    if how.target is not None:
+        _search_target(question, asked.keep, how.target, how.num_jobs, as_json=as_json)
+        return
     factors = [1 + change for change in changes_of(how.changes)] if how.changes else []
     changes = [written_change(how.written)] if how.written else usual_changes(question, factors)
     for change in changes:
@@ -53,8 +58,33 @@ def ask_on_cluster(
         print_report(f"Wrote {output}.")
 
 
-def _require_of_cluster(how: WhatIfOptions) -> None:
+def _search_target(
+    question: Question, keep: int, target: str, num_jobs: int, *, as_json: bool
+) -> None:
+    from twinstream.whatif.clusters.changes import properties_of
+    from twinstream.whatif.clusters.screen import cluster_target_screen
+    from twinstream.whatif.clusters.target import search_cluster_target
+
+    told, number = "searching what reaches the target", len(properties_of(question))
+    with progress(told, number, quiet=as_json) as advance:
+        found = search_cluster_target(question, target, keep, num_jobs, advance)
+    if as_json:
+        print_json(found)
+    else:
+        print_report(cluster_target_screen(found))
+
+
+def _require_one_question(charged: RunOptions, how: WhatIfOptions, output: Path | None) -> None:
     if how.target is not None:
-        raise LayoutError("--target is of one device; leave out it or --cluster")
+        check_target(how.target)
+        beside = {
+            "--changes": how.changes, "--set": how.written, "-o": output,
+            **dict.fromkeys(charged.given(), True),
+        }  # fmt: skip
+        if given := [flag for flag, value in beside.items() if value]:
+            raise LayoutError(
+                "--target makes no changes, and has no page or bill of them: leave out it or "
+                + ", ".join(given)
+            )
     if how.changes is not None and how.written:
         raise LayoutError("--changes is of every number, --set of those it names: leave one out")

@@ -63,7 +63,7 @@ class ClusterWhatIf(Node):
     answers: tuple[ClusterAnswer, ...]
 
 
-_Simulated = tuple[Job, Prediction]  # of a layout
+Simulated = tuple[Job, Prediction]  # of a layout
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,15 @@ class _Asked:
     change: ClusterChange
     layout: Layout
     keep: int
-    anew: _Simulated | str | None = None
+    anew: Simulated | str | None = None
 
 
 @dataclass(frozen=True)
 class _Found:
     """Two steps, or the reasons why there is none."""
 
-    kept: _Simulated | str
-    anew: _Simulated | str
+    kept: Simulated | str
+    anew: Simulated | str
 
 
 def what_if_on_cluster(
@@ -108,7 +108,7 @@ def what_if_on_cluster(
         question.changed(change.values)
     searched = question.answer(keep)
     best = searched.best[0]
-    base: _Simulated = question.job.model_copy(update={"layout": best.layout}), best.prediction
+    base: Simulated = question.job.model_copy(update={"layout": best.layout}), best.prediction
     asked = [_Asked(question, change, best.layout, keep) for change in changes]
     found = _found(asked, num_jobs, on_answer)
     while (rival := _rival(question, base, found)) is not None:
@@ -118,7 +118,7 @@ def what_if_on_cluster(
             for one, known in zip(asked, found, strict=True)
         ]
         found = _found(asked, num_jobs)
-    start = _laid_out(*base, billing, None)
+    start = laid_out(*base, billing, None)
     answers = [_answered(c, one, billing) for c, one in zip(changes, found, strict=True)]
     return ClusterWhatIf(
         model=question.job.shape.name,
@@ -144,13 +144,13 @@ def _found(
     return [found[one.change.name] for one in asked]
 
 
-def _rival(question: Question, base: _Simulated, found: Sequence[_Found]) -> _Simulated | None:
+def _rival(question: Question, base: Simulated, found: Sequence[_Found]) -> Simulated | None:
     """The fastest of the layouts found, with nothing changed; None where it is the base's."""
     layouts = {one.anew[0].layout: None for one in found if not isinstance(one.anew, str)}
     rivals = [
         rival
         for layout in layouts
-        if layout != base[0].layout and not isinstance(rival := _kept(question, layout), str)
+        if layout != base[0].layout and not isinstance(rival := kept_step(question, layout), str)
     ]
     best = min(rivals, key=lambda one: one[1].step_s, default=base)
     return best if best[1].step_s < base[1].step_s else None
@@ -163,14 +163,15 @@ def gain(one: LaidOut | None, base: LaidOut) -> float:
 
 def _find(asked: _Asked, _: Planner) -> _Found:
     question = asked.question.changed(asked.change.values)
-    kept = _kept(question, asked.layout)
-    anew = _searched(question, asked.keep) if asked.anew is None else asked.anew
+    kept = kept_step(question, asked.layout)
+    anew = fastest_step(question, asked.keep) if asked.anew is None else asked.anew
     if not isinstance(kept, str) and (isinstance(anew, str) or kept[1].step_s < anew[1].step_s):
         anew = kept
     return _Found(kept, anew)
 
 
-def _searched(question: Question, keep: int) -> _Simulated | str:
+def fastest_step(question: Question, keep: int) -> Simulated | str:
+    """Of all layouts, or why there is none."""
     try:
         best = question.answer(keep).best[0]
     except TwinstreamError as error:
@@ -178,7 +179,8 @@ def _searched(question: Question, keep: int) -> _Simulated | str:
     return question.job.model_copy(update={"layout": best.layout}), best.prediction
 
 
-def _kept(question: Question, layout: Layout) -> _Simulated | str:
+def kept_step(question: Question, layout: Layout) -> Simulated | str:
+    """Of a layout from before, or why it cannot be or does not fit."""
     job = kept_job(question, layout)
     try:
         require_possible(job, question.num_gpus)
@@ -197,14 +199,15 @@ def _answered(change: ClusterChange, found: _Found, billing: Billing) -> Cluster
         ("kept", "kept_reason", found.kept), ("anew", "reason", found.anew),
     ):  # fmt: skip
         why = side if isinstance(side, str) else ""
-        laid_out = None if isinstance(side, str) else _laid_out(*side, billing, change.price)
-        sides |= {name: laid_out, reason: why}
+        one = None if isinstance(side, str) else laid_out(*side, billing, change.price)
+        sides |= {name: one, reason: why}
     return ClusterAnswer(
         name=change.name, now=change.now, then=change.then, values=dict(change.values), **sides
     )
 
 
-def _laid_out(job: Job, prediction: Prediction, billing: Billing, price: float | None) -> LaidOut:
+def laid_out(job: Job, prediction: Prediction, billing: Billing, price: float | None) -> LaidOut:
+    """A step as people and programs read it."""
     speed, num_gpus = prediction.tokens_per_s, prediction.num_gpus
     return LaidOut(
         layout=job.layout,

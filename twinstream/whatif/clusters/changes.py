@@ -32,15 +32,30 @@ class ClusterChange:
 
 
 @dataclass(frozen=True)
-class _Property:
-    """Numbers that change together; `value` is the first one's."""
+class ClusterProperty:
+    """Numbers that change together; `values` are theirs now, in the order of `fields`."""
 
     name: str
     fields: tuple[str, ...]
-    value: float
+    values: tuple[float, ...]
     unit: str
     unit_size: float
     factors: tuple[float, ...] = (2.0,)
+
+    @property
+    def now(self) -> float:
+        """Of the first, in `unit`."""
+        return self.values[0] / self.unit_size
+
+    @property
+    def counts(self) -> bool:
+        """Whether only whole values make sense."""
+        return self.fields == ("gpus",)
+
+    def times(self, factor: float) -> dict[str, Value]:
+        """The values of a question with it."""
+        values = [value * factor for value in self.values]
+        return dict(zip(self.fields, map(int, values) if self.counts else values, strict=True))
 
 
 def usual_changes(question: Question, factors: Sequence[float] = ()) -> list[ClusterChange]:
@@ -52,23 +67,22 @@ def usual_changes(question: Question, factors: Sequence[float] = ()) -> list[Clu
         factors: of every number instead; GPUs where they come out whole.
     """
     found = []
-    for one in _properties(question):
+    for one in properties_of(question):
         for factor in factors or one.factors:
-            now, then = (f"{one.value * f / one.unit_size:,.4g}" for f in (1.0, factor))
-            values: dict[str, Value] = {
-                field: _value(question, field) * factor for field in one.fields
-            }
-            name = f"{one.name} x {factor:g}"
-            found.append(ClusterChange(name, now, f"{then} {one.unit}", values))
-    for factor in factors or (2.0,):
-        gpus = question.num_gpus * factor
-        if gpus >= 1 and gpus % 1 == 0:
-            now, then = f"{question.num_gpus:,}", f"{gpus:,.0f}"
-            found.append(ClusterChange(f"GPUs x {factor:g}", now, then, {"gpus": int(gpus)}))
+            if one.counts and (one.now * factor < 1 or one.now * factor % 1):
+                continue
+            now, then = (_shown(one, one.now * times) for times in (1.0, factor))
+            name, unit = f"{one.name} x {factor:g}", f" {one.unit}" if one.unit else ""
+            found.append(ClusterChange(name, now, then + unit, one.times(factor)))
     return found
 
 
-def _properties(question: Question) -> list[_Property]:
+def _shown(one: ClusterProperty, value: float) -> str:
+    return f"{value:,.0f}" if one.counts else f"{value:,.4g}"
+
+
+def properties_of(question: Question) -> list[ClusterProperty]:
+    """What money can change; without what the profiles do not state or limit."""
     precision = question.job.precision
     peaks = ["peak_bf16_flop_per_s"]
     if precision in _NARROW:  # what is not a product of linear layers stays in bf16
@@ -83,11 +97,11 @@ def _properties(question: Question) -> list[_Property]:
     alone = question.num_gpus <= question.cluster.count("gpus_per_node")
     found = []
     for name, names, unit, size in fields:
-        values = [_value(question, field) for field in names]
+        values = tuple(_value(question, field) for field in names)
         if all(values) and not any(map(isinf, values)) and not (alone and name == "network"):
             factors = (0.5, 2.0) if name == "device memory" else (2.0,)
-            found.append(_Property(name, names, values[0], unit, size, factors))
-    return found
+            found.append(ClusterProperty(name, names, values, unit, size, factors))
+    return [*found, ClusterProperty("GPUs", ("gpus",), (question.num_gpus,), "", 1)]
 
 
 def _value(question: Question, field: str) -> float:

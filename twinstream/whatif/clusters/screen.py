@@ -10,6 +10,7 @@ from twinstream.report.palette import series
 from twinstream.schedule.sizes import gib
 from twinstream.screens.layout_screen import money_text
 from twinstream.whatif.clusters.answers import ClusterAnswer, ClusterWhatIf, LaidOut, gain
+from twinstream.whatif.clusters.target import ClusterTarget
 
 _LAYOUT = "layout then"
 _LEFT = ("", _LAYOUT)
@@ -32,7 +33,7 @@ def cluster_screen(found: ClusterWhatIf, num_tokens: float | None) -> Group:
     return Group(_head(found), _base(found.base), "", told, table, *_notes(found, num_tokens))
 
 
-def _head(found: ClusterWhatIf) -> str:
+def _head(found: ClusterWhatIf | ClusterTarget) -> str:
     return (
         f"{found.model} on {found.num_gpus:,} GPUs of {found.cluster}, {found.tokens_per_step:,} "
         "tokens a step"
@@ -86,6 +87,27 @@ def _row(one: ClusterAnswer, found: ClusterWhatIf, num_tokens: float | None) -> 
 
 def _speed(one: LaidOut | None, base: LaidOut) -> str:
     return "none" if one is None else f"{one.step_s:.4g} s {gain(one, base):+z.1%}"
+
+
+def cluster_target_screen(found: ClusterTarget) -> Group:
+    """A row for each property: the smallest value that reaches the target, and the layout then."""
+    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("", "now", "needs", "tokens/s", _LAYOUT):
+        table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+    for one in found.found:
+        needs = "not by this alone" if one.value is None else f"{one.value:,.4g} {one.unit}"
+        at = f" at {one.tried:,.4g} {one.unit}" if one.value is None else ""
+        table.add_row(
+            one.name, f"{one.now:,.4g} {one.unit}", "at most " * one.less_may_do + needs,
+            f"{one.tokens_per_s:,.0f}{at}".strip(), one.told,
+        )  # fmt: skip
+    share = found.target_tokens_per_s / found.compute_limit_tokens_per_s
+    told = (
+        f"The target is {found.target_tokens_per_s:,.0f} tokens/s, {share:.1%} of what this layout "
+        "would do if compute never waited. The smallest value that reaches it, everything else as "
+        "it is (within 2 %; GPUs doubled or halved)"
+    )
+    return Group(_head(found), _base(found.base), "", told, table)
 
 
 def bars_figure(found: ClusterWhatIf) -> go.Figure:
