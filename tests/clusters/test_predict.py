@@ -52,7 +52,7 @@ def test_a_step_is_linear_in_microbatches(order: str, virtual: int, fields: dict
     """All but to the nanosecond, but for what meets other kernels as it goes on: the messages of
     breadth first, and what is reduced for every microbatch."""
     job = job_of(8 * fields["pp"], LARGE, 2048, pipeline=order, virtual_stages=virtual, **fields)
-    assert_close(job, H100, 5e-4 if order == "ring" or fields.get("zero") else 1e-5)
+    assert_close(job, H100, 5e-4 if order == "ring" or fields.get("zero") else 5e-5)
 
 
 @pytest.mark.parametrize(
