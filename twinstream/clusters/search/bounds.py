@@ -152,8 +152,8 @@ class BoundTables:
         """After the last backward, of the stage of fewest layers; all of the fullest queue of
         reductions or gathers; a message."""
         layout = job.layout
-        key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, fewest, layers,
-               layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
+        key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, fewest,
+               layers, layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
         if key in self._tails:
             return self._tails[key]
         pricing = self._pricing
