@@ -67,9 +67,7 @@ class CpuBackend:
     they ended. They count from `zero_ns`, by default from now.
     """
 
-    def __init__(
-        self, program: Program, works: Sequence[Work], zero_ns: int | None = None
-    ) -> None:
+    def __init__(self, program: Program, works: Sequence[Work], zero_ns: int | None = None) -> None:
         self.waited_ns = 0
         self._program = program
         self._works = works

@@ -84,21 +84,37 @@ def execute(
     prove(schedule, options.backend)
     if (flush := flush_of(schedule)) is not None:
         prove(flush, options.backend)
+    return execute_proven(schedule, state, host_work, options)
+
+
+def execute_proven(
+    schedule: Schedule,
+    state: Mapping[str, torch.Tensor],
+    host_work: HostWork,
+    options: RunOptions,
+    communications: Communications | None = None,
+) -> Execution:
+    """Run a schedule that has been proven, and the flush of what its last pass leaves.
+
+    The schedule of one rank among several needs `communications` with the others.
+
+    Raises:
+        TwinstreamError: as `execute`, but for the proof.
+    """
     if options.backend == "cuda":
         expand_segments()
     check_attention(schedule, options.backend)
     begun = _Begun(options.between)
+    asked = replace(options, between=begun.ask if options.between else None)
     with arena_memory(schedule, options) as memory:
-        timeline = execute_in(
-            schedule,
-            memory,
-            lambda arenas: fill_carried(schedule, arenas, state),
-            host_work,
-            replace(options, between=begun.ask if options.between else None),
-        )
-        if flush is not None:
+
+        def fill(arenas: Arenas) -> None:
+            fill_carried(schedule, arenas, state)
+
+        timeline = execute_in(schedule, memory, fill, host_work, asked, communications)
+        if (flush := flush_of(schedule)) is not None:
             num_passes = begun.passes if options.between else options.num_passes
-            flush_in(flush, memory, host_work, num_passes, options)
+            flush_in(flush, memory, host_work, num_passes, options, communications)
         after = read_carried(schedule, Arenas(schedule, memory), state)
     return Execution(timeline, after)
 
