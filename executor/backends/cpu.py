@@ -64,10 +64,10 @@ class CpuBackend:
     Kernels use one intra-op thread, as copies and the host do, so that they overlap the way a
     GPU's copy engines overlap its kernels. The first error stops all further
     work and is raised by `finish`. Spans are kept of passes that are timed; of the others when
-    they ended.
+    they ended. They count from `zero_ns`, by default from now.
     """
 
-    def __init__(self, program: Program, works: Sequence[Work]) -> None:
+    def __init__(self, program: Program, works: Sequence[Work], zero_ns: int | None = None) -> None:
         self.waited_ns = 0
         self._program = program
         self._works = works
@@ -91,7 +91,7 @@ class CpuBackend:
         self._done: Happening | None = None
         self._ends_of_passes: deque[list[Happening]] = deque()
         self._error: BaseException | None = None
-        self._zero_ns = time.perf_counter_ns()
+        self._zero_ns = time.perf_counter_ns() if zero_ns is None else zero_ns
         for thread in self._threads:
             thread.start()
 
@@ -191,7 +191,7 @@ class CpuBackend:
         try:
             work(job.pass_number)
         except BaseException as error:  # handed to the thread that called finish
-            self._error = error
+            self._error = self._error or error
         end_ns = time.perf_counter_ns() - self._zero_ns
         if job.spans is not None:
             starts, ends = job.spans

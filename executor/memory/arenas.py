@@ -8,7 +8,7 @@ import torch
 
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import Tier
@@ -81,8 +81,8 @@ class Arenas:
             self._views[key] = self._memory[self._map.slots[slot].tier][start:end]
         return self._views[key]
 
-    def operands(self, op: Compute) -> dict[str, KernelOperand]:
-        """What the op's kernel is called with, by operand name."""
+    def operands(self, op: Compute | Communicate) -> dict[str, KernelOperand]:
+        """What the op's kernel is called with, by operand name, in the op's order."""
         if op.op_id not in self._operands:
             self._operands[op.op_id] = {
                 o.name: KernelOperand(bytes=self.view(o.tensor, o.slot, o.num_parts), mode=o.mode)

@@ -30,6 +30,9 @@ class RunOptions:
     `in_place`: the state lies in the arenas already, as `between` passes of another schedule of
     the same slots. So nothing is filled, and nothing done before the first pass that would write to
     them: no warm-up, no graphs, no poison but what `poison` does during the passes.
+
+    `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from (CPU only), by default
+    when the passes begin.
     """
 
     backend: BackendName = "cpu"
@@ -42,6 +45,7 @@ class RunOptions:
     refuses_excess: bool = True
     between: Between | None = None
     in_place: bool = False
+    zero_ns: int | None = None
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

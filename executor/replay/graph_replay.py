@@ -16,7 +16,7 @@ from twinstream.executor.replay.graph_classes import NUM_PARITIES, GraphClasses,
 from twinstream.executor.replay.graph_segments import Segment, cut_segments
 from twinstream.executor.replay.host_cost import CostMeter
 from twinstream.executor.replay.warm_up import KernelTime
-from twinstream.schedule.ops import Compute
+from twinstream.schedule.ops import Compute, Copy
 
 SAFETY_FACTOR = 3.0
 """Graphs pay where the median op is shorter than so many times what enqueueing one takes."""
@@ -142,7 +142,7 @@ class GraphReplay:
                 tried[op.call] = graph is not None
                 if graph is not None:
                     graph.reset()
-            found.append(tried[op.call] if isinstance(op, Compute) else not launch.on_host)
+            found.append(tried[op.call] if isinstance(op, Compute) else isinstance(op, Copy))
         return found
 
     def _share_events(self, classes: GraphClasses) -> None:

@@ -18,7 +18,7 @@ from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.run.cuda_run import Job, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
-from twinstream.executor.run.work import bind_works
+from twinstream.executor.run.work import Communications, bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.derived.flush import flush_of
@@ -84,27 +84,50 @@ def execute(
     prove(schedule, options.backend)
     if (flush := flush_of(schedule)) is not None:
         prove(flush, options.backend)
+    return execute_proven(schedule, state, host_work, options)
+
+
+def execute_proven(
+    schedule: Schedule,
+    state: Mapping[str, torch.Tensor],
+    host_work: HostWork,
+    options: RunOptions,
+    communications: Communications | None = None,
+) -> Execution:
+    """Run a schedule that has been proven, and the flush of what its last pass leaves.
+
+    The schedule of one rank among several needs `communications` with the others.
+
+    Raises:
+        TwinstreamError: as `execute`, but for the proof.
+    """
     if options.backend == "cuda":
         expand_segments()
     check_attention(schedule, options.backend)
     begun = _Begun(options.between)
+    asked = replace(options, between=begun.ask if options.between else None)
     with arena_memory(schedule, options) as memory:
-        timeline = execute_in(
-            schedule,
-            memory,
-            lambda arenas: fill_carried(schedule, arenas, state),
-            host_work,
-            replace(options, between=begun.ask if options.between else None),
-        )
-        if flush is not None:
+
+        def fill(arenas: Arenas) -> None:
+            fill_carried(schedule, arenas, state)
+
+        timeline = execute_in(schedule, memory, fill, host_work, asked, communications)
+        if (flush := flush_of(schedule)) is not None:
             num_passes = begun.passes if options.between else options.num_passes
-            flush_in(flush, memory, host_work, num_passes, options)
+            flush_in(flush, memory, host_work, num_passes, options, communications)
         after = read_carried(schedule, Arenas(schedule, memory), state)
     return Execution(timeline, after)
 
 
 def prove(schedule: Schedule, backend: BackendName) -> None:
     """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
+    require_runnable(schedule, backend)
+    require_safe(schedule)
+    require_conforming(schedule, lower_again(schedule))
+
+
+def require_runnable(schedule: Schedule, backend: BackendName) -> None:
+    """Raise unless the backend is there and has all kernels of the schedule."""
     choose_backend(backend)
     on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
     if on_host:
@@ -113,8 +136,6 @@ def prove(schedule: Schedule, backend: BackendName) -> None:
             "no such kernels yet: simulate the schedule, or plan with another policy to run it"
         )
     require_kernels(schedule, backend)
-    require_safe(schedule)
-    require_conforming(schedule, lower_again(schedule))
 
 
 def execute_in(
@@ -123,12 +144,14 @@ def execute_in(
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
+    communications: Communications | None = None,
 ) -> Timeline:
     """Run a schedule, which has been proven, in memory that is there; reads no state back.
 
     `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
     in place before the first pass, unless they are (`options.in_place`). `check_attention` is the
-    caller's too, before there is the memory, since it takes some of its own.
+    caller's too, before there is the memory, since it takes some of its own. The schedule of one
+    rank among several needs `communications` with the others.
 
     Raises:
         TwinstreamError: as `execute`; or the schedule consumes what it finds, and is to be run for
@@ -141,7 +164,9 @@ def execute_in(
         )
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
-    works = bind_works(schedule, arenas, host_work, poison=options.poison)
+    works = bind_works(
+        schedule, arenas, host_work, poison=options.poison, communications=communications
+    )
 
     def fill_all() -> None:
         if options.in_place:
@@ -154,7 +179,7 @@ def execute_in(
         job = Job(schedule, program, arenas, works, fill_all)
         return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
-    backend = CpuBackend(program, works)
+    backend = CpuBackend(program, works, options.zero_ns)
     asked = PassOptions(options.num_passes, options.timed_passes, options.between)
     passes = run_passes(program, backend, asked)
     provenance = Provenance(
@@ -172,6 +197,7 @@ def flush_in(
     host_work: HostWork,
     num_passes: int,
     options: RunOptions,
+    communications: Communications | None = None,
 ) -> None:
     """Make the updates that `num_passes` passes of a run have left; then its state is all there.
 
@@ -183,6 +209,7 @@ def flush_in(
         host_work: of the run, which is told.
         num_passes: that have begun: what `between` is told.
         options: of the run.
+        communications: of the run.
 
     Raises:
         TwinstreamError: as `execute`.
@@ -190,7 +217,8 @@ def flush_in(
     once = replace(
         options, num_passes=1, timed_passes=None, between=None, graphs="off", in_place=True
     )
-    execute_in(flush, memory, lambda arenas: None, host_work.of_pass(num_passes), once)
+    told = host_work.of_pass(num_passes)
+    execute_in(flush, memory, lambda arenas: None, told, once, communications)
     host_work.flushed(num_passes)
 
 

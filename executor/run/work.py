@@ -1,6 +1,6 @@
 """Carry out ops on the arenas; every backend that has memory uses this."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import torch
@@ -14,14 +14,25 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 
+Communications = Callable[[Communicate, Arenas], Work]
+"""The work of an op that meets other ranks, of whom a schedule by itself knows nothing."""
+
 
 def bind_works(
-    schedule: Schedule, arenas: Arenas, host_work: HostWork, *, poison: bool = False
+    schedule: Schedule,
+    arenas: Arenas,
+    host_work: HostWork,
+    *,
+    poison: bool = False,
+    communications: Communications | None = None,
 ) -> list[Work]:
     """The work of every op in issue order, to run in whatever thread or stream is current.
 
     Kernels and views are resolved once. With `poison`, bytes are filled with NaN before they are
     written and once their content is dead, to expose what the proof of safety should have excluded.
+
+    Raises:
+        SeveralRanksError: it communicates, and there is nobody to communicate with.
     """
     kernels = {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
 
@@ -37,7 +48,9 @@ def bind_works(
                 slot = arenas.view(op.tensor, op.slot)
                 return lambda pass_index: host_work.run(op, pass_index, slot)
             case Communicate():
-                raise SeveralRanksError(op.op_id)
+                if communications is None:
+                    raise SeveralRanksError(op.op_id)
+                return communications(op, arenas)
             case _:
                 assert_never(op)
 
@@ -64,7 +77,7 @@ def _copy(source: torch.Tensor, destination: torch.Tensor) -> Work:
 
 def _written(op: Op, arenas: Arenas) -> list[torch.Tensor]:
     """What the op overwrites on a stream of the device."""
-    if isinstance(op, Compute):
+    if isinstance(op, Compute | Communicate):
         operands = arenas.operands(op).values()
         return [o.bytes for o in operands if o.mode in ("write", "scratch")]
     return [arenas.copy_views(op)[1]] if isinstance(op, Copy) else []

@@ -1,0 +1,1 @@
+"""One rank of a cluster's schedule in each process, and what passes between them."""

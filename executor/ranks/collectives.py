@@ -1,0 +1,137 @@
+"""What each collective does to the bytes of an op's operands, over torch.distributed.
+
+On gloo a call returns when its part is done, and blocks the thread of its stream alone. On NCCL it
+enqueues behind the current stream.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from twinstream.executor.kernels.operand import KernelOperand
+from twinstream.executor.ranks.groups import Group
+from twinstream.executor.ranks.reductions import Reduction
+from twinstream.schedule.ops import Communicate
+
+Call = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """An op bound: its operands in its order, among whom, and for sums the memory they take."""
+
+    op: Communicate
+    operands: Sequence[KernelOperand]
+    group: Group
+    reductions: Sequence[Reduction]
+    scratch: torch.Tensor
+
+
+def calls_of(meeting: Meeting) -> list[Call]:
+    """What to call for the op, one after the other; all views are made."""
+    if meeting.op.shift:
+        return [_message(meeting, operand.bytes) for operand in meeting.operands]
+    if meeting.op.collective == "all_reduce":
+        if meeting.group.size == 1:
+            return []
+        pairs = zip(meeting.operands, meeting.reductions, strict=True)
+        return [call for one, how in pairs for call in _all_reduce(meeting, one.bytes, how)]
+    given, taken = _ends(meeting)
+    if meeting.group.size == 1:
+        return [] if len(meeting.operands) == 1 else [partial(_copy, taken, given)]
+    match meeting.op.collective:
+        case "all_gather":
+            return [_gather(taken, given, meeting.group)]
+        case "all_to_all":
+            return [_swap(taken, given, meeting.group)]
+        case _:
+            return _reduce_scatter(meeting, given, taken)
+
+
+def _ends(meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is given and what is taken; of an operand that holds both, the whole and the shard."""
+    if len(meeting.operands) == 2:
+        given, taken = sorted(meeting.operands, key=lambda operand: operand.mode)  # read, write
+        return given.bytes, taken.bytes
+    whole = meeting.operands[0].bytes
+    own = _own_shard(whole, meeting.group)
+    return (own, whole) if meeting.op.collective == "all_gather" else (whole, own)
+
+
+def _own_shard(whole: torch.Tensor, group: Group) -> torch.Tensor:
+    size = whole.numel() // group.size
+    return whole[group.place * size : (group.place + 1) * size]
+
+
+def _message(meeting: Meeting, values: torch.Tensor) -> Call:
+    """Its tag is the sequence number: a pair's messages may go through several streams."""
+    sender, receiver = meeting.group.members
+    group, tag = meeting.group.process_group, meeting.op.sequence
+    if meeting.op.collective == "send":
+        return lambda: dist.send(values, receiver, group=group, tag=tag)
+
+    def receive() -> None:
+        dist.recv(values, sender, group=group, tag=tag)
+
+    return receive
+
+
+def _all_reduce(meeting: Meeting, values: torch.Tensor, how: Reduction) -> list[Call]:
+    """In rank order: shards change hands, are added up and gathered again; then the rest."""
+    group, scratch = meeting.group, meeting.scratch
+    if not how.in_rank_order:
+        typed = values.view(how.dtype)
+        return [lambda: dist.all_reduce(typed, group=group.process_group) and None]
+    calls: list[Call] = []
+    if how.sharded_bytes:
+        sharded = values[: how.sharded_bytes]
+        own = _own_shard(sharded, group)
+        calls += [
+            _swap(how.shard.pieces(scratch), sharded, group),
+            partial(how.shard.add, scratch, own.view(how.dtype)),
+            _gather(sharded, own, group),
+        ]
+    if how.rest.num_elements:
+        rest = values[how.sharded_bytes :]
+        calls += [
+            _gather(how.rest.pieces(scratch), rest, group),
+            partial(how.rest.add, scratch, rest.view(how.dtype)),
+        ]
+    return calls
+
+
+def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) -> list[Call]:
+    (how,), group, scratch = meeting.reductions, meeting.group, meeting.scratch
+    typed = taken.view(how.dtype)
+    if not how.in_rank_order:
+        scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
+        whole = given.view(how.dtype)
+        return [lambda: scatter(typed, whole, group=group.process_group) and None]
+    return [
+        _swap(how.shard.pieces(scratch), given, group),
+        partial(how.shard.add, scratch, typed),
+    ]
+
+
+def _gather(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:
+    """Every rank's bytes in rank order; `given` may be this rank's place in `taken`."""
+    gather = _named("all_gather_single", "all_gather_into_tensor")
+    return lambda: gather(taken, given, group=group.process_group) and None
+
+
+def _swap(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:
+    """Piece i goes to rank i, and piece j comes from rank j."""
+    return lambda: dist.all_to_all_single(taken, given, group=group.process_group) and None
+
+
+def _copy(taken: torch.Tensor, given: torch.Tensor) -> None:
+    taken.copy_(given)
+
+
+def _named(name: str, before: str) -> Any:
+    """A function of torch.distributed that had another name before 2.13."""
+    return getattr(dist, name, None) or getattr(dist, before)

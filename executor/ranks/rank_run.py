@@ -1,0 +1,167 @@
+"""Run one rank's part of a cluster's schedule in this process."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from time import perf_counter_ns
+
+import torch
+
+from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.program.options import BackendName, Between, RunOptions
+from twinstream.executor.ranks.clocks import ClockOffset, clock_offset
+from twinstream.executor.ranks.communications import RankCommunications
+from twinstream.executor.ranks.groups import open_groups
+from twinstream.executor.ranks.waiting import Waiting
+from twinstream.executor.ranks.world import Patience, World, world_of_environment
+from twinstream.executor.run.execute import execute_proven, require_runnable
+from twinstream.executor.state.training_state import State
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.projecting import RankPart, rank_part
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.derived.flush import flush_of
+from twinstream.schedule.errors import ArgumentError
+from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class RankInputs:
+    """What a rank begins with, and what its host does. `between` is as in `RunOptions`."""
+
+    host_work: HostWork
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    between: Between | None = None
+
+    @classmethod
+    def of_feed(cls, feed: Callable[[Feed, int], torch.Tensor]) -> "RankInputs":
+        """Inputs alone; what is fetched is in the outcome."""
+        return cls(HostWork(feed, lambda op, number, taken: None))
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A result that the host took in a pass, 1-D uint8."""
+
+    op_id: str
+    sink: str
+    pass_number: int
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """What a rank ends with.
+
+    `timeline` counts from one moment on all ranks, by rank 0's clock, within `clock.error_ns`.
+    `scratch_bytes` were taken beside the arenas, for sums.
+    """
+
+    rank: int
+    class_name: str
+    coordinates: Mapping[str, int]
+    timeline: Timeline
+    state: State
+    fetched: tuple[Fetched, ...]
+    clock: ClockOffset
+    scratch_bytes: int
+
+
+class RankRun:
+    """This process's rank among others that have met and opened their groups.
+
+    All ranks make it, and call its methods, at the same time.
+
+    Args:
+        schedule: the same on all ranks; proven safe, as `require_safe_cluster` does it.
+
+    Raises:
+        ArgumentError: the mesh has another number of ranks than there are.
+        RanksDifferError: a rank has another schedule.
+    """
+
+    def __init__(
+        self,
+        schedule: ClusterSchedule,
+        world: World,
+        backend: BackendName = "cpu",
+        waiting: Waiting | None = None,
+    ) -> None:
+        if schedule.mesh.size != world.size:
+            raise ArgumentError(
+                f"the schedule is of {schedule.mesh.size} ranks, and {world.size} have been started"
+            )
+        self.world, self.backend = world, backend
+        self._num_runs = 0
+        world.agree("schedule", {"a schedule of hash": schedule_hash(schedule)})
+        self.part: RankPart = rank_part(schedule, world.rank)
+        groups = open_groups(schedule, world.rank, world.patience.timeout_s)
+        device = torch.device("cpu" if backend == "cpu" else "cuda")
+        self.communications = RankCommunications(self.part, groups, waiting or Waiting(), device)
+
+    @classmethod
+    @contextlib.contextmanager
+    def joined(
+        cls,
+        schedule: ClusterSchedule,
+        backend: BackendName = "cpu",
+        patience: Patience | None = None,
+    ) -> "Iterator[RankRun]":
+        """Under torchrun: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who and where.
+
+        Raises:
+            UnsafeSchedule: the proof fails; nobody has been met.
+            RendezvousError: the port is taken, or a rank did not come.
+            TwinstreamError: as `RankRun`.
+        """
+        require_safe_cluster(schedule)
+        with world_of_environment(backend, patience or Patience()) as world:
+            yield cls(schedule, world, backend)
+
+    def execute(self, inputs: RankInputs, options: RunOptions) -> RankOutcome:
+        """Run the passes; returns when all ranks are through.
+
+        Raises:
+            RanksDifferError: a rank runs another number of passes.
+            CommunicationError: a rank is lost, or kept others waiting for too long.
+            TwinstreamError: as `execute` of an ordinary schedule.
+        """
+        schedule = self.part.schedule
+        require_runnable(schedule, self.backend)
+        if (flush := flush_of(schedule)) is not None:
+            require_safe(flush)
+        self._num_runs += 1
+        world = self.world.of_run(self._num_runs)
+        world.agree("passes", {"a run of passes": str(options.num_passes)})
+        zero_ns = world.told_by_first("zero", perf_counter_ns())
+        clock = clock_offset(world.rank, world.size)
+        found: list[Fetched] = []
+        options = replace(
+            options, backend=self.backend, zero_ns=zero_ns - clock.offset_ns,
+            between=inputs.between or options.between,
+        )  # fmt: skip
+        host_work = _noting(inputs.host_work, found)
+        execution = execute_proven(schedule, inputs.state, host_work, options, self.communications)
+        world.end_together()
+        return RankOutcome(
+            rank=self.part.rank, class_name=self.part.class_name,
+            coordinates=self.part.coordinates, timeline=execution.timeline, state=execution.state,
+            fetched=tuple(found), clock=clock, scratch_bytes=self.communications.scratch_bytes,
+        )  # fmt: skip
+
+
+def schedule_hash(schedule: ClusterSchedule) -> str:
+    """Equal for equal documents."""
+    return sha256(schedule.model_dump_json(exclude_none=True).encode()).hexdigest()[:16]
+
+
+def _noting(host_work: HostWork, found: list[Fetched]) -> HostWork:
+    """The same, and what is fetched is kept."""
+
+    def fetch(op: Fetch, number: int, taken: torch.Tensor) -> None:
+        found.append(Fetched(op.op_id, op.sink, number, taken))
+        host_work.fetch(op, number, taken)
+
+    return replace(host_work, fetch=fetch)

@@ -1,0 +1,68 @@
+"""Which rank is to blame, from what all of them say: one message."""
+
+import signal
+from collections.abc import Mapping, Sequence
+
+from twinstream.executor.ranks.errors import RanksError
+from twinstream.executor.ranks.told import Trouble, Waits
+from twinstream.executor.ranks.waiting import Wait
+
+
+def verdict(
+    troubles: Sequence[Trouble], waits: Mapping[int, Waits], exit_codes: Mapping[int, int | None]
+) -> RanksError:
+    """The cause behind the first trouble.
+
+    A process that died comes first, then what a rank says of itself: that others lost it, or waited
+    for it, follows from these. Of ranks that others wait for, it is one that does not answer or
+    waits for nobody.
+
+    Args:
+        troubles: in the order in which they came.
+        waits: by rank, of those that answered.
+        exit_codes: of the processes that have ended by themselves.
+    """
+    for rank, code in exit_codes.items():
+        return RanksError(f"rank {rank} {_ended(code)}{_met(rank, troubles, waits)}")
+    for one in troubles:
+        if one.kind == "told":
+            return RanksError(one.text if _all_say(one, troubles) else _of(one))
+        if one.kind == "bug":
+            return RanksError(_of(one), one.details)
+    first = troubles[0]
+    if first.kind == "timeout":
+        asleep = [rank for rank in first.peers if rank not in waits]
+        idle = [rank for rank in waits if not waits[rank].now]
+        silent = [rank for one in troubles for rank in one.peers if rank not in waits]
+        for rank in [*asleep, *silent, *idle]:
+            how = "does not answer" if rank not in waits else "does not get there"
+            return RanksError(f"rank {rank} {how}: {first.text}")
+    return RanksError(first.text)
+
+
+def _ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        names = {one.value: one.name for one in signal.Signals}
+        return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
+    return f"ended with exit code {code}"
+
+
+def _met(rank: int, troubles: Sequence[Trouble], waits: Mapping[int, Waits]) -> str:
+    """Who noticed, and in which op."""
+    for one in troubles:
+        if rank in one.peers:
+            return f": {one.text}"
+    waiting: list[tuple[int, Wait]] = [(r, w) for r in waits for w in waits[r].now]
+    for other, wait in waiting:
+        if rank in wait.peers:
+            return f": rank {other} was with it in {wait}"
+    return ""
+
+
+def _all_say(one: Trouble, troubles: Sequence[Trouble]) -> bool:
+    """Then it is of no rank in particular."""
+    return sum(other.text == one.text for other in troubles) > 1 or f"rank {one.rank}" in one.text
+
+
+def _of(one: Trouble) -> str:
+    return f"rank {one.rank}: {one.text}"

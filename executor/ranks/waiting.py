@@ -1,0 +1,84 @@
+"""What the streams of this rank are waiting for, for whoever asks why nothing goes on."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from twinstream.executor.program.compiled import Work
+from twinstream.executor.ranks.collectives import Call
+from twinstream.executor.ranks.errors import Cause, CommunicationError
+from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.ops import Communicate
+
+_LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "socket")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """An op that has begun and not ended, and who else takes part in it."""
+
+    op_id: str
+    collective: str
+    pass_number: int
+    peers: tuple[int, ...]
+    since_ns: int
+
+    def __str__(self) -> str:
+        return f"op '{self.op_id}' ({self.collective}) of pass {self.pass_number}"
+
+
+class Waiting:
+    """Keeps the ops that have begun; tells of the first that fails as soon as it does.
+
+    The run itself ends only when all its streams have, and others may wait for ranks yet.
+    """
+
+    def __init__(self, on_failure: Callable[[CommunicationError], None] | None = None) -> None:
+        self.now: dict[str, Wait] = {}  # by stream
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+
+    def failed(self, error: CommunicationError) -> None:
+        with self._lock:
+            tell, self._on_failure = self._on_failure, None
+        if tell is not None:
+            tell(error)
+
+
+def watched(
+    part: RankPart, op: Communicate, peers: Sequence[int], calls: Sequence[Call], waiting: Waiting
+) -> Work:
+    """The calls of an op, as its work; what is wrong is said of the op and its ranks."""
+    stream, others = str(op.stream), tuple(peers)
+
+    def work(pass_number: int) -> None:
+        wait = Wait(op.op_id, op.collective, pass_number, others, perf_counter_ns())
+        waiting.now[stream] = wait
+        try:
+            for call in calls:
+                call()
+        except RuntimeError as error:  # of all that torch.distributed raises
+            failure = _failure(part, wait, error)
+            waiting.failed(failure)
+            raise failure from error
+        del waiting.now[stream]
+
+    return work
+
+
+def _failure(part: RankPart, wait: Wait, error: RuntimeError) -> CommunicationError:
+    text = str(error).lower()
+    waited_s = (perf_counter_ns() - wait.since_ns) / 1e9
+    peers = "rank " * (len(wait.peers) == 1) or "ranks "
+    peers += ", ".join(str(rank) for rank in wait.peers)
+    cause: Cause = "failed"
+    if "timed out" in text or "timeout" in text:
+        cause, what = "timeout", f"waited {waited_s:.0f} s for {peers} in {wait}"
+    elif any(sign in text for sign in _LOST):
+        cause, what = "lost", f"lost {peers} in {wait}"
+    else:
+        what = f"failed in {wait} with {peers}: {str(error).splitlines()[0]}"
+    return CommunicationError(
+        f"{part.place} {what}", rank=part.rank, op_id=wait.op_id, peers=wait.peers, cause=cause
+    )

@@ -1,0 +1,197 @@
+"""Ranks meet: one store, one default process group, and the same of everything that must be."""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib.metadata import version
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from twinstream.executor.program.options import BackendName
+from twinstream.executor.ranks.errors import CommunicationError, RanksDifferError, RendezvousError
+from twinstream.schedule.errors import ArgumentError
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_START_S = 120.0
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a rank waits for others: `timeout_s` in each op, `start_s` until all have come."""
+
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    start_s: float = DEFAULT_START_S
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many ranks this process is, and the store that all share."""
+
+    rank: int
+    size: int
+    store: Store
+    patience: Patience = Patience()
+
+    def of_run(self, number: int) -> "World":
+        """The same, where what was said in other runs is not heard."""
+        return replace(self, store=PrefixStore(f"run{number}", self.store))
+
+    def agree(self, topic: str, claims: Mapping[str, str]) -> None:
+        """Return when all ranks have said the same.
+
+        Raises:
+            RendezvousError: a rank has said nothing in `start_s`.
+            RanksDifferError: one says otherwise than rank 0.
+        """
+        said = self._all_say(topic, json.dumps(dict(claims)), self.patience.start_s)
+        for rank, theirs in enumerate(said):
+            for what, value in json.loads(theirs).items():
+                if value != (first := json.loads(said[0])[what]):
+                    raise RanksDifferError(
+                        f"rank {rank} has {what} {value}, and rank 0 has {first}: all ranks need "
+                        "the same"
+                    )
+
+    def told_by_first(self, topic: str, value: int) -> int:
+        """The value that rank 0 gives."""
+        if self.rank == 0:
+            self.store.set(topic, str(value))
+        self._await(topic, 0, self.patience.start_s)
+        return int(self.store.get(topic))
+
+    def end_together(self) -> None:
+        """Return when all ranks are through; rank 0, whose store it may be, leaves last.
+
+        Raises:
+            CommunicationError: one is not in `timeout_s`.
+        """
+        timeout_s = self.patience.timeout_s
+        try:
+            self._all_say("through", "", timeout_s)
+        except RendezvousError:
+            late = [r for r in range(self.size) if not self.store.check([f"through/{r}"])]
+            raise CommunicationError(
+                f"rank {self.rank} is through, and {_ranks(late)} not {timeout_s:g} s later",
+                rank=self.rank, op_id=None, peers=tuple(late), cause="timeout",
+            ) from None  # fmt: skip
+        if self.rank:
+            self.store.set(f"left/{self.rank}", "")
+        else:
+            with contextlib.suppress(RendezvousError):
+                for rank in range(1, self.size):
+                    self._await(f"left/{rank}", rank, timeout_s)
+
+    def _all_say(self, topic: str, text: str, limit_s: float) -> list[str]:
+        self.store.set(f"{topic}/{self.rank}", text)
+        for rank in range(self.size):
+            self._await(f"{topic}/{rank}", rank, limit_s)
+        return [self.store.get(f"{topic}/{rank}").decode() for rank in range(self.size)]
+
+    def _await(self, key: str, rank: int, limit_s: float) -> None:
+        try:
+            self.store.wait([key], timedelta(seconds=limit_s))
+        except RuntimeError as error:  # what torch's store raises of everything
+            raise RendezvousError(
+                f"rank {self.rank} of {self.size} waited {limit_s:g} s for rank {rank}, which did "
+                "not come: is it running, and can it reach the others?"
+            ) from error
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank) for rank in ranks)
+
+
+@contextlib.contextmanager
+def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[World]:
+    """The world that torchrun made, or whoever set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+
+    On CUDA the process takes the GPU of its LOCAL_RANK.
+
+    Raises:
+        ArgumentError: one of these is not set.
+        RendezvousError: the port is taken, or somebody did not come.
+    """
+    if missing := [name for name in _ENVIRONMENT if name not in os.environ]:
+        raise ArgumentError(
+            f"{', '.join(missing)} is not set: start ranks with torchrun, which sets "
+            f"{', '.join(_ENVIRONMENT)}"
+        )
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        met = rendezvous("env://", rank, size, timeout=timedelta(seconds=patience.start_s))
+        store, rank, size = next(iter(met))
+    except RuntimeError as error:
+        raise _not_met(error, int(os.environ["MASTER_PORT"]), rank) from None
+    if backend == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    with in_groups(World(rank, size, store, patience), backend) as world:
+        yield world
+
+
+@contextlib.contextmanager
+def in_groups(world: World, backend: BackendName) -> Iterator[World]:
+    """The world with process groups, which are gone afterwards.
+
+    Raises:
+        RendezvousError: somebody did not come.
+        RanksDifferError: ranks have different versions of twinstream or torch.
+    """
+    versions = {"twinstream": version("twinstream"), "torch": torch.__version__}
+    world.agree("versions", versions)
+    if backend == "cpu" and _is_local(os.environ.get("MASTER_ADDR", "")):
+        _use_loopback()
+    dist.init_process_group(
+        "gloo" if backend == "cpu" else "cpu:gloo,cuda:nccl",
+        store=world.store, rank=world.rank, world_size=world.size,
+        timeout=timedelta(seconds=world.patience.timeout_s),
+    )  # fmt: skip
+    try:
+        yield world
+    finally:
+        dist.destroy_process_group()
+
+
+def open_store(port: int | None) -> TCPStore:
+    """A store for ranks on this machine; without a port on one that is free.
+
+    Raises:
+        RendezvousError: the port is taken.
+    """
+    try:
+        return TCPStore("127.0.0.1", port or 0, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise _not_met(error, port or 0, 0) from None
+
+
+def reach_store(port: int, patience: Patience) -> TCPStore:
+    """The store that another process of this machine has opened."""
+    limit = timedelta(seconds=patience.start_s)
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+
+
+def _not_met(error: RuntimeError, port: int, rank: int) -> RendezvousError:
+    if "EADDRINUSE" in str(error) or "in use" in str(error):
+        return RendezvousError(
+            f"port {port}, on which rank {rank} was to wait for the others, is in use: name "
+            "another one (MASTER_PORT), or none"
+        )
+    return RendezvousError(f"rank {rank} cannot meet the others: {str(error).splitlines()[0]}")
+
+
+def _is_local(address: str) -> bool:
+    return address in ("", "127.0.0.1", "localhost", "::1")
+
+
+def _use_loopback() -> None:
+    """A machine's own name may lead nowhere, or out and in again."""
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])

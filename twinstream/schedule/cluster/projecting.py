@@ -1,0 +1,118 @@
+"""What one rank of a cluster does, and with whom: an ordinary schedule, and the ranks it meets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
+from twinstream.schedule.cluster.communication import Communicator
+from twinstream.schedule.cluster.mesh import Mesh
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require_whole
+from twinstream.schedule.ops import Communicate
+
+
+class Channel(NamedTuple):
+    """Ranks that talk to one another on a communicator, all of them or none.
+
+    Of a collective, `members` are its group in rank order. A message has a channel for each pair of
+    sender and receiver, in this order, and its communicator is the sender's.
+    """
+
+    communicator: Communicator
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """A rank's part of a cluster's schedule; `channels` are those of its Communicate ops, by id."""
+
+    rank: int
+    coordinates: Mapping[str, int]
+    class_name: str
+    schedule: Schedule
+    channels: Mapping[str, Channel]
+
+    @property
+    def place(self) -> str:
+        """Where the rank is, for people: `rank 3 (pp 1, dp 1)`."""
+        return f"rank {self.rank} ({', '.join(f'{a} {i}' for a, i in self.coordinates.items())})"
+
+
+def project(schedule: ClusterSchedule, rank: int) -> Schedule:
+    """The ordinary schedule that a rank runs.
+
+    Raises:
+        ArgumentError: the mesh has no such rank.
+    """
+    return rank_part(schedule, rank).schedule
+
+
+def rank_part(schedule: ClusterSchedule, rank: int) -> RankPart:
+    """A rank's schedule, and whom each of its Communicate ops meets.
+
+    The schedule must be safe, as `verify_cluster` proves.
+
+    Raises:
+        ArgumentError: the mesh has no such rank.
+    """
+    require_whole("rank", rank, 0, schedule.mesh.size - 1)
+    coordinates = schedule.mesh.coordinates(rank)
+    own = _class_of(schedule, coordinates)
+    part = schedule.of(own)
+    channels = {
+        op.op_id: channel_of(schedule.mesh, op, coordinates)
+        for op in part.ops
+        if isinstance(op, Communicate)
+    }
+    return RankPart(rank, coordinates, own.name, part, channels)
+
+
+def channel_of(mesh: Mesh, op: Communicate, coordinates: Mapping[str, int]) -> Channel:
+    """Whom the rank at these coordinates meets in an op."""
+    if not op.shift:
+        communicator = Communicator(op.axes, 0, op.stream.queue)
+        return Channel(communicator, _line(mesh, op.axes, coordinates))
+    (axis,) = op.axes
+    there = (coordinates[axis] + op.shift) % mesh.length(axis)
+    here, peer = mesh.rank(coordinates), mesh.rank({**coordinates, axis: there})
+    communicator = Communicator(op.axes, op.shift, op.collective)
+    if op.collective == "send":
+        return Channel(communicator, (here, peer))
+    return Channel(communicator.opposite, (peer, here))
+
+
+def all_channels(schedule: ClusterSchedule) -> tuple[Channel, ...]:
+    """The channels of all ranks in one order, the same wherever it is asked: for small meshes."""
+    found: set[Channel] = set()
+    ops_of: dict[str, list[Communicate]] = {}
+    for name, part in schedule.schedules.items():
+        first: dict[tuple[object, ...], Communicate] = {}
+        for op in part.ops:
+            if isinstance(op, Communicate):
+                told = op.collective if op.shift else op.stream.queue
+                first.setdefault((op.axes, op.shift, told), op)
+        ops_of[name] = list(first.values())
+    for rank in range(schedule.mesh.size):
+        coordinates = schedule.mesh.coordinates(rank)
+        for op in ops_of[_class_of(schedule, coordinates).schedule]:
+            found.add(channel_of(schedule.mesh, op, coordinates))
+    return tuple(sorted(found))
+
+
+def _class_of(schedule: ClusterSchedule, coordinates: Mapping[str, int]) -> RankClass:
+    """Classes are a partition of the mesh."""
+    (found,) = (
+        one
+        for one in schedule.classes
+        if all(coordinates[axis] in cell for axis, cell in one.cells.items())
+    )
+    return found
+
+
+def _line(mesh: Mesh, axes: tuple[str, ...], coordinates: Mapping[str, int]) -> tuple[int, ...]:
+    """Ranks that differ from that at the coordinates along these axes only, in rank order."""
+    lengths = [range(mesh.length(axis)) for axis in axes]
+    moved = ({**coordinates, **dict(zip(axes, at, strict=True))} for at in product(*lengths))
+    return tuple(sorted(mesh.rank(at) for at in moved))
