@@ -16,12 +16,13 @@ from twinstream.schedule.node import Node
 from twinstream.training.rates import Cooldown, Decay
 
 _SHOWN = 3
-WHAT, DATA, STEPS, ADAMW, PLAN, KEEP = (
+WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
     "What is trained",
     "Data",
     "Steps",
     "AdamW",
     "Memory and plan",
+    "Several ranks",
     "Run",
 )
 
@@ -29,6 +30,7 @@ WHAT, DATA, STEPS, ADAMW, PLAN, KEEP = (
 # What decides the bits of a run, beside the data, whose fingerprint is compared.
 FIXED = (
     *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
+    "chunks_per_round",
     *("weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients", "kernels"),
     "attention",
 )
@@ -138,8 +140,28 @@ class TrainOptions(Node):
     policy: str = _option(PLAN, "NAME", "Of `twinstream plan`.", "optimal")
     recompute: str | None = _option(PLAN, "LEVEL", "Of every block; by default the planner's.")
     chunk_tokens: int | None = _option(PLAN, "N", "Tokens of a chunk.", ge=1)
+    chunks_per_round: int | None = _option(
+        PLAN, "N", "Chunks of a round; with ranks a round is a microbatch.", ge=1
+    )
     kernels: str | None = _option(PLAN, "NAME", "auto, eager or triton.")
     attention: str | None = _option(PLAN, "NAME", "An attention implementation.")
+
+    ranks: int | None = _option(
+        RANKS, "N", "Train on so many processes of this machine; by default on one device.", ge=1,
+        le=64,
+    )  # fmt: skip
+    pp: int | None = _option(
+        RANKS, "N", "Stages of the pipeline; by default what is predicted to be fastest.", ge=1
+    )
+    dp: int | None = _option(
+        RANKS, "N", "Replicas of the pipeline; by default what is predicted to be fastest.", ge=1
+    )
+    pipeline: Literal["gpipe", "1f1b", "interleaved", "ring"] | None = _option(
+        RANKS, "NAME", "gpipe, 1f1b, interleaved or ring; by default 1f1b."
+    )
+    virtual_stages: int | None = _option(
+        RANKS, "N", "Of each rank, with interleaved or ring; by default 1.", ge=1
+    )
 
     save_every: str = _option(
         KEEP, "N|TIME", "A checkpoint every so many steps (500) or minutes (30min), or never.",
