@@ -68,6 +68,8 @@ class RankProcesses:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":  # all that takes seconds is imported once
+            context.set_forkserver_preload([serve.__module__])
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe()

@@ -126,7 +126,7 @@ def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int
     return max(1, ceil((options.epochs or 1.0) * data.epoch_tokens / tokens_per_step))
 
 
-def resolved(  # noqa: PLR0913
+def resolved(
     options: TrainOptions, here: Here, model: Model, recipe: Recipe, workload: Workload,
     num_steps: int,
 ) -> TrainOptions:  # fmt: skip

@@ -25,13 +25,14 @@ from twinstream.training.checkpoints import (
 from twinstream.training.machine import keep_machine, machine_here
 from twinstream.training.opening import open_model
 from twinstream.training.options import (
-    OptionsError,
     TrainOptions,
     read_options,
     require_same,
+    require_usable,
     write_options,
 )
 from twinstream.training.preparing import Prepared, Tell, prepare
+from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.segment_run import SegmentRun
 from twinstream.training.run.segments import Segment, segments
@@ -190,29 +191,6 @@ class Trainer:
         return summarize(plan.schedule, timeline, prepared.here.machine)
 
 
-def require_usable(files: RunFiles, *, resume: bool) -> None:
-    """
-    Raises:
-        OptionsError: the folder has another run, or none to go on with, or other files.
-    """
-    folder, has_run = files.folder, files.options.exists()
-    if resume and not has_run:
-        raise OptionsError(
-            f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
-            "--resume"
-        )
-    if resume:
-        return
-    if has_run:
-        raise OptionsError(
-            f"{folder} has a run already: go on with it (--resume), or choose another folder"
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionsError(
-            f"{folder} is not an empty folder: choose another one for the run, or empty it"
-        )
-
-
 def train(
     model: str | Path,
     data: str | Path | Sequence[str | Path],
@@ -221,7 +199,7 @@ def train(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     **options: Any,
-) -> TrainResult:
+) -> TrainResult | RanksResult:
     """Train a model on data: `twinstream train MODEL DATA... -o DIR`.
 
     Args:
@@ -237,4 +215,21 @@ def train(
     """
     several = [data] if isinstance(data, str | Path) else list(data)
     given = {"model": str(model), "data": [str(one) for one in several], "output": output}
-    return Trainer(TrainOptions.of(given | options), resume=resume, callbacks=callbacks).train()
+    wanted = TrainOptions.of(given | options)
+    return trainer_of(wanted, resume=resume, callbacks=callbacks).train()
+
+
+def trainer_of(
+    options: TrainOptions,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    tell: Tell = lambda line: None,
+) -> Trainer | RanksTrainer:
+    """Of one device or, where the options ask for several ranks, of these.
+
+    Raises:
+        TwinstreamError: as these.
+    """
+    kind = RanksTrainer if (options.ranks or 1) > 1 else Trainer
+    return kind(options, resume=resume, callbacks=callbacks, tell=tell)

@@ -68,6 +68,17 @@ class RanksPlan(StepPlan):
         return self.tokens_per_step / self.step_s
 
     @property
+    def state_bytes(self) -> int:
+        """Of parameters and optimizer state over all stages, those of replicas once."""
+        sizes = {
+            tensor.tensor_id: tensor.size_bytes
+            for part in self.schedule.schedules.values()
+            for tensor in part.tensors
+            if tensor.parent is None and tensor.role in ("parameter", "optimizer_state")
+        }
+        return sum(sizes.values())
+
+    @property
     def chunks_of_a_replica(self) -> int:
         return self.chunks_per_step // self.layout.dp
 

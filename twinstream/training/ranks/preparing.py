@@ -24,6 +24,19 @@ class RanksPrepared(Opened):
     def step_plan(self) -> StepPlan:
         return self.plan
 
+    @property
+    def notes(self) -> list[str]:
+        """What to know before it starts."""
+        found = super().notes
+        if not self.recipe.clips:
+            found.append("note: gradients are not clipped, which ranks cannot do yet")
+        if self.plan.layout.dp > 1:
+            found.append(
+                f"note: gradients are summed over {self.plan.layout.dp} replicas in their order: "
+                "the data is that of one device, and the bits are those of this dp"
+            )
+        return found
+
 
 def prepare_ranks(
     options: TrainOptions, here: Here, model: Model, checkpoint: Checkpoint | None, tell: Tell

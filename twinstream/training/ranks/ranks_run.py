@@ -179,7 +179,8 @@ class RanksRun:
             prepared.model, prepared.options, prepared.recipe, self.checkpoint
         )
         for group, flat in weights:
-            for name, values in ((f"param.{group}", flat), (f"opt.{group}", optimizer(group, flat))):
+            state = {f"param.{group}": flat, f"opt.{group}": optimizer(group, flat)}
+            for name, values in state.items():
                 for rank in self._owners[name]:
                     ranks.put(rank, name, values.numpy().data)
 
@@ -228,7 +229,7 @@ class RanksRun:
             self._prepared.model.spec,
             list(self._owners),
             take,
-            size_bytes=state_bytes(self._parts),
+            size_bytes=self._prepared.plan.state_bytes,
             like=self._prepared.model.files,
         )
 
@@ -242,14 +243,3 @@ def _owners(parts: list[RankPart]) -> dict[str, list[int]]:
         for name in carried_names(part.schedule):
             found.setdefault(name, []).append(part.rank)
     return found
-
-
-def state_bytes(parts: list[RankPart]) -> int:
-    """Of parameters and optimizer state over all stages, each counted once."""
-    sizes = {
-        tensor.tensor_id: tensor.size_bytes
-        for part in parts
-        for tensor in part.schedule.tensors
-        if tensor.parent is None and tensor.role in ("parameter", "optimizer_state")
-    }
-    return sum(sizes.values())

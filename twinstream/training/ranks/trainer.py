@@ -22,14 +22,19 @@ from twinstream.training.checkpoints import (
 )
 from twinstream.training.machine import keep_machine, machine_here
 from twinstream.training.opening import open_model
-from twinstream.training.options import TrainOptions, read_options, require_same, write_options
+from twinstream.training.options import (
+    TrainOptions,
+    read_options,
+    require_same,
+    require_usable,
+    write_options,
+)
 from twinstream.training.preparing import Tell
 from twinstream.training.ranks.preparing import RanksPrepared, prepare_ranks
 from twinstream.training.ranks.ranks_run import RanksRun
 from twinstream.training.ranks.refusals import require_possible, without_clipping
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.stopping import Stop
-from twinstream.training.trainer import require_usable
 
 
 @dataclass(frozen=True)
