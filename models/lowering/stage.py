@@ -6,7 +6,6 @@ round of the workload; all have names of their own here, since several are alive
 round r chunk c is chunk r x chunks_per_round + c.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,6 @@ from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import Workload
 
 COMMUNICATE = "communicate"  # the kernel of tasks that become `Communicate` ops
-_KEPT: dict[str, Attribute] = {"collective": "none", "queue": "none"}  # or no ops at all
 
 
 @dataclass(frozen=True)
@@ -148,8 +146,6 @@ class _StageLowering(StepLowering):
         self.shapes = _StageShapes(spec, whole, recipe, cut)
         self._microbatch = 0
         self._completes = False
-        self._sent: deque[list[str]] = deque()
-        self._kept: set[tuple[str, int]] = set()
         self._last = {chunk: j for phase, chunk, j in cut.actions if phase == "backward"}
 
     def run(self) -> None:
@@ -162,10 +158,6 @@ class _StageLowering(StepLowering):
         for phase, chunk, j in cut.actions:
             self._microbatch = j
             (self._forward_of if phase == "forward" else self._backward_of)(chunk, j)
-            if phase == "backward" and len(self._sent) > cut.num_places:
-                self._keep_until_here(self._sent.popleft())
-        for sent in self._sent:
-            self._keep_until_here(sent)
         if cut.last:
             loss = builder.read("loss", "loss")
             builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
@@ -202,7 +194,6 @@ class _StageLowering(StepLowering):
             version = 1 + self.spec.num_layers - span.stop
             for one in self._chunks_reversed():
                 self._receive(f"d_hidden.{one}", version, 1)
-            self._keep_until_here([self.shapes.hidden(span.stop, one) for one in self._chunks()])
         for layer in reversed(span):
             self._backward_layer(0, layer)
         if place == 0:
@@ -210,20 +201,6 @@ class _StageLowering(StepLowering):
         else:
             for one in self._chunks_reversed():
                 self._send(f"d_hidden.{one}", -1)
-            self._sent.append([f"d_hidden.{one}" for one in self._chunks()])
-
-    def _keep_until_here(self, tensors: list[str]) -> None:
-        """What was sent stays where it is until the peer has surely received it.
-
-        Of hidden states: its gradients have come back. Of gradients: so many microbatches later
-        that the peer has gone on. Then no computation waits for a message that is still to be
-        received, which two stages could do for one another.
-        """
-        for tensor in tensors:
-            kept = self.builder.read("kept", tensor)
-            if (tensor, kept.version) not in self._kept:  # or it was received anew since
-                self._kept.add((tensor, kept.version))
-                self._communicate(f"kept.{tensor}.v{kept.version}", {**_KEPT}, [kept], "kept")
 
     def _feed(self, place: int) -> None:
         sources = ["tokens"] if place in (0, self.cut.num_places - 1) else []

@@ -51,13 +51,16 @@ def saved_tensors(
 ) -> tuple[SavedTensor, ...]:
     """What is kept of a part of one layer; part `mlp` is router and experts where there are some.
 
-    `selective` repeats the core of attention in backward, `mlp` the dense FFN up to its activation
-    too (of experts nothing). `full` repeats the layer: of it only the
+    `selective` repeats the core of attention in backward, `mlp` norms and the dense FFN up to its
+    activation too (of experts nothing). `full` repeats the layer: of it only the
     input is kept, split over tp where sequence parallelism has it so, whole on each rank otherwise.
     """
     if recompute == "full":
         kept = SavedTensor("layer input", stored_hidden_bytes(sizes))
         return (kept,) if part == "attention" else ()
+    if part == "attention" and recompute == "mlp":
+        again = ("QKV input", "output projection input")  # of a norm and the core, run again
+        return tuple(one for one in _attention(sizes) if one.name not in again)
     if part == "attention":
         return (*_attention(sizes), *(_core(sizes) if recompute == "none" else ()))
     if sizes.shape.experts is not None:

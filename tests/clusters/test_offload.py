@@ -243,12 +243,13 @@ def test_many_microbatches_take_what_fewer_planned_ones_say():
 @pytest.mark.parametrize("name", ["alone", "tp and dp", "fsdp"])
 def test_a_stage_lowered_for_offload_does_the_same_work_in_more_ops(name):
     """Layers have ops of their own, state is updated in parts, squares are summed by group: the
-    work and the bytes of state are those of the layout without offload."""
+    work and the bytes of state are those of the layout without offload; but for FSDP's shards in
+    the model's dtype, since a master on the host is not gathered from."""
     job = job_of(LAYOUTS[name])
     plain = job.model_copy(update={"layout": job.layout.model_copy(update={"offload": False})})
     for number, schedule in enumerate(document_of(plain, CLUSTER).schedules.values()):
         other = list(resident(name).schedules.values())[number]
-        for role in ("parameter", "optimizer_state"):
+        for role in ("optimizer_state",) if name == "fsdp" else ("parameter", "optimizer_state"):
             assert sum(t.size_bytes for t in schedule.tensors if t.role == role) == sum(
                 t.size_bytes for t in other.tensors if t.role == role
             )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
-from tests.simulator.cluster.real_clusters import two_passes
+from tests.simulator.cluster.real_clusters import calm_cluster, two_passes
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import (
@@ -15,7 +15,6 @@ from twinstream.clusters.predict import (
     predict,
     without_reduction,
 )
-from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.collectives.rank_group import on_one_node
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.models.shapes.shape import ModelShape
@@ -29,9 +28,9 @@ ORDERS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("ring", 2), ("zero_bub
 
 def assert_close(job: Job, cluster: str, rel: float) -> None:
     """Step, and bytes by class of tensor of the fullest stage, exactly."""
-    document = document_of(job, load_cluster(cluster))
+    document = document_of(job, calm_cluster(cluster))
     whole_ns = two_passes(document, cluster).step_ns
-    found = predict(job, load_cluster(cluster))
+    found = predict(job, calm_cluster(cluster))
     assert found.step_s * 1e9 == pytest.approx(whole_ns, rel=rel)
     stages = [memory_of(document.of(one)) for one in document.classes]
     expected = max(stages, key=lambda stage: sum(stage.values()))
@@ -52,7 +51,7 @@ def test_a_step_is_linear_in_microbatches(order: str, virtual: int, fields: dict
     """All but to the nanosecond, but for what meets other kernels as it goes on: the messages of
     breadth first, and what is reduced for every microbatch."""
     job = job_of(8 * fields["pp"], LARGE, 2048, pipeline=order, virtual_stages=virtual, **fields)
-    assert_close(job, H100, 5e-4 if order == "ring" or fields.get("zero") else 1e-5)
+    assert_close(job, H100, 5e-4 if order == "ring" or fields.get("zero") else 5e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_few_microbatches_are_simulated_as_they_are():
 
 
 def prediction(shape: ModelShape = LARGE, **fields: Any) -> Prediction:
-    return predict(job_of(8, shape, 2048, **fields), load_cluster(H100))
+    return predict(job_of(8, shape, 2048, **fields), calm_cluster(H100))
 
 
 def test_figures_of_a_prediction_hang_together():
@@ -110,7 +109,7 @@ def test_zero_saves_memory_stage_by_stage():
 
 
 def test_switches_that_reduce_can_be_left_out():
-    cluster = load_cluster(H100)
+    cluster = calm_cluster(H100)
     plain = without_reduction(cluster)
     with_, without = (
         collective_time_ns(one, "all_reduce", 2**28, on_one_node(8)) for one in (cluster, plain)
@@ -120,4 +119,4 @@ def test_switches_that_reduce_can_be_left_out():
 
 def test_an_impossible_layout_is_refused():
     with pytest.raises(LayoutError, match="8 heads are not divisible by tp 16"):
-        predict(job_of(1, tp=16, sequence_parallel=False), load_cluster(H100))
+        predict(job_of(1, tp=16, sequence_parallel=False), calm_cluster(H100))

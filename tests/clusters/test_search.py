@@ -3,6 +3,7 @@
 import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
+from tests.simulator.cluster.real_clusters import calm_cluster
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import refusals_of
@@ -61,7 +62,7 @@ def test_layouts_of_experts_share_them():
 
 
 def test_folded_layers_take_about_as_long_as_whole_ones():
-    cluster = load_cluster("h100_dgx")
+    cluster = calm_cluster("h100_dgx")
     pricing = Pricing(cluster, machine_of(cluster))
     shape = load_shape("8b").model_copy(update={"num_layers": 4})
     for fields in ({"tp": 4}, {"tp": 2, "pp": 2}, {"cp": 2}, {"pp": 4}, {"dp": 4, "zero": 3}):

@@ -25,15 +25,18 @@ FIGURES = {
     "gh200": (990, 450, 384, 4000, 97871),
     "rtx4090": (165.2, 32, 83, 1008, 24564),
     "mi300x": (1307.4, 64, 460, 5300, 196608),
+    "a100_training": (312, 32, 188, 2039, 81920),
+    "h100_training": (989, 64, 307, 3350, 81559),
 }
 FITTED = ("h100", "rtx3090")
 DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
 BORROWED = ("a100", "b200", "gh200", "h200", "mi300x", "rtx4090", "rtx5090")
+TRAINING = ("a100_training", "h100_training")  # fitted to steps of clusters
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
 
 def test_the_shipped_machines_are_the_documented_ones():
-    assert machine_names() == tuple(sorted((*FITTED, *DATASHEET, *BORROWED, "cpu")))
+    assert machine_names() == tuple(sorted((*FITTED, *DATASHEET, *BORROWED, *TRAINING, "cpu")))
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -46,7 +49,7 @@ def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
         if field in NARROW_PEAKS and number is None:
             continue
         assert isinstance(number, Number), f"{name} lacks {field}"
-        fitted = ("fitted",) if name in FITTED else ()
+        fitted = ("fitted",) if name in (*FITTED, *TRAINING) else ()
         assert number.kind in ("datasheet", "measured", "assumed", *fitted)
         assert len(number.source) > 10
     for curve in machine.efficiency.values():
@@ -67,6 +70,17 @@ def test_a_fitted_profile_says_to_what_and_how_well(name):
     for field in NUMBER_FIELDS:
         number = getattr(machine, field)
         assert number == getattr(datasheet, field) or number.kind == "fitted"
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_constants_of_training_steps_say_which_tables_they_are_fitted_to(name):
+    machine, base = load_machine(name), load_machine(name.removesuffix("_training"))
+    changed = {key for key, curve in machine.efficiency.items() if curve != base.curve(key)}
+    assert {"sustained", "matmul", "attention_forward", "vector"} <= changed
+    for key in changed:
+        assert machine.efficiency[key].kind == "fitted"
+        assert re.search(r"fitted to \d+ steps of .*\.csv on 20", machine.efficiency[key].source)
+    assert machine.launch_latency_ns.kind == "fitted"
 
 
 @pytest.mark.parametrize("name", BORROWED)

@@ -178,7 +178,10 @@ def test_a_wrong_what_if_is_one_clear_error(changes, message):
         (HEAD + "x = [1,\n", r"p.toml is not valid TOML: .*line 4"),
         (HEAD + "name = 'again'\n", r"p.toml is not valid TOML: .*line 4"),
         ('base = "h1000"\n', r"unknown base 'h1000': .*did you mean 'h100'"),
-        ('base = "zzz.toml"\n', r"unknown base 'zzz.toml': .*known: a100, b200, cpu.*zzz.toml"),
+        (
+            'base = "zzz.toml"\n',
+            r"unknown base 'zzz.toml': .*known: a100, a100_training, b200, cpu.*zzz.toml",
+        ),
         ("base = 3\n", "base needs a name or a path in quotes, got 3"),
         ('base = "h100"\npcie_h2d_gb_per_s = 64\n', "did you mean 'pcie_h2d_bytes_per_s'"),
         ('base = "h100"\n[hbm_bytes_per_s]\nvalues = 1\n', "'hbm_bytes_per_s.values': did you mea"),

@@ -68,7 +68,7 @@ def test_constants_are_numbers_of_the_profiles():
     assert machine.rate("peak_bf16_flop_per_s") == pytest.approx(312e12 * 0.66)
     assert machine.curve("vector").max == pytest.approx(0.6)
     # a norm is as much slower than plain elementwise work as it was
-    assert machine.curve("rms_norm").max == pytest.approx(0.6 * 0.8 / 0.85)
+    assert machine.curve("rms_norm").max == pytest.approx(0.6 * 0.8 / 0.85, rel=1e-3)
     assert machine.curve("hbm") == machine_of(cluster).curve("hbm")
     assert fitted.number("network_efficiency") == values["network"]
     assert fitted.compute_lost.kind == "fitted"

@@ -37,7 +37,10 @@ Times = dict[str, tuple[int, int]]
 
 
 def spans(
-    stages: Sequence[Sequence[Op]], *exchanges: Sequence[tuple[str, str]], **changes: float
+    stages: Sequence[Sequence[Op]],
+    *exchanges: Sequence[tuple[str, str]],
+    wait_ns: int = 0,
+    **changes: float,
 ) -> list[Times]:
     """When ops of the stages run, of a mesh of as many stages and two replicas."""
     numbers = {field: number(value) for field, value in {**NUMBERS, **changes}.items()}
@@ -45,7 +48,7 @@ def spans(
         {"name": "toy", "description": "", "machine": "h100", **numbers}
     )
     schedule = document(stages, exchanges)
-    costs = ClusterCosts(schedule, cluster, flat_machine(event_wait_latency_ns=number(0)))
+    costs = ClusterCosts(schedule, cluster, flat_machine(event_wait_latency_ns=number(wait_ns)))
     timeline = replay_cluster(schedule, costs, "toy", num_passes=1)
     return [times(schedule, timeline.classes, str(at)) for at in range(len(stages))]
 
@@ -162,3 +165,16 @@ def test_what_is_within_a_node_leaves_the_nic_to_others():
     )
     assert first["sum"] == (0, X_BYTES // NODE_PER_NS)
     assert first["s"] == (0, WIRE_NS)
+
+
+def test_a_message_begins_when_both_ends_are_through_with_their_waits():
+    # the sender is told of its copy after 157 ns, and begins 600 later; the receiver at 600
+    before = talk("before", "recv.q", collective="all_reduce", axes=("dp",), shift=0)
+    stages = [
+        [op("out", "d2h"), talk("s", "send", waits=("out",)), KERNEL],
+        [before, talk("r", "recv.q"), KERNEL],
+    ]
+    first, second = spans(stages, [("1", "before")], [("0", "s"), ("1", "r")], wait_ns=600)
+    copied = 7 + X_BYTES // D2H_PER_NS
+    assert first["s"] == (copied + 600, copied + 600 + WIRE_NS)
+    assert second["r"] == (WIRE_NS, copied + 600 + WIRE_NS)

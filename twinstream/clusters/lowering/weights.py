@@ -34,7 +34,8 @@ class _State:
 class StageWeights:
     """All groups of a stage by name, in the order of the forward pass.
 
-    ZeRO 0 and 1 keep parameters and summed gradients whole, 2 gradients in shards, 3 both.
+    ZeRO 0 and 1 keep parameters and summed gradients whole, 2 gradients in shards, 3 both; the
+    shard of parameters is then the float32 master in the optimizer's state.
     """
 
     def __init__(self, builder: StageBuilder, job: Job, groups: Mapping[str, Group]) -> None:
@@ -56,18 +57,33 @@ class StageWeights:
         state = self._states[name]
         if not self.sharded(name) or state.parameters is not None:
             return
-        assert state.shard is not None
+        shard = state.shard or self._cast(state, name, tag)
         state.parameters = self._b.take(
             f"gathered.{state.group.name}", state.group.bytes, "parameter", self._job.dtype, spare=1
         )
         uses: list[Use] = [
-            ("shard", state.shard, "read"),
+            ("shard", shard, "read"),
             ("parameters", state.parameters, "write"),
         ]
         label = self._b.label("gather_parameters", state.index)
         self._b.communicate(
             f"gather.{name}.{tag}", "all_gather", (state.group.axes, "dp.gather"), uses, label
         )
+        if state.shard is None:
+            self._b.give_back(f"cast.{state.group.name}", shard)
+
+    def _cast(self, state: _State, name: str, tag: str) -> Held:
+        """A shard in the model's dtype, made of its float32 master for each gathering."""
+        group, dtype = state.group, self._job.dtype
+        size = group.shard * group.itemsize
+        shard = self._b.take(f"cast.{group.name}", size, "parameter", dtype, spare=1)
+        cast = Work(unit="cast", shape=(group.shard,), flops=0, hbm_bytes=3 * size, launches=1,
+                    dtype=dtype)  # fmt: skip
+        master: Use = ("optimizer_state", state.optimizer[0][0], "read")
+        uses: list[Use] = [master, ("shard", shard, "write")]
+        label = self._b.label("cast", state.index)
+        self._b.compute(f"cast.{name}.{tag}", f"cast.{group.name}", (cast,), uses, label)
+        return shard
 
     def drop(self, name: str) -> None:
         """Gathered parameters are not needed any more."""
@@ -155,8 +171,9 @@ class StageWeights:
         split = self._zero >= 1 and group.num_shards > 1
         parameters = shard = gradient = gradient_shard = None
         if self._zero == 3 and split:
-            shard_bytes = group.shard * group.itemsize
-            shard = b.keep(f"parameter.{name}.shard", shard_bytes, "parameter", dtype)
+            if self._job.layout.offload:  # where the master may be on the host
+                size = group.shard * group.itemsize
+                shard = b.keep(f"parameter.{name}.shard", size, "parameter", dtype)
         else:
             parameters = b.keep(f"parameter.{name}", group.bytes, "parameter", dtype)
         if self._scattered(group):
@@ -276,19 +293,19 @@ class StageWeights:
 
     def _update(self, state: _State, name: str, norm: Held) -> None:
         b, group = self._b, state.group
-        target = state.shard or state.parameters
-        assert target is not None
+        target = state.shard or state.parameters  # or the master alone, which is in the state
         for number, (held, count) in enumerate(state.optimizer):
             uses: list[Use] = [
                 ("norm", norm, "read"),
                 ("gradient", self._summed(state), "read"),
                 ("optimizer_state", held, "update"),
-                ("parameters", target, "update"),
             ]
+            if target is not None:
+                uses.append(("parameters", target, "update"))
             tag = f"{name}.part{number}" if len(state.optimizer) > 1 else name
             works, label = self._job.work.optimizer(count), b.label("optimizer", state.index)
             b.compute(f"update.{tag}", f"update.{group.name}.{count}", works, uses, label)
-        if self._zero in (1, 2) and group.num_shards > 1:
+        if self._zero in (1, 2) and group.num_shards > 1 and target is not None:
             b.communicate(
                 f"gather.{name}", "all_gather", (group.axes, "dp.gather"),
                 [("parameters", target, "update")], b.label("gather_parameters", state.index),

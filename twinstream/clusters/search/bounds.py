@@ -112,7 +112,7 @@ class BoundTables:
         spans = stages_of(layout, job.shape.num_layers)
         per_rank = [sum(len(span) for span in spans[r :: layout.pp]) for r in range(layout.pp)]
         times = self._times(job)
-        tail, queue, message = self._tail(job, max(per_rank))
+        tail, queue, message = self._tail(job, min(per_rank), max(per_rank))
         layer, ends = self._weights(job)
         saved, logits, hidden = self._bytes(job)
         late = layout.pipeline == "zero_bubble"
@@ -148,11 +148,12 @@ class BoundTables:
             self._layers[key] = layer_times(job, self._pricing)
         return self._layers[key]
 
-    def _tail(self, job: Job, layers: int) -> tuple[float, float, float]:
-        """After the last backward; all of the fullest queue of reductions or gathers; a message."""
+    def _tail(self, job: Job, fewest: int, layers: int) -> tuple[float, float, float]:
+        """After the last backward, of the stage of fewest layers; all of the fullest queue of
+        reductions or gathers; a message."""
         layout = job.layout
-        key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, layers,
-               layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
+        key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, fewest,
+               layers, layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
         if key in self._tails:
             return self._tails[key]
         pricing = self._pricing
@@ -179,7 +180,7 @@ class BoundTables:
             message = way / len(hops)
         beside = self._times(job).embedding  # its backward may be beside the last layer's reduction
         after = max(0.0, reduce_ns - beside) * (layout.dp * layout.cp > 1)
-        found = (after + layers * update_ns, queue, message)
+        found = (after + fewest * update_ns, queue, message)
         self._tails[key] = found
         return found
 
@@ -216,7 +217,7 @@ def _nodes_key(job: Job) -> object:
 
 def _group_bytes(group: Group, zero: int) -> float:
     shards = group.num_shards
-    parameters = group.bytes / (shards if zero == 3 else 1)
+    parameters = 0.0 if zero == 3 and shards > 1 else group.bytes
     gradients = group.gradient_bytes / (shards if zero >= 2 else 1)
     return parameters + gradients + group.state_bytes(zero >= 1 and shards > 1)
 

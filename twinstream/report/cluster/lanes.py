@@ -25,6 +25,8 @@ _PHASE_OF_KIND = {
     "head_loss": "forward",
     "part": "weight",
     "accumulate": "optimizer",
+    "cast": "optimizer",
+    "gradients_complete": "optimizer",
     "gradient_norm": "optimizer",
     "squares": "optimizer",
     "gathered": "optimizer",
