@@ -5,16 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from twinstream.executor.ranks.launch import RankProcesses
+from twinstream.executor.launch.rank_processes import RankProcesses
 
 
 @pytest.fixture(scope="session")
-def four() -> Iterator[RankProcesses]:
-    with RankProcesses(4) as processes:
+def four(torch_is_imported_once: None) -> Iterator[RankProcesses]:
+    with RankProcesses(4, start_method="forkserver") as processes:
         yield processes
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _torch_is_imported_once() -> None:
+def torch_is_imported_once() -> None:
     """For processes that are started by fork from one that has imported it."""
-    multiprocessing.set_forkserver_preload(["twinstream.executor.ranks.worker"])
+    multiprocessing.set_forkserver_preload(["twinstream.executor.launch.worker"])

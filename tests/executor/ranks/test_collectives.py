@@ -8,8 +8,8 @@ import torch
 
 from tests.executor.ranks.talks import Talk, among_equals, fed, taken, value
 from tests.schedule.cluster.small_clusters import mesh_of
+from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.ranks.launch import RankProcesses
 from twinstream.executor.ranks.rank_run import RankOutcome
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.ops import Communicate

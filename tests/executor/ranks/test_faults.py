@@ -10,20 +10,22 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 from tests.executor.ranks.faulty import going_wrong, summing, unfit, with_a_child
+from tests.executor.ranks.talks import fed, taken, value
+from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.errors import RanksDifferError, RanksError, RendezvousError
-from twinstream.executor.ranks.launch import RankProcesses, execute_ranks
 from twinstream.executor.ranks.world import Patience, World
 from twinstream.schedule.errors import ArgumentError, TwinstreamError
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 2.0
 OP = r"op 'all_reduce\.x\.' \(all_reduce\) of pass 2"
 START = """
 import sys, time
-from twinstream.executor.ranks.launch import RankProcesses
+from twinstream.executor.launch.rank_processes import RankProcesses
 if __name__ == "__main__":
     with RankProcesses(2) as processes:
         print(*processes.pids, flush=True)
@@ -51,11 +53,12 @@ def ended(pids: list[int], limit_s: float = 10.0) -> bool:
     [
         ("killed", rf"rank 1 was killed by signal 9 \(SIGKILL\): rank [02] .*{OP}", 4.0),
         ("exits", rf"rank 1 ended with exit code 7: rank [02] .*{OP}", 4.0),
-        ("stopped", rf"rank 1 does not answer: rank [02] .* waited 3 s .*{OP}", TIMEOUT_S + 6),
-        ("sleeps", rf"rank 1 does not get there: rank [02] .* waited 3 s .*{OP}", TIMEOUT_S + 4),
+        ("stopped", rf"rank 1 does not answer: rank [02] .* waited 2 s .*{OP}", TIMEOUT_S + 6),
+        ("sleeps", rf"rank 1 does not get there: rank [02] .* waited 2 s .*{OP}", TIMEOUT_S + 4),
         ("refuses", "^rank 1: the data ends here$", 4.0),
         ("has a bug", "^rank 1: ZeroDivisionError: by nothing$", 4.0),
     ],
+    ids=["killed", "exits", "stopped", "sleeps", "refuses", "bug"],
 )
 def test_the_rank_is_named_and_all_end_in_time(how, message, limit_s):
     schedule = summing(3)
@@ -86,6 +89,12 @@ def test_what_all_ranks_say_is_said_once_and_processes_of_ranks_end_too(tmp_path
     ):
         processes.execute(schedule, partial(with_a_child, noted), RunOptions(num_passes=4))
     assert ended([int(noted.read_text(encoding="utf-8"))])
+
+
+def test_ranks_are_started_run_and_ended_in_one_call():
+    outcomes = execute_ranks(summing(2), fed, RunOptions(num_passes=2))
+    total = value(0, "x", 1, 1000, "float32") + value(1, "x", 1, 1000, "float32")
+    assert all(torch.equal(taken(outcome, "x", 1), total) for outcome in outcomes)
 
 
 def test_ranks_end_with_the_process_that_started_them():

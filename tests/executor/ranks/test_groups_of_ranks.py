@@ -4,8 +4,8 @@ import torch
 
 from tests.executor.ranks.talks import Talk, among_equals, fed, taken, value
 from tests.schedule.cluster.small_clusters import cluster_of, mesh_of
+from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.ranks.launch import RankProcesses
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 

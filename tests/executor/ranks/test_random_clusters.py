@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.schedule.cluster.small_clusters import build
+from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.ranks.launch import RankProcesses
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.run import work
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

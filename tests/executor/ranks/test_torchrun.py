@@ -62,6 +62,7 @@ def test_both_run_twice_and_end_together():
         ("differs", "rank 1 has a schedule of hash "),
         ("runs on", "rank 1 has a run of passes 4, and rank 0 has 3: all ranks need the same"),
     ],
+    ids=["schedules", "passes"],
 )
 def test_both_say_what_they_do_not_have_in_common(how, message):
     for code, out, error in said(how):
@@ -73,17 +74,16 @@ def test_both_say_what_they_do_not_have_in_common(how, message):
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [
-        ("killed", "rank 0 (dp 0) lost rank 1 in op 'all_reduce.x.' (all_reduce) of pass 2\n"),
-        ("sleeps", "rank 0 (dp 0) waited 4 s for rank 1 in op 'all_reduce.x.' (all_reduce) of pass 2\n"),
-    ],
-)  # fmt: skip
+    [("killed", "lost rank 1"), ("sleeps", "waited 4 s for rank 1")],
+    ids=["killed", "sleeps"],
+)
 def test_who_is_left_says_whom_it_lost_and_in_which_op(how, message):
     port = free_port()
     both = [started(how, rank, port) for rank in range(2)]
     begin_s = monotonic()
     out, error = both[0].communicate(timeout=90)
-    assert (both[0].returncode, out) == (2, message)
+    said = f"rank 0 (dp 0) {message} in op 'all_reduce.x.' (all_reduce) of pass 2\n"
+    assert (both[0].returncode, out) == (2, said)
     assert "Traceback" not in error
     assert monotonic() - begin_s < 40
     both[1].kill()
