@@ -1,6 +1,13 @@
 """What `import twinstream` offers, with all that it takes."""
 
 from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
+from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.predict import Prediction, planned_document, predict
+from twinstream.clusters.search.search import Found, Searched, search_layouts
+from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
@@ -11,6 +18,8 @@ from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.freezing import frozen_groups
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.shapes.presets import load_shape
+from twinstream.models.shapes.shape import Experts, ModelShape
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
@@ -21,6 +30,9 @@ from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.verify_cluster import verify_cluster
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.conforms import conforms
@@ -28,6 +40,7 @@ from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
+from twinstream.simulator.cluster.simulate import simulate_cluster
 from twinstream.simulator.replay import SteadyState, steady_state
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
@@ -42,20 +55,29 @@ __all__ = [
     "Chain",
     "CheckpointMetrics",
     "Choices",
+    "Cluster",
+    "ClusterSchedule",
+    "ClusterTimeline",
     "Comparison",
     "EvalMetrics",
+    "Experts",
     "Explanation",
+    "Found",
     "InfeasiblePlan",
+    "Job",
     "Judge",
     "KernelChoice",
+    "Layout",
     "Lora",
     "Machine",
+    "ModelShape",
     "ModelSpec",
     "Packing",
     "PlanRequest",
     "Planner",
     "PoliciesCompared",
     "Policy",
+    "Prediction",
     "Prepared",
     "RanksPrepared",
     "RanksResult",
@@ -65,6 +87,7 @@ __all__ = [
     "RunSettings",
     "Schedule",
     "SearchLimits",
+    "Searched",
     "Shortage",
     "SteadyState",
     "StepMetrics",
@@ -80,17 +103,25 @@ __all__ = [
     "compare",
     "compare_policies",
     "conforms",
+    "conforms_cluster",
     "execute",
     "explain",
     "frozen_groups",
+    "load_cluster",
     "load_machine",
     "load_model",
+    "load_shape",
     "lora_of",
     "plan",
+    "planned_document",
+    "predict",
+    "search_layouts",
     "simulate",
+    "simulate_cluster",
     "steady_state",
     "summarize",
     "train",
     "verify",
+    "verify_cluster",
     "write_report",
 ]

@@ -116,7 +116,7 @@ class _StageShapes(Shapes):
         object.__setattr__(self, "_own", (layers, cut.first, cut.last))
 
     @cached_property
-    def groups(self) -> tuple[str, ...]:  # type: ignore[override]
+    def groups(self) -> tuple[str, ...]:
         """Of the embedding, its layers and the head those that the stage has."""
         layers, first, last = self._own  # type: ignore[attr-defined]
         ends = {"embedding": first, "head": last}

@@ -1,5 +1,7 @@
 """The search of layouts: what it finds, what it leaves out, and what it says when there is none."""
 
+import re
+
 import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
@@ -9,8 +11,8 @@ from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
-from twinstream.clusters.search.search import NoLayoutError, search, told
-from twinstream.clusters.search.space import layouts
+from twinstream.clusters.search.search import search_layouts
+from twinstream.clusters.search.space import NoLayoutError, layouts, told
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.shapes.presets import load_shape
 
@@ -25,7 +27,7 @@ def test_the_fastest_of_few_layouts_is_that_of_simulating_them_all():
     cluster = load_cluster("h100_dgx")
     job = _job(DENSE.model_copy(update={"d_model": 2048, "d_ff": 8192, "head_dim": 256}))
     fixed = {"micro_batch": 2, "recompute": "none", "pipeline": "1f1b", "zero": 1}
-    found = search(job, 8, cluster, fixed, keep=20)
+    found = search_layouts(job, 8, cluster, fixed, keep=20)
     every = {}
     for layout in layouts(job.shape, 8, 8, job.seq_len, job.global_batch, fixed):
         one = job.model_copy(update={"layout": layout})
@@ -38,7 +40,7 @@ def test_the_fastest_of_few_layouts_is_that_of_simulating_them_all():
 
 
 def test_no_layout_beats_the_least_bound_and_each_is_above_its_own():
-    found = search(_job(global_batch=32), 16, load_cluster("h100_dgx"), keep=6)
+    found = search_layouts(_job(global_batch=32), 16, load_cluster("h100_dgx"), keep=6)
     for one in found.best:
         assert one.bound_s <= one.prediction.step_s
         assert found.least_bound_s <= one.prediction.step_s
@@ -49,7 +51,7 @@ def test_no_layout_beats_the_least_bound_and_each_is_above_its_own():
 
 def test_what_is_fixed_is_kept():
     fixed = {"tp": 2, "pp": 2, "recompute": "full", "zero": 1}
-    found = search(_job(), 8, load_cluster("a100_dgx"), fixed)
+    found = search_layouts(_job(), 8, load_cluster("a100_dgx"), fixed)
     for one in found.best:
         layout = one.layout
         assert (layout.tp, layout.pp, layout.recompute, layout.zero) == (2, 2, "full", 1)
@@ -57,7 +59,7 @@ def test_what_is_fixed_is_kept():
 
 
 def test_layouts_of_experts_share_them():
-    found = search(_job(MIXTURE), 8, load_cluster("h100_dgx"), {"ep": 4, "pp": 1})
+    found = search_layouts(_job(MIXTURE), 8, load_cluster("h100_dgx"), {"ep": 4, "pp": 1})
     assert {one.layout.ep for one in found.best} == {4}
 
 
@@ -81,22 +83,24 @@ def test_folded_layers_take_about_as_long_as_whole_ones():
 )
 def test_degrees_that_cannot_be_are_refused_with_numbers(gpus, fixed, said):
     with pytest.raises(LayoutError, match=said):
-        search(_job(), gpus, load_cluster("h100_dgx"), fixed)
+        search_layouts(_job(), gpus, load_cluster("h100_dgx"), fixed)
 
 
 def test_what_does_not_fit_says_how_much_the_leanest_needs_and_what_would_do():
     job = _job(load_shape("llama3-70b"), global_batch=8, seq_len=4096)
-    with pytest.raises(NoLayoutError, match=r"needs [0-9.]+ GiB or more of a GPU's 78.1") as error:
-        search(job, 2, load_cluster("h100_dgx"))
-    assert "More GPUs, or --offload, would do" in str(error.value)
+    with pytest.raises(
+        NoLayoutError, match=r"needs [0-9.]+ GiB of a GPU's 78.1 \(optimizer"
+    ) as error:
+        search_layouts(job, 2, load_cluster("h100_dgx"))
+    assert re.search(r"\d+ GPUs \(by the least bytes\), or --offload, would do$", str(error.value))
 
 
 def test_host_memory_lets_fewer_gpus_do():
     job = _job(load_shape("8b"), global_batch=4, seq_len=2048)
     fixed = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "micro_batch": 4, "recompute": "none"}
     with pytest.raises(NoLayoutError):
-        search(job, 1, load_cluster("h100_dgx"), fixed)
-    found = search(job, 1, load_cluster("h100_dgx"), {**fixed, "offload": True}, keep=1)
+        search_layouts(job, 1, load_cluster("h100_dgx"), fixed)
+    found = search_layouts(job, 1, load_cluster("h100_dgx"), {**fixed, "offload": True}, keep=1)
     prediction = found.best[0].prediction
     assert prediction.fits
     assert prediction.memory_bytes < 80 * GIB

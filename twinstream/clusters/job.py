@@ -44,6 +44,7 @@ class Job(Node):
 
     @property
     def tokens_per_step(self) -> int:
+        """Of all replicas."""
         return self.seq_len * self.global_batch
 
     @property

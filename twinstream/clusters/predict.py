@@ -56,6 +56,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
+        """Whether the device has room for it."""
         return self.memory_bytes <= self.room_bytes
 
     @property
@@ -65,6 +66,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
+        """Of all GPUs together."""
         return self.tokens_per_step / self.step_s
 
 
@@ -102,7 +104,7 @@ class Prepared:
         cluster = cluster if job.network_reduction else without_reduction(cluster)
         machine = machine or machine_of(cluster)
         room = round(machine.number("device_memory_bytes"))
-        memory = self._memory(self.documents)
+        memory = self.memory()
         memory["reserve"] = round(machine.number("device_reserve_bytes"))
         times = self._timed(self.documents, cluster, machine)
         documents, further_ns = self.documents, times[-1].step_ns - times[0].step_ns
@@ -139,11 +141,11 @@ class Prepared:
             for document in documents
         ]
 
-    def _memory(self, documents: Sequence[ClusterSchedule]) -> dict[str, int]:
-        """Of the fullest stage."""
+    def memory(self) -> dict[str, int]:
+        """Bytes by class of tensor on the fullest stage, everything on the device."""
         few, more = (
             [memory_of(document.of(one)) for one in document.classes]
-            for document in (documents[0], documents[-1])
+            for document in (self.documents[0], self.documents[-1])
         )
         stages = [
             {

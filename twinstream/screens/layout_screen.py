@@ -7,7 +7,8 @@ from rich.console import Group
 from rich.table import Table
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.search.search import Searched, told
+from twinstream.clusters.search.search import Searched
+from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
 

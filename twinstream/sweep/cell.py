@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from twinstream.clusters.layout import Layout
-from twinstream.clusters.search.search import NoLayoutError, told
+from twinstream.clusters.search.space import NoLayoutError, told
 from twinstream.cost.bill import Prices, bill_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import explain

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from twinstream.clusters.job import Job, Precision
 from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.search.search import Searched, search
+from twinstream.clusters.search.search import Searched, search_layouts
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
@@ -46,7 +46,7 @@ class Question:
             NoLayoutError: none is possible, or none fits.
             TwinstreamError: fixed fields contradict the GPUs, or a profile lacks a number.
         """
-        return search(
+        return search_layouts(
             self.job, self.num_gpus, self.cluster, self.fixed, keep=keep, progress=progress
         )
 

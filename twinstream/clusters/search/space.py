@@ -1,10 +1,15 @@
 """All layouts of a model on so many GPUs that are worth a look."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.refusals import refusals_of
+from twinstream.clusters.search.chains import Pricing
+from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.models.shapes.shape import ModelShape
 
 _MOST_MICRO_BATCH = 16
@@ -41,6 +46,66 @@ def layouts(
         for ep in _choices(fixed, "ep", [n for n in _powers(experts) if dp % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
             yield from _with_the_rest(shape, global_batch, degrees, fixed)
+
+
+def told(layout: Layout) -> str:
+    """A layout in a few words: what differs from one GPU with a microbatch of one.
+
+    >>> told(Layout(tp=8, pp=4, dp=16, virtual_stages=5, pipeline="interleaved"))
+    'tp8 pp4x5 dp16 mb1 interleaved zero1'
+    """
+    words = [f"tp{layout.tp}"]
+    words += [f"cp{layout.cp}"] if layout.cp > 1 else []
+    stages = f"x{layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+    words += [f"pp{layout.pp}{stages}", f"dp{layout.dp}"]
+    words += [f"ep{layout.ep}"] if layout.ep > 1 else []
+    words += [f"mb{layout.micro_batch}"]
+    words += [layout.pipeline] if layout.pp > 1 else []
+    words += [f"zero{layout.zero}"]
+    words += [f"recompute-{layout.recompute}"] if layout.recompute != "none" else []
+    return " ".join(words)
+
+
+class NoLayoutError(LayoutError):
+    """No layout fits, or none is possible."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A search: model and batch (the job's layout is not looked at), GPUs, and what is fixed."""
+
+    job: Job
+    num_gpus: int
+    cluster: Cluster
+    pricing: Pricing
+    fixed: Mapping[str, Any]
+
+    def possible(self) -> list[Layout]:
+        """Layouts that can be.
+
+        Raises:
+            NoLayoutError: none can; says why.
+        """
+        reasons: dict[str, None] = {}
+        found, job = [], self.job
+        gpus_per_node = self.cluster.count("gpus_per_node")
+        for layout in layouts(
+            job.shape, self.num_gpus, gpus_per_node, job.seq_len, job.global_batch, self.fixed
+        ):
+            why = refusals_of(job.model_copy(update={"layout": layout}), self.num_gpus)
+            if why:
+                reasons |= dict.fromkeys(why)
+            else:
+                found.append(layout)
+        if not found:
+            why_not = "; ".join(list(reasons)[:4]) or (
+                f"no degrees that divide {self.num_gpus} GPUs, the model and a global batch of "
+                f"{job.global_batch} fit together"
+            )
+            raise NoLayoutError(
+                f"no layout of {job.shape.name} on {self.num_gpus} GPUs can be: {why_not}"
+            )
+        return found
 
 
 def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:

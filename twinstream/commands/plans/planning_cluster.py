@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.clusters.predict import planned_document
-from twinstream.clusters.search.search import Found, Searched, told
+from twinstream.clusters.search.search import Found, Searched
+from twinstream.clusters.search.space import told
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions

@@ -10,6 +10,7 @@ from typing import Any
 from twinstream.data.order import Position
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.amounts import every
 from twinstream.training.checkpoints import Checkpoint, Checkpoints, DataPosition, TrainingState
@@ -24,14 +25,19 @@ from twinstream.training.run.segments import starting_state
 from twinstream.training.run.stopping import Stop
 
 _KEPT_STEPS = 16  # stages are a few steps apart, at most
+_LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
 
 
 class RanksRun:
     """Trains from a checkpoint, or from the beginning, until stopped.
 
+    Args:
+        timeout_s: how long a rank may keep others waiting; by default 20 steps, a minute at least.
+
     Attributes:
         checkpoint: the last that is complete.
         loss: of the last step; None before the first.
+        pids: of the ranks' processes, while they run.
     """
 
     def __init__(
@@ -41,13 +47,19 @@ class RanksRun:
         record: Callable[[AnyEvent], None],
         stop: Stop,
         tell: Tell,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
+        self._timeout_s = timeout_s or max(
+            _LEAST_TIMEOUT_S, _TIMEOUT_STEPS * prepared.plan.step_s
+        )
         self._prepared, self._checkpoints = prepared, checkpoints
         self._record, self._stop, self._tell = record, stop, tell
         self._every = every("save_every", prepared.options.save_every)
         self.checkpoint: Checkpoint | None = None
         self.loss: float | None = None
         self.fill, self.waited_s = 1.0, 0.0
+        self.pids: list[int] = []
         self._lock = threading.Lock()
         self._due: dict[int, bool] = {}
         self._results: dict[tuple[str, int], dict[int, float]] = {}
@@ -64,19 +76,21 @@ class RanksRun:
         """
         from twinstream.executor.program.options import RunOptions
         from twinstream.executor.ranks.errors import RanksError
-        from twinstream.executor.ranks.launch import RankProcesses
+        from twinstream.executor.launch.rank_processes import RankProcesses
+        from twinstream.executor.ranks.world import Patience
 
+        require_safe_cluster(self._prepared.plan.schedule)
         prepared, plan, self.checkpoint = self._prepared, self._prepared.plan, checkpoint
         self._first, last = first, prepared.num_steps
         start = Position() if checkpoint is None else checkpoint.state.position.position()
         options = RunOptions("cpu", 2 + last - first, timed_passes=1)  # the last is never begun
+        num_ranks, patience = len(self._parts), Patience(self._timeout_s)
         with (
             plan.chunks(prepared.data, prepared.options.seed, start) as stream,
-            RankProcesses(plan.schedule.mesh.size, start_method="forkserver") as processes,
-            rank_lines(
-                len(self._parts), self, processes.kill, processes.patience.timeout_s
-            ) as lines,
+            RankProcesses(num_ranks, patience, start_method="forkserver") as processes,
+            rank_lines(num_ranks, self, processes.kill, self._timeout_s) as lines,
         ):
+            self.pids = processes.pids
             self._batches = StepBatches(
                 stream, plan.chunks_per_step, first, plan.pieces, kept=_KEPT_STEPS
             )
@@ -90,6 +104,7 @@ class RanksRun:
                 raise
             finally:
                 processes.close()
+                self.pids = []
             self.fill, self.waited_s = stream.fill, stream.waited_s
 
     def _task(self, lines: RankLines) -> RankTask:

@@ -74,6 +74,8 @@ class RanksTrainer:
 
     Args:
         resume: go on from the folder's last checkpoint, of however many ranks.
+        timeout_s: how long a rank may keep the others waiting; by default 20 steps, a minute at
+            least.
 
     Raises:
         TwinstreamError: there is no torch, the folder has another run, or ranks cannot do what the
@@ -87,8 +89,10 @@ class RanksTrainer:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
         tell: Tell = lambda line: None,
+        timeout_s: float | None = None,
     ) -> None:
         require_torch()
+        self._timeout_s = timeout_s
         options = without_clipping(options)
         require_possible(options)
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
@@ -103,11 +107,17 @@ class RanksTrainer:
         self._checkpoints = Checkpoints(options.output)
         self._checkpoint: Checkpoint | None = self._checkpoints.latest() if resume else None
         self._prepared: RanksPrepared | None = None
+        self._run: RanksRun | None = None
 
     @property
     def steps_done(self) -> int:
         """Before this start, by the checkpoint that is gone on from."""
         return 0 if self._checkpoint is None else self._checkpoint.state.step
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks' processes, while they run."""
+        return [] if self._run is None else self._run.pids
 
     def prepare(self) -> RanksPrepared:
         """Model, data, layout and plan; nothing is written, and it is done once.
@@ -139,7 +149,11 @@ class RanksTrainer:
             looking = [seen, *self._callbacks]
             log = stack.enter_context(RunLog(self._files, done, looking, tensorboard=board))
             stack.enter_context(self.stop.heeded())
-            run = RanksRun(prepared, self._checkpoints, log.record, self.stop, self._tell)
+            run = RanksRun(
+                prepared, self._checkpoints, log.record, self.stop, self._tell,
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
+            self._run = run
             run.checkpoint = self._checkpoint
             if done < prepared.num_steps:
                 run.train(self._checkpoint, done + 1)

@@ -9,7 +9,7 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, predict
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import Question, Value
-from twinstream.clusters.search.search import told
+from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError

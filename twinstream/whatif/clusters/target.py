@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinstream.clusters.search.question import Question
-from twinstream.clusters.search.search import told
+from twinstream.clusters.search.space import told
 from twinstream.planner.planner import Planner
 from twinstream.schedule.node import Node
 from twinstream.sweep.workers import in_processes

@@ -11,11 +11,11 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, Literal, Self
 
+from twinstream.executor.launch.told import ASK, Job, MakeInputs, Trouble, Waits
+from twinstream.executor.launch.verdict import verdict
+from twinstream.executor.launch.worker import serve
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankOutcome
-from twinstream.executor.ranks.told import ASK, Job, MakeInputs, Trouble, Waits
-from twinstream.executor.ranks.verdict import verdict
-from twinstream.executor.ranks.worker import serve
 from twinstream.executor.ranks.world import Patience, open_store
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster

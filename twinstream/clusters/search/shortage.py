@@ -1,0 +1,81 @@
+"""What memory there is, and what is said where no layout fits it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.predict import Prepared
+from twinstream.clusters.search.bounds import Bounds, BoundTables
+from twinstream.clusters.search.space import Asked, NoLayoutError, told
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.simulator.cluster.costs import share_of
+
+GIB = 2**30
+_MOST_TIMES = 64  # as many GPUs are tried, in doublings
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a GPU has: `room_bytes` of its own, `most_bytes` with its share of the host's."""
+
+    room_bytes: float
+    most_bytes: float
+    h2d_bytes_per_s: float
+
+    @staticmethod
+    def of(cluster: Cluster, machine: Machine, *, offload: bool) -> "Memory":
+        """Without `offload` only its own."""
+        room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
+        if not offload:
+            return Memory(room, room, np.inf)
+        host = share_of(machine, cluster.count("gpus_per_node")).host_memory_bytes
+        host_bytes = np.inf if host is None or host.value is None else host.value
+        return Memory(room, room + host_bytes, machine.rate("pcie_h2d_bytes_per_s"))
+
+    def away_s(self, memory_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What there is no room for where memory is fullest is copied back in every step."""
+        return np.maximum(0.0, memory_bytes - self.room_bytes) / self.h2d_bytes_per_s
+
+
+def none_fits(
+    asked: Asked, possible: Sequence[Layout], bounds: Bounds, memory: Memory
+) -> NoLayoutError:
+    """Which layout needs least, its bytes by class of tensor, and what would do."""
+    least = int(np.argmin(bounds.memory_bytes))
+    layout = possible[least]
+    on_device = layout.model_copy(update={"offload": False})
+    classes = Prepared(asked.job.model_copy(update={"layout": on_device}), asked.cluster).memory()
+    parts = ", ".join(
+        f"{kind.replace('_', ' ')} {size / GIB:.1f}"
+        for kind, size in sorted(classes.items(), key=lambda item: -item[1])
+        if size >= GIB / 20
+    )
+    do = [] if asked.fixed.get("offload") else ["--offload"]
+    if (gpus := _gpus_that_would_do(asked, memory)) is not None:
+        do.insert(0, f"{gpus:,} GPUs (by the least bytes)")
+    would = f"; {', or '.join(do)}, would do" if do else ""
+    return NoLayoutError(
+        f"none of {len(possible):,} layouts on {asked.num_gpus:,} GPUs fits: the leanest, "
+        f"{told(layout)}, needs {sum(classes.values()) / GIB:.1f} GiB of a GPU's "
+        f"{memory.most_bytes / GIB:.1f} ({parts}){would}"
+    )
+
+
+def _gpus_that_would_do(asked: Asked, memory: Memory) -> int | None:
+    """The first doubling of the GPUs on which the least bytes of some layout fit."""
+    times = 2
+    while times <= _MOST_TIMES:
+        more = replace(asked, num_gpus=asked.num_gpus * times)
+        try:
+            possible = more.possible()
+        except NoLayoutError:
+            return None
+        least = BoundTables(asked.job, asked.pricing).of(possible).memory_bytes.min()
+        if least <= memory.most_bytes:
+            return more.num_gpus
+        times *= 2
+    return None
