@@ -126,7 +126,8 @@ class RankLines:
             case DataOf():
                 return self._answers.data(question)
             case Result():
-                return self._answers.result(question, rank)
+                self._answers.result(question, rank)
+                return None
             case IsDue():
                 return self._answers.is_due(question.step)
             case AtRest():
