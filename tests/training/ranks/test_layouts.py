@@ -9,8 +9,8 @@ from tests.training.ranks.rank_runs import rank_options
 from tests.training.small_runs import write_config
 from twinstream.clusters.layout import LayoutError
 from twinstream.commands.output import screen
+from twinstream.commands.runs.train_screen import ranks_json, ranks_screen
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.screens.ranks_screen import ranks_json, ranks_screen
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.shared_machine import cluster_here, rank_machine, share_of_cores
@@ -48,7 +48,7 @@ def test_what_is_given_of_a_layout_is_taken(tmp_path: Path) -> None:
 def test_a_cap_of_each_rank_leaves_out_what_does_not_fit(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path, ranks=2)
     whole = max(one for one in _arenas(prepared(wanted)))
-    with pytest.raises(LayoutError, match="no layout of 2 ranks can train this: pp 2 .*; pp 1"):
+    with pytest.raises(LayoutError, match=r"no layout of 2 ranks can train this: pp 2 .*; pp 1"):
         prepared(wanted.model_copy(update={"device_mem": str(whole // 50)}))
 
 
@@ -70,10 +70,10 @@ def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"eval_data": ("rows.jsonl",)}, "eval_data: evaluation with ranks"),
-        ({"lora": "r=4"}, "lora: adapters with ranks"),
-        ({"freeze": ("model.embed_tokens.*",)}, "freeze: frozen weights with ranks"),
-        ({"max_grad_norm": 1.0}, "max_grad_norm: clipping with ranks"),
+        ({"eval_data": ("rows.jsonl",)}, r"eval_data \(evaluation\)"),
+        ({"lora": "r=4"}, r"lora \(adapters\)"),
+        ({"freeze": ("model.embed_tokens.*",)}, r"freeze \(frozen weights\)"),
+        ({"max_grad_norm": 1.0}, r"max_grad_norm \(clipping\)"),
         ({"fp32_tail": 2}, "fp32_tail"),
         ({"chunk_tokens": 32}, "chunk_tokens 32 is less than seq_len 64"),
         ({"backend": "cuda"}, "backend cuda"),
@@ -96,7 +96,7 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(
 
 def test_tied_embeddings_are_refused(tmp_path: Path) -> None:
     model = write_config(tmp_path / "tied", num_layers=4, tied_embeddings=True)
-    with pytest.raises(OptionsError, match="tied embeddings with ranks"):
+    with pytest.raises(OptionsError, match="tied embeddings: only one device"):
         prepared(rank_options(tmp_path, ranks=2, model=str(model)))
 
 

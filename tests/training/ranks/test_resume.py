@@ -102,7 +102,7 @@ def test_a_rank_that_dies_or_hangs_ends_all(tmp_path: Path, number: int, message
 
 def test_a_loss_that_is_no_number_is_said_as_on_one_device(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path / "b", ranks=2, pp=2, learning_rate=1e3, save_every="1")
-    with pytest.raises(LossError, match="the loss of step .* is"):
+    with pytest.raises(LossError, match=r"the loss of step .* is"):
         rank_trained(wanted.model_copy(update={"weight_decay": 1e3, "warmup": "0", "steps": 50}))
 
 

@@ -24,8 +24,6 @@ from twinstream.training.ranks.messages import (
 from twinstream.training.run.batches import KEPT_STEPS, tokens_of
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.memory.arenas import Arenas
     from twinstream.executor.program.host_work import HostWork
     from twinstream.executor.ranks.rank_run import RankInputs
@@ -160,7 +158,7 @@ class RankSide:
             request = self._line.hear()
 
 
-def _flat(content: bytes) -> "torch.Tensor":
+def _flat(content: bytes) -> Any:
     """1-D uint8."""
     import torch
 
