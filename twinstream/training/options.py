@@ -134,8 +134,12 @@ class TrainOptions(Node):
     dtype: Literal["bfloat16", "float32"] | None = _option(
         PLAN, "NAME", "Of weights and activations; by default the model's."
     )
-    device_mem: str | None = _option(PLAN, "SIZE", "Cap of device memory; by default all free.")
-    host_mem: str | None = _option(PLAN, "SIZE", "Cap of pinned host memory; by default 80% free.")
+    device_mem: str | None = _option(
+        PLAN, "SIZE", "Cap of device memory, of each rank; by default all free."
+    )
+    host_mem: str | None = _option(
+        PLAN, "SIZE", "Cap of pinned host memory, of each rank; by default 80% free."
+    )
     machine: str | None = _option(
         PLAN, "NAME|FILE", "Profile of this machine; by default found or measured."
     )

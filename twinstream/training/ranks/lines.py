@@ -13,6 +13,10 @@ from twinstream.training.ranks.messages import AtRest, DataOf, GoOn, IsDue, Put,
 _KEY_BYTES = 32
 
 
+class SilentRankError(TwinstreamError):
+    """A rank keeps the others waiting for too long."""
+
+
 class Answers(Protocol):
     """What the trainer does for its ranks; called in several threads."""
 
@@ -39,15 +43,19 @@ class Resting:
         """A whole tensor of a rank's state.
 
         Raises:
-            TwinstreamError: the rank does not give it.
+            SilentRankError: the rank does not give it.
+            EOFError: it has ended.
         """
         line = self._lines[rank]
-        line.send(Take(name))
-        if not line.poll(self._timeout_s):
-            raise TwinstreamError(
-                f"rank {rank} does not answer: '{name}' was asked of it {self._timeout_s:g} s ago"
-            )
-        return line.recv_bytes()
+        try:
+            line.send(Take(name))
+            if line.poll(self._timeout_s):
+                return line.recv_bytes()
+        except OSError as error:  # which is not one of the disk
+            raise EOFError from error
+        raise SilentRankError(
+            f"rank {rank} does not answer: '{name}' was asked of it {self._timeout_s:g} s ago"
+        )
 
     def put(self, rank: int, name: str, content: Any) -> None:
         """A whole tensor of a rank's state."""
@@ -152,7 +160,7 @@ class RankLines:
 
         if not self._changed.wait_for(all_there, self._timeout_s):
             late = sorted(set(range(self._num_ranks)) - set(self._resting))
-            raise TwinstreamError(
+            raise SilentRankError(
                 f"rank {late[0]} does not answer: rank {rank} is through with step {step}, and it "
                 f"not {self._timeout_s:g} s later"
             )

@@ -15,7 +15,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.amounts import every
 from twinstream.training.checkpoints import Checkpoint, Checkpoints, DataPosition, TrainingState
 from twinstream.training.preparing import Tell
-from twinstream.training.ranks.lines import RankLines, Resting, rank_lines
+from twinstream.training.ranks.lines import RankLines, Resting, SilentRankError, rank_lines
 from twinstream.training.ranks.messages import DataOf, RankTask, Result, StepShare
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.rank_side import rank_inputs
@@ -179,7 +179,7 @@ class RanksRun:
         try:
             self._save(step, ranks)
         except TwinstreamError as error:
-            if is_last:
+            if is_last or isinstance(error, SilentRankError):
                 raise
             self._tell(f"no checkpoint after step {step}, training goes on: {error}")
         self._recorder.skip_time()

@@ -179,7 +179,9 @@ class RanksTrainer:
         self._checkpoints.remove_partial()
         write_options(prepared.options, folder)
         keep_machine(prepared.here, folder)
-        write_document(prepared.plan.schedule, self._files.plan)
+        for of_one_device in (self._files.plan, self._files.comparison):
+            of_one_device.unlink(missing_ok=True)
+        write_document(prepared.plan.schedule, self._files.cluster)
 
 
 class _Speed(Callback):
