@@ -21,11 +21,13 @@ def four() -> Iterator[RankProcesses]:
         yield processes
 
 
-def test_two_replicas_have_the_bits_of_one_process(two):
-    case = Case(Layout(dp=2, zero=0))
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_two_replicas_have_the_bits_of_one_process(two, zero):
+    case = Case(Layout(dp=2, zero=zero))
     assert_as_reference(case, train_ranks(case, two))
 
 
-def test_a_pipeline_of_replicas_has_the_bits_of_one_process(four):
-    case = Case(Layout(pp=2, dp=2, zero=0))
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_pipeline_of_replicas_has_the_bits_of_one_process(four, zero):
+    case = Case(Layout(pp=2, dp=2, zero=zero))
     assert_as_reference(case, train_ranks(case, four))

@@ -1,18 +1,19 @@
 """Trainings of a small model on ranks, and on one process, to compare."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from tests.executor.ranks.one_process import Reference, train_replicas
-from twinstream.clusters.executable import Stages, executable
+from twinstream.clusters.executable import Stages, executable, sharding_of
 from twinstream.clusters.layout import Layout
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.launch import RankProcesses
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
 from twinstream.executor.run.training import Training
+from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
@@ -32,7 +33,7 @@ class Case:
     """What is trained, and how it is laid out."""
 
     layout: Layout
-    recipe: Recipe = Recipe()
+    recipe: Recipe = field(default_factory=Recipe)
     max_norm: float = 0.0
     caps: Caps | None = None
 
@@ -49,6 +50,11 @@ class Case:
             tokens, 1e-3, seed=5, num_targets=lambda step: targets, max_norm=self.max_norm
         )
 
+    @property
+    def sharded(self) -> ShardedState | None:
+        sharding = sharding_of(self.layout)
+        return None if sharding is None else ShardedState(SPEC, self.recipe, sharding)
+
     def state(self) -> State:
         return initial_state(SPEC, 3, self.recipe)
 
@@ -57,7 +63,10 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
     work = case.training(part.coordinates.get("dp", 0)).host_work(part.schedule)
     carried = {item.tensor for item in part.schedule.carried}
     own = {t.parent or t.tensor_id for t in part.schedule.tensors if t.tensor_id in carried}
-    return RankInputs(work, {name: flat for name, flat in case.state().items() if name in own})
+    state = {name: flat for name, flat in case.state().items() if name in own}
+    if (sharded := case.sharded) is not None:
+        state = sharded.shard(state, part.coordinates["dp"])
+    return RankInputs(work, state)
 
 
 def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
@@ -81,11 +90,11 @@ def numbers(outcome: RankOutcome, sink: str) -> list[float]:
 
 
 def states(case: Case, outcomes: Sequence[RankOutcome]) -> list[State]:
-    """Of each replica, from its stages."""
+    """Of each replica, from its stages; or of all together, if they have shards."""
     found: list[State] = [{} for _ in range(case.layout.dp)]
     for outcome in outcomes:
         found[outcome.coordinates.get("dp", 0)] |= outcome.state
-    return found
+    return found if case.sharded is None else [case.sharded.whole(found)]
 
 
 def assert_as_reference(case: Case, outcomes: Sequence[RankOutcome]) -> None:
