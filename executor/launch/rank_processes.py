@@ -68,6 +68,8 @@ class RankProcesses:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":  # all that takes seconds is imported once
+            context.set_forkserver_preload([serve.__module__])
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe()
@@ -119,13 +121,17 @@ class RankProcesses:
             self.close()
             raise
 
-    def close(self) -> None:
-        """End all processes, and whatever they have started."""
+    def kill(self) -> None:
+        """End what runs: whoever waits for outcomes, in another thread, is told that it ended."""
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
+
+    def close(self) -> None:
+        """End all processes, and whatever they have started."""
+        self.kill()
         for process in self._processes:
             process.join()
         for pipe in self._pipes:
