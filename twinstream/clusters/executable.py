@@ -61,7 +61,7 @@ def executable(
     for stage in range(layout.pp):
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        schedules[name] = _planned(name, _chain(stages, stage), machine, own or Caps())
+        schedules[name] = _planned(name, chain_of_stage(stages, stage), machine, own or Caps())
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     document = ClusterSchedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
@@ -69,13 +69,18 @@ def executable(
         schedules=schedules,
         order=(),
         model=stages.spec.model_dump(mode="json", exclude_none=True),
-        layout=layout.model_dump(mode="json"),
+        layout=layout.model_dump(mode="json") | {"micro_batch": _micro_batch(stages.workload)},
         seq_len=stages.workload.seq_len,
         global_batch=stages.workload.sequences_per_step * layout.dp,
         model_flops=schedules["stage 0"].model_flops * layout.dp,
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
     return in_one_order(document)
+
+
+def _micro_batch(workload: Workload) -> int:
+    """Sequences of a round."""
+    return workload.sequences_per_step // workload.rounds_per_step
 
 
 def _require_executable(layout: Layout) -> None:
@@ -97,7 +102,8 @@ def sharding_of(layout: Layout) -> Sharding | None:
     return Sharding(layout.zero, ("dp",), layout.dp)
 
 
-def _chain(stages: Stages, stage: int) -> Chain:
+def chain_of_stage(stages: Stages, stage: int) -> Chain:
+    """What a stage computes in a step, and what it says in between."""
     layout = stages.layout
     spans = stages_of(layout, stages.spec.num_layers)
     chunks = range(layout.virtual_stages)

@@ -22,7 +22,7 @@ from twinstream.log.metrics import (
 from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
-from twinstream.screens.ranks_screen import ranks_json, ranks_screen, speeds_line
+from twinstream.screens.train_ranks_screen import ranks_json, ranks_screen, speeds_line
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import LAYOUT, TrainOptions, read_options
 from twinstream.training.preparing import Opened, Prepared

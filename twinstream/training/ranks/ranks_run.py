@@ -50,9 +50,7 @@ class RanksRun:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        self._timeout_s = timeout_s or max(
-            _LEAST_TIMEOUT_S, _TIMEOUT_STEPS * prepared.plan.step_s
-        )
+        self._timeout_s = timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * prepared.plan.step_s)
         self._prepared, self._checkpoints = prepared, checkpoints
         self._record, self._stop, self._tell = record, stop, tell
         self._every = every("save_every", prepared.options.save_every)
@@ -74,9 +72,9 @@ class RanksRun:
             RanksError: a rank ended the run; says which, and why.
             TwinstreamError: a loss that is no number; a disk that is full.
         """
+        from twinstream.executor.launch.rank_processes import RankProcesses
         from twinstream.executor.program.options import RunOptions
         from twinstream.executor.ranks.errors import RanksError
-        from twinstream.executor.launch.rank_processes import RankProcesses
         from twinstream.executor.ranks.world import Patience
 
         require_safe_cluster(self._prepared.plan.schedule)

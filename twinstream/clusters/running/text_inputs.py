@@ -1,0 +1,72 @@
+"""What a rank that trains on text begins with: fresh weights of its own, and its replica's text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.data.text import TextBatches
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cluster.projecting import RankPart
+
+if TYPE_CHECKING:
+    import torch
+
+    from twinstream.executor.ranks.rank_run import RankInputs
+    from twinstream.executor.state.training_state import State
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Makes a rank's inputs in its process, from its part of the schedule.
+
+    Of a step's chunks the first replica has the first, the next one those that follow; so all
+    replicas together train on what one device would. `num_replicas` is their number.
+    """
+
+    spec: ModelSpec
+    num_replicas: int
+    tokens: NDArray[np.int32]
+    learning_rate: float
+    seed: int
+
+    def __call__(self, part: RankPart) -> RankInputs:
+        from twinstream.executor.ranks.rank_run import RankInputs
+        from twinstream.executor.run.training import Training
+
+        own = part.schedule.workload
+        whole = own.model_copy(update={"rounds_per_step": own.rounds_per_step * self.num_replicas})
+        batches = TextBatches(self.tokens, whole)
+        before = part.coordinates.get("dp", 0) * own.chunks_per_round * own.rounds_per_step
+
+        def chunk(step: int, index: int) -> torch.Tensor:
+            import torch
+
+            return torch.from_numpy(batches.chunk(step, before + index))
+
+        training = Training(
+            chunk, self.learning_rate, self.seed, num_targets=lambda step: whole.tokens_per_step
+        )
+        return RankInputs(training.host_work(part.schedule), self._state(part))
+
+    def _state(self, part: RankPart) -> State:
+        """Of the groups that the rank carries; the bits are those of the whole model's state."""
+        from twinstream.executor.state.training_state import (
+            carried_names,
+            fresh_optimizer_state,
+            fresh_parameters,
+        )
+
+        recipe = Recipe.model_validate(part.schedule.recipe)
+        names = set(carried_names(part.schedule))
+        state: State = {}
+        for group, flat in fresh_parameters(self.spec, self.seed):
+            if f"param.{group}" in names:
+                state[f"param.{group}"] = flat
+            if f"opt.{group}" in names:
+                state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
+        return state
