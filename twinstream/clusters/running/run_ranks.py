@@ -1,4 +1,4 @@
-"""Run the ranks of a cluster's schedule on text: processes of this machine, or one of torchrun's."""
+"""Run the ranks of a cluster's schedule on text: as processes here, or as one of torchrun's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_processes(
         NotRunnableError: the schedule is one of shapes alone.
         TwinstreamError: the text does not suit the model; as `execute_ranks`.
     """
-    from twinstream.executor.ranks.launch import execute_ranks
+    from twinstream.executor.launch.rank_processes import execute_ranks
 
     inputs = _inputs(schedule, settings, tokens)
     return joined_run(schedule, execute_ranks(schedule, inputs, _options(settings)))

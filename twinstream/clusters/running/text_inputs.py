@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,6 @@ from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.projecting import RankPart
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.ranks.rank_run import RankInputs
     from twinstream.executor.state.training_state import State
 
@@ -43,7 +41,7 @@ class TextInputs:
         batches = TextBatches(self.tokens, whole)
         before = part.coordinates.get("dp", 0) * own.chunks_per_round * own.rounds_per_step
 
-        def chunk(step: int, index: int) -> torch.Tensor:
+        def chunk(step: int, index: int) -> Any:
             import torch
 
             return torch.from_numpy(batches.chunk(step, before + index))
