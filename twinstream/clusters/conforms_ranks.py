@@ -18,7 +18,7 @@ from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Communicate, Compute, TaskOperand
+from twinstream.schedule.ops import Communicate, TaskOperand
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.violations import (
     CallDiffers,

@@ -1,4 +1,4 @@
-"""Run the ranks of a cluster's schedule on text: processes of this machine, or one of torchrun's."""
+"""Run ranks of a cluster's schedule on text: processes of this machine, or one of torchrun's."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.projecting import RankPart
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.ranks.rank_run import RankInputs
+    from twinstream.executor.run.training import TokenSource
     from twinstream.executor.state.training_state import State
 
 
@@ -43,14 +42,10 @@ class TextInputs:
         batches = TextBatches(self.tokens, whole)
         before = part.coordinates.get("dp", 0) * own.chunks_per_round * own.rounds_per_step
 
-        def chunk(step: int, index: int) -> torch.Tensor:
-            import torch
-
-            return torch.from_numpy(batches.chunk(step, before + index))
-
         training = Training(
-            chunk, self.learning_rate, self.seed, num_targets=lambda step: whole.tokens_per_step
-        )
+            _source(batches, before), self.learning_rate, self.seed,
+            num_targets=lambda step: whole.tokens_per_step,
+        )  # fmt: skip
         return RankInputs(training.host_work(part.schedule), self._state(part))
 
     def _state(self, part: RankPart) -> State:
@@ -70,3 +65,13 @@ class TextInputs:
             if f"opt.{group}" in names:
                 state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
         return state
+
+
+def _source(batches: TextBatches, before: int) -> TokenSource:
+    """Chunks of a step from the one after so many."""
+    import torch
+
+    def chunk(step: int, index: int) -> torch.Tensor:
+        return torch.from_numpy(batches.chunk(step, before + index))
+
+    return chunk
