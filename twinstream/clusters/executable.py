@@ -8,7 +8,10 @@ from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
 from twinstream.clusters.stages import stages_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.stage import COMMUNICATE, StageCut, lower_stage
+from twinstream.models.lowering.communication_tasks import COMMUNICATE
+from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.lowering.stage import lower_stage
+from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
@@ -84,12 +87,19 @@ def _require_executable(layout: Layout) -> None:
     wrong = []
     if layout.tp * layout.cp * layout.ep > 1:
         wrong.append(f"tp {layout.tp}, cp {layout.cp}, ep {layout.ep}: all of them need to be 1")
-    if layout.zero and layout.dp > 1:
-        wrong.append(f"ZeRO {layout.zero}: replicas need to be whole (zero 0)")
+    if layout.zero and layout.shards != layout.dp:
+        wrong.append(f"ZeRO over {layout.shards} of {layout.dp} replicas: it needs to be over all")
     if layout.pipeline == "zero_bubble":
         wrong.append("zero-bubble: kernels make both gradients at once")
     if wrong:
         raise LayoutError(f"ranks cannot run {'; nor '.join(wrong)} yet")
+
+
+def sharding_of(layout: Layout) -> Sharding | None:
+    """What each replica keeps of a stage; None where that is all."""
+    if not layout.zero or layout.dp == 1:
+        return None
+    return Sharding(layout.zero, ("dp",), layout.dp)
 
 
 def chain_of_stage(stages: Stages, stage: int) -> Chain:
@@ -104,6 +114,7 @@ def chain_of_stage(stages: Stages, stage: int) -> Chain:
         num_places=len(spans),
         actions=tuple((one.phase, one.chunk, one.microbatch) for one in actions),
         replicas=("dp",) if layout.dp > 1 else (),
+        sharding=sharding_of(layout),
     )
     return lower_stage(stages.spec, stages.workload, stages.recipe, cut)
 

@@ -27,12 +27,19 @@ class Compute:
 
 @dataclass(frozen=True)
 class Ring:
-    """Attention's core around a ring: in each step keys and values of `size_bytes` go on."""
+    """Attention's core around a ring: in each step keys and values of `size_bytes` go on.
+
+    In backward their gradients so far go along, as many bytes again.
+    """
 
     name: str
     step: PartWork
     num_steps: int
     size_bytes: int
+
+    def told_bytes(self, *, backward: bool) -> int:
+        """Of what goes on in a step."""
+        return self.size_bytes * (2 if backward else 1)
 
 
 @dataclass(frozen=True)

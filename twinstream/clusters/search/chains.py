@@ -126,7 +126,7 @@ class _Clock:
         if isinstance(element, Talk):
             return self._said(element, element.forward)
         if isinstance(element, Ring):
-            return self._ring(element, element.step.forward)
+            return self._ring(element, backward=False)
         return self.pricing.work(element.work.forward)
 
     def computed(self, element: Compute | Ring | Talk) -> float:
@@ -142,7 +142,7 @@ class _Clock:
         return sum(
             self.pricing.work(e.work.backward_input)
             if isinstance(e, Compute)
-            else self._ring(e, e.step.backward)
+            else self._ring(e, backward=True)
             for e in elements
             if not isinstance(e, Talk)
         )
@@ -181,7 +181,9 @@ class _Clock:
         size = max(element.in_bytes, element.out_bytes)
         return self.pricing.talk(self.mesh, (element.axis,), collective, size, self._dtype)
 
-    def _ring(self, ring: Ring, works: tuple[Work, ...]) -> float:
+    def _ring(self, ring: Ring, *, backward: bool) -> float:
+        works = ring.step.backward_input if backward else ring.step.forward
         step = self.pricing.work(works)
-        message = self.pricing.message(self.mesh, ring.size_bytes, axis="cp")
+        size = ring.told_bytes(backward=backward)
+        message = self.pricing.message(self.mesh, size, axis="cp")
         return step + (ring.num_steps - 1) * max(step, message)

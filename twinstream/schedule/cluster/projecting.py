@@ -8,6 +8,7 @@ from typing import NamedTuple
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.communication import Communicator
 from twinstream.schedule.cluster.mesh import Mesh
+from twinstream.schedule.cluster.shards import SHARD_AXES, shard_call
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require_whole
 from twinstream.schedule.ops import Communicate
@@ -60,13 +61,23 @@ def rank_part(schedule: ClusterSchedule, rank: int) -> RankPart:
     require_whole("rank", rank, 0, schedule.mesh.size - 1)
     coordinates = schedule.mesh.coordinates(rank)
     own = _class_of(schedule, coordinates)
-    part = schedule.of(own)
+    part = _with_shards(schedule.of(own), schedule.mesh, coordinates)
     channels = {
         op.op_id: channel_of(schedule.mesh, op, coordinates)
         for op in part.ops
         if isinstance(op, Communicate)
     }
     return RankPart(rank, coordinates, own.name, part, channels)
+
+
+def _with_shards(part: Schedule, mesh: Mesh, coordinates: Mapping[str, int]) -> Schedule:
+    """Calls on shards are told which of them is this rank's; the same where there are none."""
+    filled = {}
+    for name, call in part.calls.items():
+        if SHARD_AXES in call.attributes:
+            line = _line(mesh, tuple(str(call.attributes[SHARD_AXES]).split()), coordinates)
+            filled[name] = shard_call(call, line.index(mesh.rank(coordinates)))
+    return part.model_copy(update={"calls": {**part.calls, **filled}}) if filled else part
 
 
 def channel_of(mesh: Mesh, op: Communicate, coordinates: Mapping[str, int]) -> Channel:
