@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from twinstream.clusters.executable import layout_in
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.running.text_inputs import TextInputs
 from twinstream.data.text import check_vocabulary
@@ -78,7 +79,7 @@ def run_processes(
         NotRunnableError: the schedule is one of shapes alone.
         TwinstreamError: the text does not suit the model; as `execute_ranks`.
     """
-    from twinstream.executor.ranks.launch import execute_ranks
+    from twinstream.executor.launch.rank_processes import execute_ranks
 
     inputs = _inputs(schedule, settings, tokens)
     return joined_run(schedule, execute_ranks(schedule, inputs, _options(settings)))
@@ -119,8 +120,7 @@ def _inputs(
 ) -> TextInputs:
     spec = spec_of(schedule)
     check_vocabulary(tokens, spec.vocab_size)
-    replicas = schedule.mesh.length("dp") if "dp" in schedule.mesh.names else 1
-    return TextInputs(spec, replicas, tokens, settings.learning_rate, settings.seed)
+    return TextInputs(spec, layout_in(schedule), tokens, settings.learning_rate, settings.seed)
 
 
 def _options(settings: RankSettings) -> RunOptions:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.clusters.executable import sharding_of
+from twinstream.clusters.layout import Layout
 from twinstream.data.text import TextBatches
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -24,11 +26,11 @@ class TextInputs:
     """Makes a rank's inputs in its process, from its part of the schedule.
 
     Of a step's chunks the first replica has the first, the next one those that follow; so all
-    replicas together train on what one device would. `num_replicas` is their number.
+    replicas together train on what one device would. Of sharded state a rank has its shards.
     """
 
     spec: ModelSpec
-    num_replicas: int
+    layout: Layout
     tokens: NDArray[np.int32]
     learning_rate: float
     seed: int
@@ -38,7 +40,7 @@ class TextInputs:
         from twinstream.executor.run.training import Training
 
         own = part.schedule.workload
-        whole = own.model_copy(update={"rounds_per_step": own.rounds_per_step * self.num_replicas})
+        whole = own.model_copy(update={"rounds_per_step": own.rounds_per_step * self.layout.dp})
         batches = TextBatches(self.tokens, whole)
         before = part.coordinates.get("dp", 0) * own.chunks_per_round * own.rounds_per_step
 
@@ -50,6 +52,7 @@ class TextInputs:
 
     def _state(self, part: RankPart) -> State:
         """Of the groups that the rank carries; the bits are those of the whole model's state."""
+        from twinstream.executor.state.sharded_state import ShardedState
         from twinstream.executor.state.training_state import (
             carried_names,
             fresh_optimizer_state,
@@ -64,7 +67,10 @@ class TextInputs:
                 state[f"param.{group}"] = flat
             if f"opt.{group}" in names:
                 state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
-        return state
+        sharding = sharding_of(self.layout)
+        if sharding is None:
+            return state
+        return ShardedState(self.spec, recipe, sharding).shard(state, part.coordinates["dp"])
 
 
 def _source(batches: TextBatches, before: int) -> TokenSource:
