@@ -7,9 +7,8 @@ to compute exactly that (`conforms`), and to say what the chain says, with the s
 from collections.abc import Iterator
 
 from pydantic import ValidationError
-from pydantic_core import to_json
 
-from twinstream.clusters.executable import Stages, chain_of_stage
+from twinstream.clusters.executable import Stages, chain_of_stage, layout_in
 from twinstream.clusters.layout import Layout
 from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.recipe import Recipe
@@ -45,7 +44,7 @@ def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
     """All differences found, at most 20 of each class; an empty list is a proof."""
     spec = ModelSpec.model_validate(schedule.model)
     try:
-        layout = Layout.model_validate_json(_json(schedule.layout))
+        layout = layout_in(schedule)
     except ValidationError as error:
         return [CallDiffers(f"the document's layout is none: {error.errors()[0]['msg']}")]
     if {"pp": layout.pp, "dp": layout.dp} != _degrees(schedule):
@@ -58,11 +57,6 @@ def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
             continue
         found += list(_of_class(schedule, one, spec, layout))[:_MOST_TOLD]
     return found
-
-
-def _json(document: object) -> bytes:
-    """Strict models read tuples from text alone."""
-    return to_json(document)
 
 
 def _degrees(schedule: ClusterSchedule) -> dict[str, int]:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic_core import to_json
+
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
@@ -93,6 +95,15 @@ def _require_executable(layout: Layout) -> None:
         wrong.append("zero-bubble: kernels make both gradients at once")
     if wrong:
         raise LayoutError(f"ranks cannot run {'; nor '.join(wrong)} yet")
+
+
+def layout_in(document: ClusterSchedule) -> Layout:
+    """What a document says of its layout.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    return Layout.model_validate_json(to_json(document.layout))  # strict: tuples from text alone
 
 
 def sharding_of(layout: Layout) -> Sharding | None:

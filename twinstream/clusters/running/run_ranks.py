@@ -1,4 +1,4 @@
-"""Run the ranks of a cluster's schedule on text: as processes here, or as one of torchrun's."""
+"""Run ranks of a cluster's schedule on text: processes of this machine, or one of torchrun's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from twinstream.clusters.executable import layout_in
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.running.text_inputs import TextInputs
 from twinstream.data.text import check_vocabulary
@@ -80,8 +81,8 @@ def run_processes(
     """
     from twinstream.executor.launch.rank_processes import execute_ranks
 
-    inputs = _inputs(schedule, settings, tokens)
-    return joined_run(schedule, execute_ranks(schedule, inputs, _options(settings)))
+    inputs = inputs_of(schedule, settings, tokens)
+    return joined_run(schedule, execute_ranks(schedule, inputs, options_of(settings)))
 
 
 def join_as_rank(
@@ -98,9 +99,9 @@ def join_as_rank(
     from twinstream.executor.ranks.rank_run import RankRun
     from twinstream.executor.run.execute import choose_backend
 
-    inputs = _inputs(schedule, settings, tokens)
+    inputs = inputs_of(schedule, settings, tokens)
     with RankRun.joined(schedule, choose_backend(settings.backend)) as run:
-        outcome = run.execute(inputs(run.part), _options(settings))
+        outcome = run.execute(inputs(run.part), options_of(settings))
         outcome = _without_state(outcome)
         found: list[RankOutcome | None] = [None] * schedule.mesh.size
         dist.gather_object(outcome, found if run.part.rank == 0 else None)
@@ -114,16 +115,22 @@ def joined_run(schedule: ClusterSchedule, outcomes: Sequence[RankOutcome]) -> Cl
     return ClusterRun(_losses(outcomes), measured_cluster_timeline(schedule, outcomes))
 
 
-def _inputs(
+def inputs_of(
     schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
 ) -> TextInputs:
+    """What makes each rank's inputs.
+
+    Raises:
+        NotRunnableError: the schedule is one of shapes alone.
+        TextError: the text does not suit the model.
+    """
     spec = spec_of(schedule)
     check_vocabulary(tokens, spec.vocab_size)
-    replicas = schedule.mesh.length("dp") if "dp" in schedule.mesh.names else 1
-    return TextInputs(spec, replicas, tokens, settings.learning_rate, settings.seed)
+    return TextInputs(spec, layout_in(schedule), tokens, settings.learning_rate, settings.seed)
 
 
-def _options(settings: RankSettings) -> RunOptions:
+def options_of(settings: RankSettings) -> RunOptions:
+    """The settings as ranks are told them."""
     from twinstream.executor.program.options import RunOptions
     from twinstream.executor.run.execute import choose_backend
 

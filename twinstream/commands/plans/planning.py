@@ -38,6 +38,17 @@ from twinstream.schedule.files import write_document
 from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, policies_screen
 from twinstream.simulator.replay import steady_state
 
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="Plan a pipeline (--pp) and replicas of it (--dp) that so many processes run "
+        "(`run`); caps are of one of them, tokens per step of all.",
+        rich_help_panel="On a cluster",
+    ),
+]
+
 
 @grouped("model", "seq_len")
 def plan(  # noqa: PLR0913
@@ -54,16 +65,7 @@ def plan(  # noqa: PLR0913
             rich_help_panel="What to plan",
         ),
     ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            metavar="N",
-            help="Plan a pipeline (--pp) and replicas of it (--dp) that so many processes run "
-            "(`run`); caps are of one of them, tokens per step of all.",
-            rich_help_panel="On a cluster",
-        ),
-    ] = None,
+    ranks: Ranks = None,
     output: Annotated[Path | None, output_option("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
