@@ -2,10 +2,11 @@
 
 import torch
 
-from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.operand import DTYPES, Operands, shard_of
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attributes import Attributes, typed_attribute
+from twinstream.models.demand.workspace import sum_shares
 
 
 def gradient_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
@@ -17,6 +18,30 @@ def gradient_squares(operands: Operands, attributes: Attributes, vector: VectorO
         operands["squares"].view(torch.float32, (1,)),
         Workspace(operands["scratch"].bytes),
     )
+
+
+def shard_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """Write the sums of squares of the stretches of a shard of a gradient, which are whole ones."""
+    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+    num_elements = typed_attribute(attributes, "num_elements", int)
+    vector.square_shares(
+        shard_of("gradients", operands, attributes, dtype),
+        operands["squares"].view(torch.float32, (sum_shares(num_elements),)),
+    )
+
+
+def sum_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """Write the sum of what `shard_squares` made of all shards, as `gradient_squares` has it."""
+    num_values = typed_attribute(attributes, "num_values", int)
+    vector.sum_values(
+        operands["values"].view(torch.float32, (num_values,)),
+        operands["squares"].view(torch.float32, (1,)),
+    )
+
+
+def no_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """Write zeros: the groups are those of others."""
+    operands["squares"].bytes.zero_()
 
 
 def gradient_norm(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:

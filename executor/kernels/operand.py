@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.demand.attributes import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -33,3 +33,14 @@ class KernelOperand:
 
 Operands = Mapping[str, KernelOperand]
 Kernel = Callable[[Operands, Attributes], None]
+
+
+def shard_of(
+    name: str, operands: Operands, attributes: Attributes, dtype: torch.dtype
+) -> torch.Tensor:
+    """An operand's elements that a call is about: all, or a shard of a whole group."""
+    num_elements = typed_attribute(attributes, "num_elements", int)
+    offset = 0
+    if name in str(attributes.get("whole_operands", "")).split():
+        offset = typed_attribute(attributes, "element_offset", int)
+    return operands[name].view(dtype, (num_elements,), offset * dtype.itemsize)

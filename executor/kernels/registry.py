@@ -10,7 +10,13 @@ from twinstream.executor.kernels.block.block_forward import (
     block_recompute_input,
 )
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
-from twinstream.executor.kernels.gradient_norm import gradient_norm, gradient_squares
+from twinstream.executor.kernels.gradient_norm import (
+    gradient_norm,
+    gradient_squares,
+    no_squares,
+    shard_squares,
+    sum_squares,
+)
 from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel
@@ -30,6 +36,9 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "embed_backward": embed_backward,
     "gradient_squares": gradient_squares,
     "gradient_norm": gradient_norm,
+    "no_squares": no_squares,
+    "shard_squares": shard_squares,
+    "sum_squares": sum_squares,
     "adamw_step": adamw_step,
 }
 _VECTOR = ("eager", "triton")

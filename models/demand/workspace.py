@@ -330,6 +330,9 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "embed_backward": _embed_backward,
     "gradient_squares": _gradient_squares,
     "gradient_norm": _none,
+    "no_squares": _none,
+    "shard_squares": _none,
+    "sum_squares": _none,
     "adamw_step": _none,
 }
 _TRITON = {

@@ -111,6 +111,15 @@ class Shapes:
         norm = ("grad_norm",) if self.recipe.clips else ()
         return (*state, *(f"grad.{group}" for group in self.trained), *norm)
 
+    @property
+    def norm_parts(self) -> tuple[tuple[str, int], ...]:
+        """The parts of the sums of squares that the norm is taken of: one number for each group."""
+        return tuple((group, 1) for group in self.trained)
+
+    def parameters(self, group: str) -> str:
+        """Where a group's parameters are read."""
+        return f"param.{group}"
+
     def group_bytes(self, group: str) -> int:
         return layout_of(self.spec, self.recipe, group).size_bytes
 
@@ -140,9 +149,14 @@ class Shapes:
 
 
 def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
-    spec, workload = shapes.spec, shapes.workload
     for group in shapes.groups:
         _declare_group(builder, shapes, group)
+    declare_step(builder, shapes)
+
+
+def declare_step(builder: ChainBuilder, shapes: Shapes) -> None:
+    """All but the tensors of groups."""
+    spec, workload = shapes.spec, shapes.workload
     for chunk in range(workload.chunks_per_round):
         tokens_shape = (2, workload.chunk_tokens)
         builder.declare(_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
@@ -225,11 +239,13 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
 
 def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
     """A sum of squares for each group, and the norm over all of them."""
-    squares = _tensor("grad_squares", "scratch", "float32", (len(shapes.trained),))
-    builder.declare(squares)
-    for index, group in enumerate(shapes.trained):
-        part = _tensor(f"grad_squares.{group}", "scratch", "float32", (1,))
-        builder.declare(_part_of("grad_squares", part, index * part.size_bytes))
+    total = sum(count for _, count in shapes.norm_parts)
+    builder.declare(_tensor("grad_squares", "scratch", "float32", (total,)))
+    offset_bytes = 0
+    for name, count in shapes.norm_parts:
+        part = _tensor(f"grad_squares.{name}", "scratch", "float32", (count,))
+        builder.declare(_part_of("grad_squares", part, offset_bytes))
+        offset_bytes += part.size_bytes
     builder.declare(_tensor("grad_norm", "loss", "float32", (1,)))
 
 

@@ -181,7 +181,7 @@ class StepLowering:
         self._begin_group("embedding", round_)
         for chunk in self._chunks():
             operands = [
-                builder.read("parameters", "param.embedding"),
+                builder.read("parameters", self.shapes.parameters("embedding")),
                 builder.read("tokens", f"tokens.{chunk}"),
                 builder.write("output", self.shapes.hidden(0, chunk)),
             ]
@@ -211,7 +211,7 @@ class StepLowering:
 
     def _block_inputs(self, layer: int, chunk: int) -> list[TaskOperand]:
         operands = [
-            self.builder.read("parameters", f"param.{layer}"),
+            self.builder.read("parameters", self.shapes.parameters(str(layer))),
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
         if self.recipe.lora is not None:
@@ -272,7 +272,7 @@ class StepLowering:
 
     def _head_inputs(self, chunk: int) -> list[TaskOperand]:
         return [
-            self.builder.read("parameters", "param.head"),
+            self.builder.read("parameters", self.shapes.parameters("head")),
             self.builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
             self.builder.read("tokens", f"tokens.{chunk}"),
         ]

@@ -135,7 +135,7 @@ class OptimizerTasks:
         self.builder.add(f"gradient_squares.{group}", call, operands, label)
 
     def _take_norm(self) -> None:
-        num_groups = len(self.shapes.trained)
+        num_groups = sum(count for _, count in self.shapes.norm_parts)
         call = self.builder.call(
             "gradient_norm",
             f"gradient_norm/{self.recipe.implementations.vector}",
@@ -178,8 +178,7 @@ class OptimizerTasks:
             and (state == "8bit" or (state == "model" and spec.dtype == "bfloat16")),
             **gradient_attribute(recipe, spec.dtype),
         }
-        if ranges := undecayed_ranges(spec, group, part):
-            attributes["undecayed"] = ranges
+        attributes |= self._place(group, part)
         if state != "model":
             attributes["optimizer_state"] = state
         if self._begins_with_updates:
@@ -192,6 +191,11 @@ class OptimizerTasks:
             key = f"adamw_step/{recipe.implementations.vector}"
             return self.builder.call(name, key, attributes, cost)
         return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
+
+    def _place(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
+        """What a call is told of where its part lies in the group."""
+        ranges = undecayed_ranges(self.shapes.spec, group, part)
+        return {"undecayed": ranges} if ranges else {}
 
 
 def gradient_attribute(recipe: Recipe, dtype: str) -> dict[str, Attribute]:

@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic_core import to_json
+
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
 from twinstream.clusters.stages import stages_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.stage import COMMUNICATE, StageCut, lower_stage
+from twinstream.models.lowering.communication_tasks import COMMUNICATE
+from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.lowering.stage import lower_stage
+from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
@@ -58,7 +63,7 @@ def executable(
     for stage in range(layout.pp):
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        schedules[name] = _planned(name, _chain(stages, stage), machine, own or Caps())
+        schedules[name] = _planned(name, chain_of_stage(stages, stage), machine, own or Caps())
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     document = ClusterSchedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
@@ -66,7 +71,7 @@ def executable(
         schedules=schedules,
         order=(),
         model=stages.spec.model_dump(mode="json", exclude_none=True),
-        layout=layout.model_dump(mode="json"),
+        layout=layout.model_dump(mode="json") | {"micro_batch": _micro_batch(stages.workload)},
         seq_len=stages.workload.seq_len,
         global_batch=stages.workload.sequences_per_step * layout.dp,
         model_flops=schedules["stage 0"].model_flops * layout.dp,
@@ -75,19 +80,41 @@ def executable(
     return in_one_order(document)
 
 
+def _micro_batch(workload: Workload) -> int:
+    """Sequences of a round."""
+    return workload.sequences_per_step // workload.rounds_per_step
+
+
 def _require_executable(layout: Layout) -> None:
     wrong = []
     if layout.tp * layout.cp * layout.ep > 1:
         wrong.append(f"tp {layout.tp}, cp {layout.cp}, ep {layout.ep}: all of them need to be 1")
-    if layout.zero and layout.dp > 1:
-        wrong.append(f"ZeRO {layout.zero}: replicas need to be whole (zero 0)")
+    if layout.zero and layout.shards != layout.dp:
+        wrong.append(f"ZeRO over {layout.shards} of {layout.dp} replicas: it needs to be over all")
     if layout.pipeline == "zero_bubble":
         wrong.append("zero-bubble: kernels make both gradients at once")
     if wrong:
         raise LayoutError(f"ranks cannot run {'; nor '.join(wrong)} yet")
 
 
-def _chain(stages: Stages, stage: int) -> Chain:
+def layout_in(document: ClusterSchedule) -> Layout:
+    """What a document says of its layout.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    return Layout.model_validate_json(to_json(document.layout))  # strict: tuples from text alone
+
+
+def sharding_of(layout: Layout) -> Sharding | None:
+    """What each replica keeps of a stage; None where that is all."""
+    if not layout.zero or layout.dp == 1:
+        return None
+    return Sharding(layout.zero, ("dp",), layout.dp)
+
+
+def chain_of_stage(stages: Stages, stage: int) -> Chain:
+    """What a stage computes in a step, and what it says in between."""
     layout = stages.layout
     spans = stages_of(layout, stages.spec.num_layers)
     chunks = range(layout.virtual_stages)
@@ -98,6 +125,7 @@ def _chain(stages: Stages, stage: int) -> Chain:
         num_places=len(spans),
         actions=tuple((one.phase, one.chunk, one.microbatch) for one in actions),
         replicas=("dp",) if layout.dp > 1 else (),
+        sharding=sharding_of(layout),
     )
     return lower_stage(stages.spec, stages.workload, stages.recipe, cut)
 

@@ -21,8 +21,16 @@ def sum_squares(x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> N
     num_elements = x_N.numel()
     with workspace.frame():
         shares = workspace.take((sum_shares(num_elements),), torch.float32)
-        _launch(x_N, shares, SUM_SHARE_ELEMENTS, square=True)
-        _launch(shares, out, shares.numel())
+        square_shares(x_N, shares)
+        sum_values(shares, out)
+
+
+def square_shares(x_N: torch.Tensor, shares: torch.Tensor) -> None:
+    _launch(x_N, shares, SUM_SHARE_ELEMENTS, square=True)
+
+
+def sum_values(x_N: torch.Tensor, out: torch.Tensor) -> None:
+    _launch(x_N, out, x_N.numel())
 
 
 def root_of_sum(x_N: torch.Tensor, out: torch.Tensor) -> None:

@@ -25,6 +25,8 @@ class TritonVector:
     swiglu_backward = staticmethod(swiglu.swiglu_backward)
     add_column_sums = staticmethod(column_sums.add_column_sums)
     sum_squares = staticmethod(ordered_sums.sum_squares)
+    square_shares = staticmethod(ordered_sums.square_shares)
+    sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
     adamw = staticmethod(adamw.adamw)
     cross_entropy = staticmethod(cross_entropy.cross_entropy)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.kernels.codes import decoded, encode
-from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands, shard_of
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_dtype
 from twinstream.executor.kernels.vector.random_bits import random_words, stream_keys
@@ -56,8 +56,8 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     step = StepState(operands["step_state"].bytes)
     vector.adamw(
         AdamwState(
-            parameter=operands["parameters"].view(dtype, (num_elements,)),
-            gradient=operands["gradients"].view(gradient_dtype(attributes), (num_elements,)),
+            parameter=shard_of("parameters", operands, attributes, dtype),
+            gradient=shard_of("gradients", operands, attributes, gradient_dtype(attributes)),
             m=moments.m,
             v=moments.v,
             master=moments.master,

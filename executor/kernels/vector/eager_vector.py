@@ -27,5 +27,7 @@ class EagerVector:
     cross_entropy = staticmethod(cross_entropy.cross_entropy)
     add_token_gradients = staticmethod(token_gradients.add_token_gradients)
     sum_squares = staticmethod(ordered_sums.sum_squares)
+    square_shares = staticmethod(ordered_sums.square_shares)
+    sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
     adamw = staticmethod(adamw.update_adamw)

@@ -18,13 +18,21 @@ def sum_squares(x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> N
     num_elements = x_N.numel()
     with workspace.frame():
         shares = workspace.take((sum_shares(num_elements),), torch.float32)
-        for first in range(0, shares.numel(), _SHARES_AT_ONCE):
-            start = first * SUM_SHARE_ELEMENTS
-            values = x_N[start : start + _SHARES_AT_ONCE * SUM_SHARE_ELEMENTS].float()
-            count = min(_SHARES_AT_ONCE, shares.numel() - first)
-            each = values.numel() if count == 1 else SUM_SHARE_ELEMENTS
-            shares[first : first + count] = _sums(values * values, count, each)
-        out.copy_(_sums(shares, 1, shares.numel()))
+        square_shares(x_N, shares)
+        sum_values(shares, out)
+
+
+def square_shares(x_N: torch.Tensor, shares: torch.Tensor) -> None:
+    for first in range(0, shares.numel(), _SHARES_AT_ONCE):
+        start = first * SUM_SHARE_ELEMENTS
+        values = x_N[start : start + _SHARES_AT_ONCE * SUM_SHARE_ELEMENTS].float()
+        count = min(_SHARES_AT_ONCE, shares.numel() - first)
+        each = values.numel() if count == 1 else SUM_SHARE_ELEMENTS
+        shares[first : first + count] = _sums(values * values, count, each)
+
+
+def sum_values(x_N: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_sums(x_N, 1, x_N.numel()))
 
 
 def root_of_sum(x_N: torch.Tensor, out: torch.Tensor) -> None:

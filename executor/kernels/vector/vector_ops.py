@@ -206,6 +206,14 @@ class VectorOps(Protocol):
         """out, [1] float32, is the sum of squares, in an order that follows from N alone."""
         ...
 
+    def square_shares(self, x_N: torch.Tensor, shares: torch.Tensor) -> None:
+        """shares, float32, are the sums of squares of stretches that `sum_squares` adds up."""
+        ...
+
+    def sum_values(self, x_N: torch.Tensor, out: torch.Tensor) -> None:
+        """out, [1], is the sum of float32 values, in such an order."""
+        ...
+
     def root_of_sum(self, x_N: torch.Tensor, out: torch.Tensor) -> None:
         """out, [1], is the square root of the sum of float32 values, in such an order."""
         ...

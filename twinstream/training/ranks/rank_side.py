@@ -117,7 +117,7 @@ class RankSide:
         )
         work = training.host_work(self._part.schedule)
 
-        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+        def fetch(op: Fetch, pass_index: int, taken: Any) -> None:
             work.fetch(op, pass_index, taken)
             values = training.losses if op.sink == "loss" else training.norms
             self._line.ask(Result(op.sink, task.first + pass_index, values.pop()))

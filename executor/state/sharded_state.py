@@ -1,0 +1,102 @@
+"""A run's state in shards, one for each replica, and whole again.
+
+The optimizer's state of a group lies part by part, each part's m, v and whatever else is there one
+after the other; that of a shard likewise. So it is put together anew, not just cut.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.state.training_state import State
+from twinstream.models.demand.workspace import code_blocks
+from twinstream.models.lowering.declarations import optimizer_parts
+from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.trained import layout_of
+
+Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thing that is kept
+
+
+@dataclass(frozen=True)
+class ShardedState:
+    """How the state of a model is cut.
+
+    Keys and values are as in `initial_state`; a rank's are as its schedule has them.
+    """
+
+    spec: ModelSpec
+    recipe: Recipe
+    sharding: Sharding
+
+    def shard(self, state: State, index: int) -> State:
+        """What rank `index` of the replicas keeps; `state` may have some of the groups only."""
+        num_shards = self.sharding.num_shards
+        found = {}
+        for name, flat in state.items():
+            kind, _, group = name.partition(".")
+            cut = _recut(flat, self._sizes(kind), self._parts(kind, group), self._shards(group))
+            keeps = kind == "opt" or self.sharding.zero == 3
+            found[name] = cut.chunk(num_shards)[index].clone() if keeps else cut
+        return found
+
+    def whole(self, shards: Sequence[State]) -> State:
+        """The state again, from that of all replicas of a stage in order."""
+        found = {}
+        for name in shards[0]:
+            kind, _, group = name.partition(".")
+            keeps = kind == "opt" or self.sharding.zero == 3
+            flat = torch.cat([one[name] for one in shards]) if keeps else shards[0][name]
+            parts = self._parts(kind, group)
+            found[name] = _recut(flat, self._sizes(kind), self._shards(group), parts)
+        return found
+
+    def _sizes(self, kind: str) -> Sizes:
+        itemsize = ITEMSIZE_BYTES[self.spec.dtype]
+        if kind == "param":
+            return lambda count: [count * itemsize]
+        match self.recipe.state_of(self.spec.dtype):
+            case "model":
+                return lambda count: 2 * [count * itemsize]
+            case "float32_master":
+                return lambda count: 3 * [count * 4]
+            case "8bit":
+                return lambda count: 2 * [count] + 2 * [4 * code_blocks(count)]
+
+    def _parts(self, kind: str, group: str) -> list[int]:
+        """Elements of each part of the whole."""
+        if kind == "param":
+            return [self._num_elements(group)]
+        parts = optimizer_parts(self.spec, group, self.recipe)
+        return [part.num_elements for part in parts]
+
+    def _shards(self, group: str) -> list[int]:
+        shard = self.sharding.shard_elements(self._num_elements(group), self.recipe)
+        return self.sharding.num_shards * [shard]
+
+    def _num_elements(self, group: str) -> int:
+        return layout_of(self.spec, self.recipe, group).size_bytes // self.spec.itemsize
+
+
+def _recut(
+    flat: torch.Tensor, sizes: Sizes, have: Sequence[int], want: Sequence[int]
+) -> torch.Tensor:
+    """From pieces of so many elements each to other pieces; zeros follow what there is."""
+    kept: list[list[torch.Tensor]] = [[] for _ in sizes(0)]
+    at = 0
+    for count in have:
+        for pieces, size in zip(kept, sizes(count), strict=True):
+            pieces.append(flat[at : at + size])
+            at += size
+    streams = []
+    for pieces, size in zip(kept, sizes(sum(want)), strict=True):
+        missing = size - sum(piece.numel() for piece in pieces)
+        streams.append(torch.cat([*pieces, flat.new_zeros(max(0, missing))]))
+    found, starts = [], [0] * len(streams)
+    for count in want:
+        for number, size in enumerate(sizes(count)):
+            found.append(streams[number][starts[number] : starts[number] + size])
+            starts[number] += size
+    return torch.cat(found)

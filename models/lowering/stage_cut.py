@@ -1,0 +1,95 @@
+"""What a stage of a pipeline has of a model, and what of its tensors each of its replicas keeps."""
+
+from dataclasses import dataclass, field
+
+from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.trained import all_groups, layer_of
+
+
+@dataclass(frozen=True)
+class StageCut:
+    """One stage: `spans` are the layers of its virtual stages, `places` which ones they are.
+
+    `actions` say what it runs, in order: forward or backward, which of its virtual stages, which
+    microbatch. `replicas` are axes of a mesh over which gradients are summed, and `sharding` what
+    each of the replicas keeps, if not all.
+    """
+
+    spans: tuple[range, ...]
+    places: tuple[int, ...]
+    num_places: int
+    actions: tuple[tuple[str, int, int], ...]
+    replicas: tuple[str, ...] = ()
+    sharding: Sharding | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether it has the embedding."""
+        return 0 in self.places
+
+    @property
+    def last(self) -> bool:
+        """Whether it has the head."""
+        return self.num_places - 1 in self.places
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are gathered before each use."""
+        return self.sharding is not None and self.sharding.zero == 3
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The groups whose parameters are read, one after the other."""
+        found: list[str] = []
+        for phase, chunk, _ in self.actions:
+            layers, place = [str(layer) for layer in self.spans[chunk]], self.places[chunk]
+            if phase == "forward":
+                found += [*(["embedding"] if place == 0 else []), *layers]
+            else:
+                last = place == self.num_places - 1
+                found += [*(["head"] if last else []), *reversed(layers)]
+        return tuple(found)
+
+    def has(self, group: str) -> bool:
+        """Whether a group of parameters is the stage's."""
+        layer = layer_of(group)
+        if layer is None:
+            return self.first if group == "embedding" else self.last
+        return any(layer in span for span in self.spans)
+
+
+@dataclass(frozen=True)
+class StageShapes(Shapes):
+    """The groups of a stage alone."""
+
+    cut: StageCut = field(kw_only=True)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Of the embedding, the layers and the head those that the stage has."""
+        return tuple(filter(self.cut.has, all_groups(self.spec, self.recipe)))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.groups
+
+    @property
+    def norm_parts(self) -> tuple[tuple[str, int], ...]:
+        """One for each of its groups, and one for each run of groups of other stages."""
+        found: list[tuple[str, int]] = []
+        own = True
+        for group in all_groups(self.spec, self.recipe):
+            before, own = own, self.cut.has(group)
+            if own:
+                found.append((group, 1))
+            elif found and not before:
+                found[-1] = (found[-1][0], found[-1][1] + 1)
+            else:
+                found.append((f"others.{len(found)}", 1))
+        return tuple(found)
+
+    def parameters(self, group: str) -> str:
+        """Gathered, where only a shard is kept."""
+        return f"gathered.{group}" if self.cut.gathers else f"param.{group}"

@@ -1,0 +1,171 @@
+"""Optimizer tasks of a stage: gradients summed over replicas first, and the norm over stages."""
+
+from twinstream.models.demand.work import (
+    gradient_norm_work,
+    gradient_squares_work,
+)
+from twinstream.models.demand.workspace import sum_shares
+from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.communication_tasks import CommunicationTasks
+from twinstream.models.lowering.declarations import OptimizerPart, Shapes
+from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
+from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.recipe import Recipe
+from twinstream.models.trained import layer_of
+from twinstream.schedule.ops import Attribute, Label, TaskOperand
+
+
+class StageOptimizer(OptimizerTasks):
+    """Whoever owns a group sums its squares; the norm is taken by all stages over all groups.
+
+    Each stage has zeros for groups of others, so that the sum over stages is what each owner has,
+    and the norm is summed in the order of one device.
+    """
+
+    def __init__(
+        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand,
+        replicas: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        super().__init__(builder, shapes, recipe, step_state)
+        self._replicas = replicas
+        self.communications = CommunicationTasks(builder)
+
+    def after_group(self, group: str, round_: int) -> None:
+        """What follows a group's last contribution."""
+        if self._replicas:
+            self._sum_over_replicas(group)
+        if self.recipe.clips:
+            self._sum_squares(group)
+        if self.recipe.optimizer == "device":
+            self._update(group)
+
+    def finish(self) -> None:
+        """What follows all groups."""
+        if self.recipe.clips:
+            self._sum_over_stages()
+            self._take_norm()
+        if self.recipe.optimizer != "device":
+            for group in self._in_order():
+                self._update(group)
+
+    def _sum_over_replicas(self, group: str) -> None:
+        operand = self.builder.update("gradients", f"grad.{group}")
+        label = Label(kind="reduce_gradients", layer=layer_of(group))
+        self.communications.collective(
+            f"reduce.{group}", "all_reduce", self._replicas, "dp", [operand], label
+        )
+
+    def _sum_over_stages(self) -> None:
+        others = [
+            (name, n) for name, n in self.shapes.norm_parts if name not in self.shapes.trained
+        ]
+        for name, count in others:
+            call = self.builder.call(
+                f"no_squares.{count}", f"no_squares/{self.recipe.implementations.vector}", {},
+                gradient_norm_work(count),
+            )  # fmt: skip
+            squares = self.builder.write("squares", f"grad_squares.{name}")
+            self.builder.add(f"no_squares.{name}", call, [squares], Label(kind="gradient_squares"))
+        if others:
+            operand = self.builder.update("squares", "grad_squares")
+            label = Label(kind="gradient_norm")
+            self.communications.collective(
+                "reduce.squares", "all_reduce", ("pp",), "pp", [operand], label
+            )
+
+
+class ShardedOptimizer(StageOptimizer):
+    """Each replica updates its shard of every group, and has the others' parameters gathered.
+
+    Calls name the axes over which a shard's place follows from the rank's coordinates.
+    """
+
+    def __init__(
+        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand,
+        sharding: Sharding,
+    ) -> None:  # fmt: skip
+        super().__init__(builder, shapes, recipe, step_state, sharding.axes)
+        self.sharding = sharding
+
+    def _shard_elements(self, group: str) -> int:
+        num_elements = self.shapes.group_bytes(group) // self.shapes.spec.itemsize
+        return self.sharding.shard_elements(num_elements, self.recipe)
+
+    @property
+    def _shard_attributes(self) -> dict[str, Attribute]:
+        told: dict[str, Attribute] = {"shard_axes": " ".join(self.sharding.axes)}
+        whole = self.sharding.whole_operands
+        return told | ({"whole_operands": whole} if whole else {})
+
+    def _place(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
+        """With the ranges of the whole group, of which each rank's shard has its own."""
+        num_elements = self.shapes.group_bytes(group) // self.shapes.spec.itemsize
+        whole = OptimizerPart(group, 0, num_elements)
+        return super()._place(group, whole) | self._shard_attributes
+
+    def _gradient(self, group: str) -> TaskOperand:
+        return self.builder.read("gradients", f"{self.sharding.gradient_kind}.{group}")
+
+    def _sum_over_replicas(self, group: str) -> None:
+        if self.sharding.zero == 1:
+            operands = [self.builder.update("gradients", f"grad.{group}")]
+        else:
+            operands = [
+                self.builder.read("gradients", f"grad.{group}"),
+                self.builder.write("shard", f"grad_shard.{group}"),
+            ]
+        label = Label(kind="reduce_gradients", layer=layer_of(group))
+        self.communications.collective(
+            f"reduce.{group}", "reduce_scatter", self._replicas, "dp", operands, label
+        )
+
+    def _sum_squares(self, group: str) -> None:
+        """Of stretches of the shard; all of them gathered are added up as one device does it."""
+        shard, dtype = self._shard_elements(group), self.shapes.gradient_dtype
+        vector = self.recipe.implementations.vector
+        attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": shard}
+        if self.sharding.zero == 1:
+            attributes |= {"element_offset": 0} | self._shard_attributes
+        label = Label(kind="gradient_squares", layer=layer_of(group))
+        call = self.builder.call(
+            f"shard_squares.{shard}", f"shard_squares/{vector}", attributes,
+            gradient_squares_work(shard, dtype),
+        )  # fmt: skip
+        squares = self.builder.write("squares", f"shard_squares.{group}")
+        self.builder.add(f"shard_squares.{group}", call, [self._gradient(group), squares], label)
+        own = squares.model_copy(update={"name": "own", "mode": "read"})
+        gathered = self.builder.write("all", f"all_squares.{group}")
+        self.communications.collective(
+            f"gather.squares.{group}", "all_gather", self._replicas, "dp.gather", [own, gathered],
+            label,
+        )  # fmt: skip
+        count = self.sharding.num_shards * sum_shares(shard)
+        call = self.builder.call(
+            f"sum_squares.{count}", f"sum_squares/{vector}", {"num_values": count},
+            gradient_norm_work(count),
+        )  # fmt: skip
+        operands = [
+            self.builder.read("values", f"all_squares.{group}"),
+            self.builder.write("squares", f"grad_squares.{group}"),
+        ]
+        self.builder.add(f"sum_squares.{group}", call, operands, label)
+
+    def _update(self, group: str) -> None:
+        builder, recipe = self.builder, self.recipe
+        operands = [
+            builder.update("parameters", f"param.{group}"),
+            self._gradient(group),
+            builder.update("state", f"opt.{group}"),
+            self._update_state,
+        ]
+        if recipe.clips:
+            operands.append(builder.read("norm", "grad_norm"))
+        label = Label(kind="optimizer_step", layer=layer_of(group))
+        part = OptimizerPart(group, 0, self._shard_elements(group))
+        builder.add(f"optimizer.{group}", self._call(group, part), operands, label)
+        if self.sharding.zero < 3:
+            operand = builder.update("parameters", f"param.{group}")
+            self.communications.collective(
+                f"gather.{group}", "all_gather", self._replicas, "dp.gather", [operand],
+                Label(kind="gather_parameters", layer=layer_of(group)),
+            )  # fmt: skip

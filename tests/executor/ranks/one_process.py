@@ -1,0 +1,109 @@
+"""A reference for replicas: one process runs them one after the other, kernel after kernel.
+
+It knows no schedule, no stream and no slot. A step is the chain of one device, run for each replica
+up to its gradients; these are added up in float32 in the order of the replicas, and rounded once;
+then the chain's norm and updates are run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.run.training import Training
+from twinstream.executor.state.training_state import State
+from twinstream.models.lowering.lower import lower
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.ops import Feed, Stream, TaskOperand
+from twinstream.schedule.workload import Workload
+
+UPDATES = ("gradient_squares", "gradient_norm", "optimizer_step")
+
+
+@dataclass
+class Reference:
+    """What it ends with; `losses` are of each replica, step after step."""
+
+    state: State
+    losses: list[list[float]]
+    norms: list[float] = field(default_factory=list)
+
+
+def train_replicas(
+    spec: ModelSpec, workload: Workload, recipe: Recipe, state: State,
+    trainings: Sequence[Training], num_steps: int,
+) -> Reference:  # fmt: skip
+    """So many steps of as many replicas as there are trainings, each with its own data."""
+    chain = lower(spec, workload, recipe)
+    found = Reference({}, [[] for _ in trainings])
+    memory = _Memory(chain, state)
+    for step in range(num_steps):
+        gradients: list[dict[str, torch.Tensor]] = []
+        for training, losses in zip(trainings, found.losses, strict=True):
+            memory.feed = training.host_work(chain).feed
+            memory.run(step, lambda task: task.label.kind not in UPDATES)
+            gradients.append({name: memory.roots[name].clone() for name in memory.gradients})
+            losses.append(memory.number("loss"))
+        for name, dtype in memory.gradients.items():
+            _sum([one[name].view(dtype) for one in gradients], memory.roots[name].view(dtype))
+        memory.run(step, lambda task: task.label.kind in UPDATES)
+        if "grad_norm" in memory.roots:
+            found.norms.append(memory.number("grad_norm"))
+    found.state = {name: memory.roots[name].clone() for name in state}
+    return found
+
+
+def _sum(pieces: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+    total = pieces[0].float()
+    for piece in pieces[1:]:
+        total = total + piece.float()
+    result.copy_(total)
+
+
+class _Memory:
+    """Every whole tensor of a chain in bytes of its own."""
+
+    def __init__(self, chain: Chain, state: State) -> None:
+        self.chain = chain
+        self.tensors = {tensor.tensor_id: tensor for tensor in chain.tensors}
+        self.roots = {
+            name: state[name].clone() if name in state else torch.zeros(t.size_bytes).byte()
+            for name, t in self.tensors.items()
+            if t.parent is None
+        }
+        self.gradients = {
+            name: DTYPES[t.dtype]
+            for name, t in self.tensors.items()
+            if t.role == "gradient" and t.parent is None
+        }
+        self.feed: Callable[[Feed, int], torch.Tensor]
+        self._inputs = {(one.tensor, one.version): one for one in chain.inputs}
+
+    def number(self, name: str) -> float:
+        return float(self.roots[name].view(torch.float32).item())
+
+    def run(self, step: int, wanted: Callable[[Task], bool]) -> None:
+        for task in filter(wanted, self.chain.tasks):
+            for operand in task.operands:
+                if fed := self._inputs.get((operand.tensor, operand.version)):
+                    op = Feed(
+                        op_id="feed", stream=Stream(queue="host"), slot="", tensor=fed.tensor,
+                        version=fed.version, source=fed.source, index=fed.index,
+                    )  # fmt: skip
+                    self.roots[fed.tensor].copy_(self.feed(op, step))
+            call = self.chain.calls[task.call]
+            operands = {o.name: KernelOperand(self._view(o), o.mode) for o in task.operands}
+            registered_kernel(call.kernel)(operands, call.attributes)
+
+    def _view(self, operand: TaskOperand) -> torch.Tensor:
+        tensor = self.tensors[operand.tensor]
+        size = tensor.size_bytes
+        if operand.num_parts is not None:
+            parts = [t for t in self.chain.tensors if t.parent == operand.tensor]
+            size = sum(part.size_bytes for part in parts[: operand.num_parts])
+        whole = self.roots[tensor.parent or operand.tensor]
+        return whole[tensor.offset_bytes : tensor.offset_bytes + size]

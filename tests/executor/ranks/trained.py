@@ -1,0 +1,118 @@
+"""Trainings of a small model on ranks, and on one process, to compare."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+import torch
+
+from tests.executor.ranks.one_process import Reference, train_replicas
+from twinstream.clusters.executable import Stages, executable, sharding_of
+from twinstream.clusters.layout import Layout
+from twinstream.executor.launch.rank_processes import RankProcesses
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
+from twinstream.executor.run.training import Training
+from twinstream.executor.state.sharded_state import ShardedState
+from twinstream.executor.state.training_state import State, initial_state
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import Recipe
+from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+SPEC = load_preset("tiny").model_copy(update={"dtype": "bfloat16"})
+WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=4)
+NUM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how it is laid out."""
+
+    layout: Layout
+    recipe: Recipe = field(default_factory=Recipe)
+    max_norm: float = 0.0
+    caps: Caps | None = None
+
+    def training(self, replica: int) -> Training:
+        first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step
+
+        def tokens(step: int, index: int) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(1000 * step + first + index)
+            shape = (2, WORKLOAD.chunk_tokens)
+            return torch.randint(0, SPEC.vocab_size, shape, generator=generator, dtype=torch.int32)
+
+        targets = WORKLOAD.tokens_per_step * self.layout.dp
+        return Training(
+            tokens, 1e-3, seed=5, num_targets=lambda step: targets, max_norm=self.max_norm
+        )
+
+    @property
+    def sharded(self) -> ShardedState | None:
+        sharding = sharding_of(self.layout)
+        return None if sharding is None else ShardedState(SPEC, self.recipe, sharding)
+
+    def state(self) -> State:
+        return initial_state(SPEC, 3, self.recipe)
+
+
+def inputs(case: Case, part: RankPart) -> RankInputs:
+    work = case.training(part.coordinates.get("dp", 0)).host_work(part.schedule)
+    carried = {item.tensor for item in part.schedule.carried}
+    own = {t.parent or t.tensor_id for t in part.schedule.tensors if t.tensor_id in carried}
+    state = {name: flat for name, flat in case.state().items() if name in own}
+    if (sharded := case.sharded) is not None:
+        state = sharded.shard(state, part.coordinates["dp"])
+    return RankInputs(work, state)
+
+
+def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
+    """Proven safe before."""
+    stages = Stages(SPEC, WORKLOAD, case.recipe, case.layout)
+    schedule = executable(stages, load_machine("cpu"), case.caps)
+    require_safe_cluster(schedule)
+    options = RunOptions(backend="cpu", num_passes=NUM_STEPS)
+    return processes.execute(schedule, partial(inputs, case), options)
+
+
+def reference(case: Case) -> Reference:
+    """The same for all layouts of as many replicas."""
+    return _reference(replace(case, layout=Layout(dp=case.layout.dp, zero=0), caps=None))
+
+
+@cache
+def _reference(case: Case) -> Reference:
+    trainings = [case.training(replica) for replica in range(case.layout.dp)]
+    return train_replicas(SPEC, WORKLOAD, case.recipe, case.state(), trainings, NUM_STEPS)
+
+
+def numbers(outcome: RankOutcome, sink: str) -> list[float]:
+    """What a rank's host took, pass after pass."""
+    found = sorted((f.pass_number, f.values) for f in outcome.fetched if f.sink == sink)
+    return [float(values.view(torch.float32).item()) for _, values in found]
+
+
+def states(case: Case, outcomes: Sequence[RankOutcome]) -> list[State]:
+    """Of each replica, from its stages; or of all together, if they have shards."""
+    found: list[State] = [{} for _ in range(case.layout.dp)]
+    for outcome in outcomes:
+        found[outcome.coordinates.get("dp", 0)] |= outcome.state
+    return found if case.sharded is None else [case.sharded.whole(found)]
+
+
+def assert_as_reference(case: Case, outcomes: Sequence[RankOutcome]) -> None:
+    """Losses, norms and the state of every replica, bit for bit."""
+    expected = reference(case)
+    for state in states(case, outcomes):
+        assert state.keys() == expected.state.keys()
+        for name, flat in expected.state.items():
+            assert torch.equal(state[name], flat), name
+    for replica, losses in enumerate(expected.losses):
+        own = [o for o in outcomes if o.coordinates.get("dp", 0) == replica]
+        assert [numbers(o, "loss") for o in own if numbers(o, "loss")] == [losses]
+        assert all(norm > case.max_norm for norm in expected.norms)
+        norms = [numbers(o, "grad_norm") for o in own if numbers(o, "grad_norm")]
+        assert norms == ([expected.norms] if expected.norms else [])
