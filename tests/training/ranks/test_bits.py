@@ -17,11 +17,14 @@ from twinstream.schedule.tensors import DEVICE
 from twinstream.training.ranks.trainer import RanksTrainer
 
 
+RECIPE = ("dtype", "optimizer_state", "max_grad_norm")
+
+
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [
         (2, {"pp": 2}),
-        (2, {"pp": 2, "pipeline": "interleaved", "virtual_stages": 2}),
+        (2, {"pp": 2, "pipeline": "interleaved", "virtual_stages": 2, "max_grad_norm": 0.0}),
         (2, {"pp": 2, "pipeline": "ring", "virtual_stages": 2, "dtype": "bfloat16"}),
         (4, {"pp": 4, "pipeline": "gpipe", "optimizer_state": "8bit"}),
     ],
@@ -29,7 +32,7 @@ from twinstream.training.ranks.trainer import RanksTrainer
 def test_a_pipeline_has_the_bits_of_one_device(
     tmp_path: Path, ranks: int, layout: dict[str, object]
 ) -> None:
-    recipe = {name: layout[name] for name in ("dtype", "optimizer_state") if name in layout}
+    recipe = {name: layout[name] for name in RECIPE if name in layout}
     state, losses = one_device(tmp_path / "one", **recipe)
     wanted = rank_options(tmp_path / "several", ranks=ranks, **layout)
     result, seen = rank_trained(wanted)
@@ -39,6 +42,7 @@ def test_a_pipeline_has_the_bits_of_one_device(
     logged = of_kind(read_metrics(result.folder / "metrics.jsonl"), StepMetrics)
     assert [step.loss for step in logged] == losses
     assert all(step.predicted_tokens_per_s for step in logged)
+    assert all((step.grad_norm is None) == ("max_grad_norm" in layout) for step in logged)
 
 
 def test_a_ring_that_offloads_has_the_bits_of_one_device(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
         ({"eval_data": ("rows.jsonl",)}, r"eval_data \(evaluation\)"),
         ({"lora": "r=4"}, r"lora \(adapters\)"),
         ({"freeze": ("model.embed_tokens.*",)}, r"freeze \(frozen weights\)"),
-        ({"max_grad_norm": 1.0}, r"max_grad_norm \(clipping\)"),
         ({"fp32_tail": 2}, "fp32_tail"),
         ({"chunk_tokens": 32}, "chunk_tokens 32 is less than seq_len 64"),
         ({"backend": "cuda"}, "backend cuda"),
@@ -98,19 +97,6 @@ def test_tied_embeddings_are_refused(tmp_path: Path) -> None:
     model = write_config(tmp_path / "tied", num_layers=4, tied_embeddings=True)
     with pytest.raises(OptionsError, match="tied embeddings: only one device"):
         prepared(rank_options(tmp_path, ranks=2, model=str(model)))
-
-
-def test_clipping_is_off_unless_asked_for_and_said(tmp_path: Path) -> None:
-    wanted = rank_options(tmp_path, ranks=2).model_dump(exclude_none=True)
-    del wanted["max_grad_norm"]
-    given = {name: wanted[name] for name in wanted if name in _GIVEN}
-    found = prepared(TrainOptions.of(given))
-    assert found.options.max_grad_norm == 0.0 and not found.recipe.clips
-    assert any("gradients are not clipped" in line for line in found.notes)
-
-
-_GIVEN = ("model", "data", "output", "ranks", "seq_len", "tokens_per_step", "steps", "machine",
-          "backend", "data_workers")  # fmt: skip
 
 
 def test_ranks_share_the_cores(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from time import perf_counter
 
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import Here
 from twinstream.training.opening import Model, open_data
@@ -28,8 +28,6 @@ class RanksPrepared(Opened):
     def notes(self) -> list[str]:
         """What to know before it starts."""
         found = super().notes
-        if not self.recipe.clips:
-            found.append("note: gradients are not clipped, which ranks cannot do yet")
         if self.plan.layout.dp > 1:
             found.append(
                 f"note: gradients are summed over {self.plan.layout.dp} replicas in their order: "
@@ -62,6 +60,9 @@ def prepare_ranks(
             raise OptionsError(
                 "the run that is to go on has sequences in slices, which only one device does yet"
             )
+    # where updates are made does not change their bits; ranks make them after the backward pass
+    place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
+    recipe = recipe.model_copy(update={"optimizer": place})
     plan = planned_for_ranks(options, here, model.spec, recipe, workload)
     recipe = Recipe.model_validate(plan.schedule.schedules["stage 0"].recipe)
     num_steps = steps_wanted(options, data, workload.tokens_per_step)

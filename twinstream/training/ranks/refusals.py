@@ -7,13 +7,6 @@ from twinstream.training.options import OptionsError, TrainOptions
 _WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 
 
-def without_clipping(options: TrainOptions) -> TrainOptions:
-    """The options, not clipping unless that was asked for."""
-    if "max_grad_norm" in options.model_fields_set:
-        return options
-    return options.model_copy(update={"max_grad_norm": 0.0})
-
-
 def require_possible(options: TrainOptions) -> None:
     """
     Raises:
@@ -25,7 +18,6 @@ def require_possible(options: TrainOptions) -> None:
         "adapter": options.adapter is not None,
         "freeze (frozen weights)": bool(options.freeze),
         "fp32_tail (another plan for the last steps)": options.fp32_tail > 0,
-        "max_grad_norm (clipping)": options.max_grad_norm > 0,
         f"policy '{options.policy}'": options.policy != "optimal",
         "recompute (one level for all blocks)": options.recompute is not None,
         "backend cuda": options.backend == "cuda",
@@ -47,7 +39,6 @@ def require_possible_model(spec: ModelSpec, recipe: Recipe) -> None:
     _refuse_first(
         {
             "tied embeddings": spec.tied_embeddings,
-            "clipping, with which the run began": recipe.clips,
             "adapters": recipe.lora is not None,
             "frozen weights": bool(recipe.frozen),
         }

@@ -32,7 +32,7 @@ from twinstream.training.options import (
 from twinstream.training.preparing import Tell
 from twinstream.training.ranks.preparing import RanksPrepared, prepare_ranks
 from twinstream.training.ranks.ranks_run import RanksRun
-from twinstream.training.ranks.refusals import require_possible, without_clipping
+from twinstream.training.ranks.refusals import require_possible
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.stopping import Stop
 
@@ -93,7 +93,6 @@ class RanksTrainer:
     ) -> None:
         require_torch()
         self._timeout_s = timeout_s
-        options = without_clipping(options)
         require_possible(options)
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
         self.stop = Stop(tell)
