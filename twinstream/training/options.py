@@ -36,7 +36,7 @@ FIXED = (
 )
 
 
-LAYOUT = ("pp", "dp", "pipeline", "virtual_stages")  # of ranks: none of it decides the data
+LAYOUT = ("pp", "dp", "zero", "pipeline", "virtual_stages")  # of ranks: none of it decides the data
 
 
 class OptionsError(ArgumentError):
@@ -162,6 +162,9 @@ class TrainOptions(Node):
     )
     dp: int | None = _option(
         RANKS, "N", "Replicas of the pipeline; by default what is predicted to be fastest.", ge=1
+    )
+    zero: Literal[0, 1, 2, 3] | None = _option(
+        RANKS, "STAGE", "What replicas shard, by ZeRO; by default nothing (0), or all (3) to fit."
     )
     pipeline: Literal["gpipe", "1f1b", "interleaved", "ring"] | None = _option(
         RANKS, "NAME", "gpipe, 1f1b, interleaved or ring; by default 1f1b."

@@ -16,7 +16,6 @@ from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.training.ranks.trainer import RanksTrainer
 
-
 RECIPE = ("dtype", "optimizer_state", "max_grad_norm")
 
 
@@ -65,3 +64,16 @@ def test_replicas_share_the_data_of_one_device(tmp_path: Path) -> None:
     # float32: the sums are grouped otherwise
     assert seen.losses == pytest.approx(alone.losses, rel=1e-5)
     assert [step.tokens for step in seen.steps] == [step.tokens for step in alone.steps]
+
+
+@pytest.mark.parametrize(("ranks", "pp", "zero"), [(2, 1, 1), (2, 1, 3), (4, 2, 2)])
+def test_sharded_replicas_have_the_bits_of_whole_ones(
+    tmp_path: Path, ranks: int, pp: int, zero: int
+) -> None:
+    layout = {"ranks": ranks, "pp": pp}
+    whole, _ = rank_trained(rank_options(tmp_path / "whole", **layout, zero=0))
+    wanted = rank_options(tmp_path / "shards", **layout, zero=zero)
+    stopped, _ = rank_trained(wanted, stop_after=2)
+    assert stopped.stopped
+    rank_trained(wanted, resume=True)
+    assert state_files(wanted.output, STEPS) == state_files(whole.folder, STEPS)

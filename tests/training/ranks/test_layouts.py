@@ -52,6 +52,18 @@ def test_a_cap_of_each_rank_leaves_out_what_does_not_fit(tmp_path: Path) -> None
         prepared(wanted.model_copy(update={"device_mem": str(whole // 50)}))
 
 
+def test_replicas_that_do_not_fit_whole_are_sharded(tmp_path: Path) -> None:
+    wanted = rank_options(tmp_path, ranks=2, dp=2, host_mem="4KiB")
+    whole = prepared(wanted)
+    sharded = prepared(wanted.model_copy(update={"zero": 3}))
+    assert whole.plan.layout.zero == 0 and sharded.plan.layout.zero == 3
+    between = (_arenas(whole)[0] + _arenas(sharded)[0]) // 2
+    found = prepared(wanted.model_copy(update={"device_mem": str(between)}))
+    assert found.plan.layout.zero == 3
+    assert ["fit" in one.why_not for one in found.plan.candidates] == [True, False]
+    assert abs(found.plan.state_bytes / whole.plan.state_bytes - 1) < 0.05  # padded
+
+
 def _arenas(found: RanksPrepared) -> list[int]:
     memory: Any = ranks_json(found)["memory_bytes"]
     return [one["device"] for one in memory.values()]

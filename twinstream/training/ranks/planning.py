@@ -23,6 +23,7 @@ from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import FEW_STEPS, StepPlan
 from twinstream.training.ranks.shared_machine import cluster_here, cores_here, rank_machine
 
+_TO_FIT = 3  # parameters, gradients and the optimizer's state
 _ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
 
 
@@ -38,6 +39,7 @@ class Candidate:
         layout = self.layout
         virtual = f" x {layout.virtual_stages} virtual" if layout.virtual_stages > 1 else ""
         name = f"pp {layout.pp}{virtual} x dp {layout.dp}"
+        name += f", ZeRO {layout.zero}" if layout.zero else ""
         name += f" ({layout.pipeline})" if layout.pp > 1 else ""
         if self.tokens_per_s is None:
             return f"{name}: {self.why_not}"
@@ -69,12 +71,17 @@ class RanksPlan(StepPlan):
 
     @property
     def state_bytes(self) -> int:
-        """Of parameters and optimizer state over all stages, those of replicas once."""
+        """Of parameters and optimizer state over all stages, those of replicas once.
+
+        Shards are counted for all replicas, padded as they are.
+        """
+        zero, dp = self.layout.zero, self.layout.dp
+        times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
         sizes = {
-            tensor.tensor_id: tensor.size_bytes
+            tensor.tensor_id: tensor.size_bytes * times[tensor.role]
             for part in self.schedule.schedules.values()
             for tensor in part.tensors
-            if tensor.parent is None and tensor.role in ("parameter", "optimizer_state")
+            if tensor.parent is None and tensor.role in times
         }
         return sum(sizes.values())
 
@@ -118,33 +125,57 @@ def planned_for_ranks(
 ) -> RanksPlan:
     """The layout predicted to be fastest of those that are possible and fit.
 
+    Where replicas do not fit whole, and it is not said what they shard, they shard all.
+
     Raises:
         LayoutError: there is none; says why of each.
     """
-    assert options.ranks is not None
-    machine = rank_machine(here.machine, options.ranks, cores_here())
-    cluster = cluster_here(here.machine, options.ranks)
-    caps, best = _caps(options, here), None
+    trial = _Trial(options, here, spec, recipe, workload)
+    found: list[RanksPlan] = []
     seen: list[Candidate] = []
     for layout in _layouts(options):
-        why = _why_not(layout, spec, workload)
-        try:
-            if why:
-                raise LayoutError(why)
-            stages = Stages(spec, _of_replica(workload, layout.dp), recipe, layout)
-            schedule = executable(stages, machine, caps)
-        except TwinstreamError as error:
-            seen.append(Candidate(layout, None, str(error)))
-            continue
-        predicted = simulate_cluster(schedule, cluster, machine)
-        tokens_per_s = workload.tokens_per_step / predicted.step_ns * 1e9
-        seen.append(Candidate(layout, tokens_per_s))
-        if best is None or predicted.step_ns < best[1].step_ns:
-            best = schedule, predicted, layout
-    if best is None:
+        wanted = [layout]
+        if options.zero is None and layout.dp > 1 and not _why_not(layout, spec, workload):
+            wanted.append(layout.model_copy(update={"zero": _TO_FIT}))
+        for each in wanted:
+            plan = trial.plan(each)
+            if isinstance(plan, RanksPlan):
+                found.append(plan)
+                seen.append(Candidate(each, plan.tokens_per_s))
+                break
+            seen.append(plan)
+    if not found:
         told = "; ".join(map(str, seen))
         raise LayoutError(f"no layout of {options.ranks} ranks can train this: {told}")
-    return RanksPlan(*best, total=workload, candidates=tuple(seen))
+    best = min(found, key=lambda plan: plan.step_s)
+    return replace(best, candidates=tuple(seen))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Plans a layout and predicts it."""
+
+    options: TrainOptions
+    here: Here
+    spec: ModelSpec
+    recipe: Recipe
+    workload: Workload
+
+    def plan(self, layout: Layout) -> RanksPlan | Candidate:
+        """Or why it is none."""
+        ranks = layout.num_gpus
+        machine = rank_machine(self.here.machine, ranks, cores_here())
+        try:
+            if why := _why_not(layout, self.spec, self.workload):
+                raise LayoutError(why)
+            replica = _of_replica(self.workload, layout.dp)
+            stages = Stages(self.spec, replica, self.recipe, layout)
+            schedule = executable(stages, machine, _caps(self.options, self.here))
+        except TwinstreamError as error:
+            return Candidate(layout, None, str(error))
+        cluster = cluster_here(self.here.machine, ranks)
+        predicted = simulate_cluster(schedule, cluster, machine)
+        return RanksPlan(schedule, predicted, layout, self.workload, ())
 
 
 def _layouts(options: TrainOptions) -> Iterator[Layout]:
@@ -166,9 +197,10 @@ def _layouts(options: TrainOptions) -> Iterator[Layout]:
     for stages in range(ranks, 0, -1):
         if ranks % stages or stages != (pp or stages) or ranks // stages != (dp or ranks // stages):
             continue
-        several = stages > 1
+        replicas, several = ranks // stages, stages > 1
         yield Layout(
-            pp=stages, dp=ranks // stages, zero=0, virtual_stages=virtual if several else 1,
+            pp=stages, dp=replicas, zero=(options.zero or 0) if replicas > 1 else 0,
+            virtual_stages=virtual if several else 1,
             pipeline=(options.pipeline if several else None) or "1f1b",
         )  # fmt: skip
 

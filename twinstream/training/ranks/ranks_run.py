@@ -5,11 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
 
 from twinstream.data.order import Position
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
-from twinstream.schedule.cluster.projecting import RankPart, rank_part
+from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.amounts import every
@@ -19,6 +18,7 @@ from twinstream.training.ranks.lines import RankLines, Resting, SilentRankError,
 from twinstream.training.ranks.messages import DataOf, RankTask, Result, StepShare
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.rank_side import rank_inputs
+from twinstream.training.ranks.state_of_ranks import StateOfRanks
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.segments import starting_state
@@ -63,7 +63,9 @@ class RanksRun:
         self._results: dict[tuple[str, int], dict[int, float]] = {}
         schedule = prepared.plan.schedule
         self._parts = [rank_part(schedule, rank) for rank in range(schedule.mesh.size)]
-        self._owners = _owners(self._parts)
+        self._state_of_ranks = StateOfRanks(
+            self._parts, prepared.model.spec, prepared.recipe, prepared.plan.layout
+        )
 
     def train(self, checkpoint: Checkpoint | None, first: int) -> None:
         """All steps from `first` on, until stopped.
@@ -192,10 +194,8 @@ class RanksRun:
             prepared.model, prepared.options, prepared.recipe, self.checkpoint
         )
         for group, flat in weights:
-            state = {f"param.{group}": flat, f"opt.{group}": optimizer(group, flat)}
-            for name, values in state.items():
-                for rank in self._owners[name]:
-                    ranks.put(rank, name, values.numpy().data)
+            self._state_of_ranks.put(ranks, f"param.{group}", flat)
+            self._state_of_ranks.put(ranks, f"opt.{group}", optimizer(group, flat))
 
     def _save(self, step: int, ranks: Resting) -> None:
         start_s = perf_counter()
@@ -229,30 +229,13 @@ class RanksRun:
         )
 
     def _write_tensors(self, folder: Path, ranks: Resting) -> None:
-        import torch
-
         from twinstream.executor.weights.checkpoint_files import write_tensors
-
-        def take(name: str) -> Any:
-            content = ranks.take(self._owners[name][0], name)
-            return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
         write_tensors(
             folder,
             self._prepared.model.spec,
-            list(self._owners),
-            take,
+            self._state_of_ranks.names,
+            partial(self._state_of_ranks.take, ranks),
             size_bytes=self._prepared.plan.state_bytes,
             like=self._prepared.model.files,
         )
-
-
-def _owners(parts: list[RankPart]) -> dict[str, list[int]]:
-    """Of every tensor of the state the ranks that have it."""
-    from twinstream.executor.state.training_state import carried_names
-
-    found: dict[str, list[int]] = {}
-    for part in parts:
-        for name in carried_names(part.schedule):
-            found.setdefault(name, []).append(part.rank)
-    return found
