@@ -215,7 +215,7 @@ class StepLowering:
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
         if self.recipe.lora is not None:
-            adapters = f"param.{adapter_group(layer)}"
+            adapters = self.shapes.parameters(adapter_group(layer))
             operands.append(self.builder.read("adapters", adapters))
         if self.workload.packing is not None:
             operands.append(self.builder.read("sequences", f"sequences.{chunk}"))

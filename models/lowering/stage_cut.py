@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.trained import all_groups, layer_of
+from twinstream.models.trained import all_groups, first_backward_layer, layer_of, trained_groups
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,6 @@ class StageCut:
         """Whether parameters are gathered before each use."""
         return self.sharding is not None and self.sharding.zero == 3
 
-    @property
-    def uses(self) -> tuple[str, ...]:
-        """The groups whose parameters are read, one after the other."""
-        found: list[str] = []
-        for phase, chunk, _ in self.actions:
-            layers, place = [str(layer) for layer in self.spans[chunk]], self.places[chunk]
-            if phase == "forward":
-                found += [*(["embedding"] if place == 0 else []), *layers]
-            else:
-                last = place == self.num_places - 1
-                head = ["head", *(["embedding"] if self.tied else [])] if last else []
-                found += [*head, *reversed(layers)]
-        return tuple(found)
-
     def has(self, group: str) -> bool:
         """Whether a group of parameters is the stage's."""
         layer = layer_of(group)
@@ -79,20 +66,20 @@ class StageShapes(Shapes):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Of the embedding, the layers and the head those that the stage has."""
+        """Of all groups those that the stage has."""
         return tuple(filter(self.cut.has, all_groups(self.spec, self.recipe)))
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """All of them."""
-        return self.groups
+        """Of these, what has a gradient."""
+        return tuple(filter(self.cut.has, trained_groups(self.spec, self.recipe)))
 
     @property
     def norm_parts(self) -> tuple[tuple[str, int], ...]:
         """One for each group that it sums up, and one for each run of groups of other stages."""
         found: list[tuple[str, int]] = []
         own = True
-        for group in all_groups(self.spec, self.recipe):
+        for group in trained_groups(self.spec, self.recipe):
             before, own = own, self.cut.squares(group)
             if own:
                 found.append((group, 1))
@@ -101,6 +88,32 @@ class StageShapes(Shapes):
             else:
                 found.append((f"others.{len(found)}", 1))
         return tuple(found)
+
+    @property
+    def shares_gradient(self) -> bool:
+        """Whether another stage has a part of the embedding's gradient."""
+        return self.cut.shares_embedding and "embedding" in self.trained
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The groups whose parameters are read, one after the other."""
+        found: list[str] = []
+        first = first_backward_layer(self.spec, self.recipe)
+        for phase, chunk, _ in self.cut.actions:
+            span, place = self.cut.spans[chunk], self.cut.places[chunk]
+            if phase == "forward":
+                found += ["embedding"] if place == 0 else []
+                found += [group for layer in span for group in self.of_layer(layer)]
+                continue
+            if place == self.cut.num_places - 1:
+                found += ["head", *(["embedding"] if self.cut.tied else [])]
+            layers = [layer for layer in reversed(span) if layer >= first]
+            found += [group for layer in layers for group in self.of_layer(layer)]
+        return tuple(found)
+
+    def of_layer(self, layer: int) -> tuple[str, ...]:
+        """The groups whose parameters a layer's tasks read."""
+        return (str(layer), *([adapter_group(layer)] if self.recipe.lora else []))
 
     def parameters(self, group: str) -> str:
         """Gathered, where only a shard is kept."""

@@ -8,9 +8,9 @@ from twinstream.models.demand.work import (
 from twinstream.models.demand.workspace import sum_shares
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.communication_tasks import CommunicationTasks
-from twinstream.models.lowering.declarations import OptimizerPart, Shapes
+from twinstream.models.lowering.declarations import OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
-from twinstream.models.lowering.stage_cut import StageCut
+from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import layer_of
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -26,12 +26,13 @@ class StageOptimizer(OptimizerTasks):
     """
 
     def __init__(
-        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand,
+        self, builder: ChainBuilder, shapes: StageShapes, recipe: Recipe, step_state: TaskOperand,
         cut: StageCut,
     ) -> None:  # fmt: skip
         super().__init__(builder, shapes, recipe, step_state)
         self._cut, self._replicas = cut, cut.replicas
-        if cut.shares_embedding:
+        self._shares_gradient = shapes.shares_gradient
+        if shapes.shares_gradient:
             sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
             size = sizes["grad.embedding"]
             builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
@@ -39,13 +40,13 @@ class StageOptimizer(OptimizerTasks):
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
         """The head's contributions to a shared embedding are added up by themselves."""
-        if name == "embedding_gradients" and self._cut.shares_embedding:
+        if name == "embedding_gradients" and self._shares_gradient:
             return self.builder.accumulate(name, _OF_HEAD)
         return super().gradient(name, group, round_)
 
     def after_group(self, group: str, round_: int) -> None:
         """What follows a group's last contribution. A shared embedding waits for the other's."""
-        if group != "embedding" or not self._cut.shares_embedding:
+        if group != "embedding" or not self._shares_gradient:
             self._complete(group)
 
     def _complete(self, group: str) -> None:
@@ -58,7 +59,7 @@ class StageOptimizer(OptimizerTasks):
 
     def finish(self) -> None:
         """What follows all groups."""
-        if self._cut.shares_embedding:
+        if self._shares_gradient:
             self._sum_over_ends()
             self._complete("embedding")
         if self.recipe.clips:
@@ -122,7 +123,7 @@ class ShardedOptimizer(StageOptimizer):
     """
 
     def __init__(
-        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand,
+        self, builder: ChainBuilder, shapes: StageShapes, recipe: Recipe, step_state: TaskOperand,
         cut: StageCut,
     ) -> None:  # fmt: skip
         super().__init__(builder, shapes, recipe, step_state, cut)

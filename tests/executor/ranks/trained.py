@@ -61,7 +61,11 @@ class Case:
     @property
     def tied(self) -> bool:
         """Whether two stages have the same embedding."""
-        return self.spec.tied_embeddings and self.layout.pp > 1
+        return (
+            self.spec.tied_embeddings
+            and self.layout.pp > 1
+            and not self.recipe.freezes("embedding")
+        )
 
     @property
     def sharded(self) -> ShardedState | None:
