@@ -7,6 +7,7 @@ round r chunk c is chunk r x chunks_per_round + c.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.flops import model_flops_per_step
@@ -37,10 +38,11 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
 
     Raises:
         StageError: the recipe freezes, has adapters, or has its optimizer on the host or before
-            the next use, or the model's embeddings are tied, which only one device does yet.
+            the next use, which only one device does yet.
     """
     recipe = settled(recipe or Recipe())
-    _require_simple(spec, recipe)
+    _require_simple(recipe)
+    cut = replace(cut, tied=spec.tied_embeddings)
     lowering = _StageLowering(spec, workload, recipe, cut)
     lowering.run()
     builder = lowering.builder
@@ -64,9 +66,8 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
     )
 
 
-def _require_simple(spec: ModelSpec, recipe: Recipe) -> None:
+def _require_simple(recipe: Recipe) -> None:
     reasons = {
-        "tied embeddings": spec.tied_embeddings,
         "adapters (LoRA)": recipe.lora is not None,
         "frozen weights": bool(recipe.frozen),
         f"the optimizer '{recipe.optimizer}'": recipe.optimizer not in _PLACES,
@@ -122,10 +123,10 @@ class _StageLowering(StepLowering):
             builder.outputs.append(Output(tensor=name, version=version, sink=name))
 
     def _optimizer(self, state: TaskOperand) -> StageOptimizer:
-        told = self.builder, self.shapes, self.recipe, state
+        told = self.builder, self.shapes, self.recipe, state, self.cut
         if self.cut.sharding is None:
-            return StageOptimizer(*told, self.cut.replicas)
-        return ShardedOptimizer(*told, self.cut.sharding)
+            return StageOptimizer(*told)
+        return ShardedOptimizer(*told)
 
     def _use(self, group: str) -> None:
         if self._gathers is not None:
@@ -141,6 +142,8 @@ class _StageLowering(StepLowering):
 
     def _head(self, round_: int) -> None:
         self._use("head")
+        if self.spec.tied_embeddings:
+            self._use("embedding")
         super()._head(round_)
 
     def _backward_layer(self, round_: int, layer: int) -> None:

@@ -13,7 +13,8 @@ class StageCut:
 
     `actions` say what it runs, in order: forward or backward, which of its virtual stages, which
     microbatch. `replicas` are axes of a mesh over which gradients are summed, and `sharding` what
-    each of the replicas keeps, if not all.
+    each of the replicas keeps, if not all. With `tied` embeddings the head reads the embedding's:
+    the first and the last stage then both have them, and update them alike.
     """
 
     spans: tuple[range, ...]
@@ -22,6 +23,7 @@ class StageCut:
     actions: tuple[tuple[str, int, int], ...]
     replicas: tuple[str, ...] = ()
     sharding: Sharding | None = None
+    tied: bool = False
 
     @property
     def first(self) -> bool:
@@ -32,6 +34,11 @@ class StageCut:
     def last(self) -> bool:
         """Whether it has the head."""
         return self.num_places - 1 in self.places
+
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether another stage has the same embedding."""
+        return self.tied and self.first != self.last
 
     @property
     def gathers(self) -> bool:
@@ -48,15 +55,20 @@ class StageCut:
                 found += [*(["embedding"] if place == 0 else []), *layers]
             else:
                 last = place == self.num_places - 1
-                found += [*(["head"] if last else []), *reversed(layers)]
+                head = ["head", *(["embedding"] if self.tied else [])] if last else []
+                found += [*head, *reversed(layers)]
         return tuple(found)
 
     def has(self, group: str) -> bool:
         """Whether a group of parameters is the stage's."""
         layer = layer_of(group)
         if layer is None:
-            return self.first if group == "embedding" else self.last
+            return self.last if group == "head" else self.first or (self.tied and self.last)
         return any(layer in span for span in self.spans)
+
+    def squares(self, group: str) -> bool:
+        """Whether the stage sums up the squares of a group's gradient."""
+        return self.has(group) and (group != "embedding" or self.first)
 
 
 @dataclass(frozen=True)
@@ -77,11 +89,11 @@ class StageShapes(Shapes):
 
     @property
     def norm_parts(self) -> tuple[tuple[str, int], ...]:
-        """One for each of its groups, and one for each run of groups of other stages."""
+        """One for each group that it sums up, and one for each run of groups of other stages."""
         found: list[tuple[str, int]] = []
         own = True
         for group in all_groups(self.spec, self.recipe):
-            before, own = own, self.cut.has(group)
+            before, own = own, self.cut.squares(group)
             if own:
                 found.append((group, 1))
             elif found and not before:

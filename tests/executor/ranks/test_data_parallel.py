@@ -104,6 +104,24 @@ def test_a_ring_of_shards_has_the_bits_of_one_process(four):
     assert_as_reference(case, train_ranks(case, four))
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(pp=4), Layout(pp=2, virtual_stages=2, pipeline="ring")]
+    + [Layout(pp=2, dp=2, zero=zero) for zero in (0, 1, 2, 3)],
+    ids=lambda layout: f"{layout.pipeline}-pp{layout.pp}-zero{layout.zero}",
+)
+@pytest.mark.parametrize("max_norm", [0.0, MAX_NORM])
+def test_a_tied_embedding_has_one_sum_on_both_ends(two, four, layout, max_norm):
+    case = Case(layout, Recipe(clips=max_norm > 0), max_norm, preset="tiny-qwen3")
+    assert_as_reference(case, train_ranks(case, four if layout.num_gpus == 4 else two))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_replicas_of_a_whole_tied_model_have_the_bits_of_one_process(two, zero):
+    case = Case(Layout(dp=2, zero=zero), preset="tiny-qwen3")
+    assert_as_reference(case, train_ranks(case, two))
+
+
 def test_four_stages_have_the_norm_of_one_device(four):
     case = Case(Layout(pp=4), Recipe(clips=True), MAX_NORM)
     assert_as_reference(case, train_ranks(case, four))
