@@ -45,6 +45,8 @@ from twinstream.simulator.replay import SteadyState, steady_state
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
+from twinstream.training.ranks.preparing import RanksPrepared
+from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
 from twinstream.training.trainer import Trainer, TrainResult, train
 
 __all__ = [
@@ -77,6 +79,9 @@ __all__ = [
     "Policy",
     "Prediction",
     "Prepared",
+    "RanksPrepared",
+    "RanksResult",
+    "RanksTrainer",
     "Recipe",
     "Run",
     "RunSettings",

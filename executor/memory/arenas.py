@@ -81,14 +81,20 @@ class Arenas:
             self._views[key] = self._memory[self._map.slots[slot].tier][start:end]
         return self._views[key]
 
-    def operands(self, op: Compute | Communicate) -> dict[str, KernelOperand]:
-        """What the op's kernel is called with, by operand name, in the op's order."""
+    def operands(self, op: Compute) -> dict[str, KernelOperand]:
+        """What the op's kernel is called with, by operand name."""
         if op.op_id not in self._operands:
             self._operands[op.op_id] = {
-                o.name: KernelOperand(bytes=self.view(o.tensor, o.slot, o.num_parts), mode=o.mode)
-                for o in op.operands
+                o.name: found for o, found in zip(op.operands, self.in_order(op), strict=True)
             }
         return self._operands[op.op_id]
+
+    def in_order(self, op: Compute | Communicate) -> list[KernelOperand]:
+        """The op's operands, in its order."""
+        return [
+            KernelOperand(bytes=self.view(o.tensor, o.slot, o.num_parts), mode=o.mode)
+            for o in op.operands
+        ]
 
     def copy_views(self, op: Copy) -> tuple[torch.Tensor, torch.Tensor]:
         """(source, destination) bytes."""

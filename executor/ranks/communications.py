@@ -59,7 +59,7 @@ class RankCommunications:
         group = self._groups[op.op_id]
         meeting = Meeting(
             op,
-            list(arenas.operands(op).values()),
+            arenas.in_order(op),
             group,
             self._reductions[op.op_id],
             self._scratch[op.stream],

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 
 import torch
 
+from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.ranks.clocks import ClockOffset, clock_offset
@@ -15,8 +16,8 @@ from twinstream.executor.ranks.communications import RankCommunications
 from twinstream.executor.ranks.groups import open_groups
 from twinstream.executor.ranks.waiting import Waiting
 from twinstream.executor.ranks.world import Patience, World, world_of_environment
-from twinstream.executor.run.execute import execute_proven, require_runnable
-from twinstream.executor.state.training_state import State
+from twinstream.executor.run.execute import execute_proven, execute_resident, require_runnable
+from twinstream.executor.state.training_state import State, carried_names
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
@@ -29,11 +30,17 @@ from twinstream.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class RankInputs:
-    """What a rank begins with, and what its host does. `between` is as in `RunOptions`."""
+    """What a rank begins with, and what its host does.
+
+    `state` has what the rank's schedule carries; what else is in it is left alone. `between` is as
+    in `RunOptions`. With `fill`, as `execute_resident` has it, there is no `state`, and none in the
+    outcome; nor is what was fetched.
+    """
 
     host_work: HostWork
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
     between: Between | None = None
+    fill: Callable[[Arenas], None] | None = None
 
     @classmethod
     def of_feed(cls, feed: Callable[[Feed, int], torch.Tensor]) -> "RankInputs":
@@ -56,7 +63,7 @@ class RankOutcome:
     """What a rank ends with.
 
     `timeline` counts from one moment on all ranks, by rank 0's clock, within `clock.error_ns`.
-    `scratch_bytes` were taken beside the arenas, for sums.
+    `state` is what the rank carries. `scratch_bytes` were taken beside the arenas, for sums.
     """
 
     rank: int
@@ -99,7 +106,8 @@ class RankRun:
         self.part: RankPart = rank_part(schedule, world.rank)
         groups = open_groups(schedule, world.rank, world.patience.timeout_s)
         device = torch.device("cpu" if backend == "cpu" else "cuda")
-        self.communications = RankCommunications(self.part, groups, waiting or Waiting(), device)
+        self._waiting = waiting or Waiting()
+        self.communications = RankCommunications(self.part, groups, self._waiting, device)
 
     @classmethod
     @contextlib.contextmanager
@@ -142,14 +150,28 @@ class RankRun:
             options, backend=self.backend, zero_ns=zero_ns - clock.offset_ns,
             between=inputs.between or options.between,
         )  # fmt: skip
-        host_work = _noting(inputs.host_work, found)
-        execution = execute_proven(schedule, inputs.state, host_work, options, self.communications)
-        world.end_together()
+        timeline, state = self._executed(inputs, options, found)
+        with self._waiting.at_the_end(world.size):
+            world.end_together()
         return RankOutcome(
             rank=self.part.rank, class_name=self.part.class_name,
-            coordinates=self.part.coordinates, timeline=execution.timeline, state=execution.state,
+            coordinates=self.part.coordinates, timeline=timeline, state=state,
             fetched=tuple(found), clock=clock, scratch_bytes=self.communications.scratch_bytes,
         )  # fmt: skip
+
+    def _executed(
+        self, inputs: RankInputs, options: RunOptions, found: list[Fetched]
+    ) -> tuple[Timeline, State]:
+        schedule, communications = self.part.schedule, self.communications
+        if inputs.fill is not None:
+            work = inputs.host_work
+            return execute_resident(schedule, inputs.fill, work, options, communications), {}
+        work = _noting(inputs.host_work, found)
+        held = {
+            name: inputs.state[name] for name in carried_names(schedule) if name in inputs.state
+        }
+        execution = execute_proven(schedule, held, work, options, communications)
+        return execution.timeline, execution.state
 
 
 def schedule_hash(schedule: ClusterSchedule) -> str:

@@ -1,7 +1,8 @@
 """What the streams of this rank are waiting for, for whoever asks why nothing goes on."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -16,7 +17,10 @@ _LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused",
 
 @dataclass(frozen=True)
 class Wait:
-    """An op that has begun and not ended, and who else takes part in it."""
+    """An op that has begun and not ended, and who else takes part in it.
+
+    The `op_id` of ranks that are through and wait for the others is empty.
+    """
 
     op_id: str
     collective: str
@@ -25,6 +29,8 @@ class Wait:
     since_ns: int
 
     def __str__(self) -> str:
+        if not self.op_id:
+            return "the end of the run"
         return f"op '{self.op_id}' ({self.collective}) of pass {self.pass_number}"
 
 
@@ -38,6 +44,16 @@ class Waiting:
         self.now: dict[str, Wait] = {}  # by stream
         self._on_failure = on_failure
         self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def at_the_end(self, num_ranks: int) -> Iterator[None]:
+        """While the rank is through, and waits for all others."""
+        ranks = tuple(range(num_ranks))
+        self.now["end"] = Wait("", "", 0, ranks, perf_counter_ns())
+        try:
+            yield
+        finally:
+            del self.now["end"]
 
     def failed(self, error: CommunicationError) -> None:
         with self._lock:

@@ -119,6 +119,28 @@ def execute_proven(
     return Execution(timeline, after)
 
 
+def execute_resident(
+    schedule: Schedule,
+    fill: Callable[[Arenas], None],
+    host_work: HostWork,
+    options: RunOptions,
+    communications: Communications | None = None,
+) -> Timeline:
+    """Run a schedule that has been proven, with a state that is in its arenas alone.
+
+    `fill` puts it there, and may keep them: while `options.between` is asked and nothing runs, the
+    state may be read and written. Nobody reads it back at the end.
+
+    Raises:
+        TwinstreamError: as `execute`, but for the proof.
+    """
+    if options.backend == "cuda":
+        expand_segments()
+    check_attention(schedule, options.backend)
+    with arena_memory(schedule, options) as memory:
+        return execute_in(schedule, memory, fill, host_work, options, communications)
+
+
 def prove(schedule: Schedule, backend: BackendName) -> None:
     """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
     require_runnable(schedule, backend)

@@ -78,8 +78,7 @@ def _copy(source: torch.Tensor, destination: torch.Tensor) -> Work:
 def _written(op: Op, arenas: Arenas) -> list[torch.Tensor]:
     """What the op overwrites on a stream of the device."""
     if isinstance(op, Compute | Communicate):
-        operands = arenas.operands(op).values()
-        return [o.bytes for o in operands if o.mode in ("write", "scratch")]
+        return [o.bytes for o in arenas.in_order(op) if o.mode in ("write", "scratch")]
     return [arenas.copy_views(op)[1]] if isinstance(op, Copy) else []
 
 

@@ -62,7 +62,8 @@ def replay_cluster(
     }
     return ClusterTimeline.made(
         schema_version=1, classes=timelines, step_ns=step.step_ns, spread_ns=step.spread_ns,
-        period_passes=step.period_passes, cold_ns=cold_ns, provenance=provenance,
+        period_passes=step.period_passes, cold_ns=cold_ns, ranks={}, clock_error_ns=0,
+        provenance=provenance,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -230,8 +231,8 @@ def test_on_a_gpu_nothing_is_warmed_up_and_the_training_goes_on(monkeypatch):
     evaluation = evaluation_of(schedule)
     batch = batch_of(schedule, tokens_of(key)[: schedule.workload.chunks_per_round])
 
-    def bind(bound: Schedule, arenas: Arenas, host_work: HostWork, *, poison: bool) -> list[Work]:
-        works = bind_works(bound, arenas, host_work, poison=poison)
+    def bind(bound: Schedule, arenas: Arenas, host_work: HostWork, **how: Any) -> list[Work]:
+        works = bind_works(bound, arenas, host_work, **how)
         return gpu.works(compile_program(bound), works)
 
     def between(memory: dict) -> Between:

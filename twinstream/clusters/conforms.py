@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
 
+from twinstream.clusters.conforms_ranks import conforms_ranks, is_executable
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import refusals_of
@@ -34,6 +35,8 @@ _MOST_TOLD = 20
 def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
     """All differences found, at most 20 of each class; an empty list is a proof."""
     require("schedule", schedule, ClusterSchedule)
+    if is_executable(schedule):
+        return conforms_ranks(schedule)
     try:
         job = _job_of(schedule)
     except ValidationError as error:

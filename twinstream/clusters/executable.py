@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic_core import to_json
+
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
@@ -61,7 +63,7 @@ def executable(
     for stage in range(layout.pp):
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        schedules[name] = _planned(name, _chain(stages, stage), machine, own or Caps())
+        schedules[name] = _planned(name, chain_of_stage(stages, stage), machine, own or Caps())
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     document = ClusterSchedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
@@ -69,13 +71,18 @@ def executable(
         schedules=schedules,
         order=(),
         model=stages.spec.model_dump(mode="json", exclude_none=True),
-        layout=layout.model_dump(mode="json"),
+        layout=layout.model_dump(mode="json") | {"micro_batch": _micro_batch(stages.workload)},
         seq_len=stages.workload.seq_len,
         global_batch=stages.workload.sequences_per_step * layout.dp,
         model_flops=schedules["stage 0"].model_flops * layout.dp,
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
     return in_one_order(document)
+
+
+def _micro_batch(workload: Workload) -> int:
+    """Sequences of a round."""
+    return workload.sequences_per_step // workload.rounds_per_step
 
 
 def _require_executable(layout: Layout) -> None:
@@ -90,6 +97,15 @@ def _require_executable(layout: Layout) -> None:
         raise LayoutError(f"ranks cannot run {'; nor '.join(wrong)} yet")
 
 
+def layout_in(document: ClusterSchedule) -> Layout:
+    """What a document says of its layout.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    return Layout.model_validate_json(to_json(document.layout))  # strict: tuples from text alone
+
+
 def sharding_of(layout: Layout) -> Sharding | None:
     """What each replica keeps of a stage; None where that is all."""
     if not layout.zero or layout.dp == 1:
@@ -97,7 +113,8 @@ def sharding_of(layout: Layout) -> Sharding | None:
     return Sharding(layout.zero, ("dp",), layout.dp)
 
 
-def _chain(stages: Stages, stage: int) -> Chain:
+def chain_of_stage(stages: Stages, stage: int) -> Chain:
+    """What a stage computes in a step, and what it says in between."""
     layout = stages.layout
     spans = stages_of(layout, stages.spec.num_layers)
     chunks = range(layout.virtual_stages)

@@ -139,17 +139,18 @@ def refuse_cluster_options(path: Path, where: Profiles) -> None:
             )
 
 
-def refuse_measured(path: Path, measured: Path | None) -> None:
-    """Refuse a measurement of a cluster's schedule.
+def measured_of_cluster(schedule: ClusterSchedule, path: Path) -> ClusterTimeline:
+    """What ranks of a schedule measured.
 
     Raises:
-        DocumentError: one was given.
+        DocumentError: the file holds no measured timeline of a cluster.
+        TimelineMismatch: it is of another schedule.
     """
-    if measured is not None:
-        raise DocumentError(
-            f"{path} is a cluster's schedule, and measured timelines are of one device's: leave "
-            "--measured out"
-        )
+    found = read_as(ClusterTimeline, path)
+    if found.provenance.kind != "measured":
+        raise DocumentError(f"{path} is {found.provenance.kind}: give what `run -o` wrote")
+    require_timeline_of_cluster(schedule, found)
+    return found
 
 
 def stragglers_of(texts: Sequence[str] | None) -> dict[str, float]:

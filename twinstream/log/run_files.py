@@ -6,6 +6,7 @@ from twinstream.log.metrics import FILE
 from twinstream.schedule.files import DocumentError, told
 
 PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json", "machine.toml"
+CLUSTER = "cluster.json"  # in place of plan.json where several ranks train
 MODEL, TENSORBOARD, TOKENS = "model", "tensorboard", "tokens"
 
 
@@ -16,6 +17,7 @@ class RunFiles:
         self.folder = folder
         self.metrics, self.options = folder / FILE, folder / OPTIONS
         self.plan, self.comparison = folder / PLAN, folder / COMPARISON
+        self.cluster = folder / CLUSTER
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
         self.model, self.tokens = folder / MODEL, folder / TOKENS
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from twinstream.log.run_files import OPTIONS, PLAN
+from twinstream.log.run_files import CLUSTER, OPTIONS, PLAN
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.residence import residence
 from twinstream.report.page import Card, Page, Section, Table, Text, html_of
@@ -67,6 +67,8 @@ def _subtitle(run: RunFolder, schedule: Schedule | None) -> str:
     if run.events:
         first, last = (event.at[:19].replace("T", " ") for event in (run.events[0], run.events[-1]))
         told.append(f"events from {first} to {last} UTC")
+    if schedule is None and (run.path / CLUSTER).exists():
+        return f"{', '.join(told)}. Several ranks train it by {CLUSTER}."
     if schedule is None:
         return f"{', '.join(told)}. It has no {PLAN}."
     work = schedule.workload

@@ -167,7 +167,7 @@ def comparison_tables(
     headlines = headline_table(predicted, measured, (*SPEEDS, *SHARES, *MEMORIES))
     worst = _comparison_table(["op", "stream"])
     for op in comparison.worst_ops:
-        worst.add_row(op.op_id, op.stream, *_pair_ns(op.duration_ns))
+        worst.add_row(op.op_id, op.stream, *pair_ns(op.duration_ns))
     return (
         Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
         groups_table("Busy time by kind of op", comparison.kinds),
@@ -235,7 +235,7 @@ def groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
     """Predicted against measured busy time, by kind of op or by stream."""
     table = _comparison_table(["", "ops"])
     for group in groups:
-        table.add_row(group.name, f"{group.num_ops:,}", *_pair_ns(group.busy_ns))
+        table.add_row(group.name, f"{group.num_ops:,}", *pair_ns(group.busy_ns))
     return Group(title, table)
 
 
@@ -253,7 +253,8 @@ def listing_table(left: Sequence[str], right: Sequence[str]) -> Table:
     return table
 
 
-def _pair_ns(pair: Pair) -> tuple[str, str, str]:
+def pair_ns(pair: Pair) -> tuple[str, str, str]:
+    """Predicted, measured and the error, as cells."""
     return seconds(pair.predicted / 1e9), seconds(pair.measured / 1e9), _error(pair)
 
 

@@ -1,7 +1,7 @@
 """What may look on while a run trains."""
 
 from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
-from twinstream.training.preparing import Prepared
+from twinstream.training.preparing import Opened
 
 
 class Callback:
@@ -10,7 +10,7 @@ class Callback:
     What it raises ends the run. `Trainer.stop` asks for a checkpoint and the end.
     """
 
-    def on_start(self, prepared: Prepared) -> None:
+    def on_start(self, prepared: Opened) -> None:
         """Before the first step."""
 
     def on_step(self, metrics: StepMetrics) -> None:

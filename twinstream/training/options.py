@@ -9,19 +9,20 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.config import JsonDict
 
-from twinstream.log.run_files import OPTIONS
+from twinstream.log.run_files import OPTIONS, RunFiles
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import told, write_text
 from twinstream.schedule.node import Node
 from twinstream.training.rates import Cooldown, Decay
 
 _SHOWN = 3
-WHAT, DATA, STEPS, ADAMW, PLAN, KEEP = (
+WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
     "What is trained",
     "Data",
     "Steps",
     "AdamW",
     "Memory and plan",
+    "Several ranks",
     "Run",
 )
 
@@ -29,9 +30,13 @@ WHAT, DATA, STEPS, ADAMW, PLAN, KEEP = (
 # What decides the bits of a run, beside the data, whose fingerprint is compared.
 FIXED = (
     *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
+    "chunks_per_round",
     *("weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients", "kernels"),
     "attention",
 )
+
+
+LAYOUT = ("pp", "dp", "pipeline", "virtual_stages")  # of ranks: none of it decides the data
 
 
 class OptionsError(ArgumentError):
@@ -129,8 +134,12 @@ class TrainOptions(Node):
     dtype: Literal["bfloat16", "float32"] | None = _option(
         PLAN, "NAME", "Of weights and activations; by default the model's."
     )
-    device_mem: str | None = _option(PLAN, "SIZE", "Cap of device memory; by default all free.")
-    host_mem: str | None = _option(PLAN, "SIZE", "Cap of pinned host memory; by default 80% free.")
+    device_mem: str | None = _option(
+        PLAN, "SIZE", "Cap of device memory, of each rank; by default all free."
+    )
+    host_mem: str | None = _option(
+        PLAN, "SIZE", "Cap of pinned host memory, of each rank; by default 80% free."
+    )
     machine: str | None = _option(
         PLAN, "NAME|FILE", "Profile of this machine; by default found or measured."
     )
@@ -138,8 +147,28 @@ class TrainOptions(Node):
     policy: str = _option(PLAN, "NAME", "Of `twinstream plan`.", "optimal")
     recompute: str | None = _option(PLAN, "LEVEL", "Of every block; by default the planner's.")
     chunk_tokens: int | None = _option(PLAN, "N", "Tokens of a chunk.", ge=1)
+    chunks_per_round: int | None = _option(
+        PLAN, "N", "Chunks of a round; with ranks a round is a microbatch.", ge=1
+    )
     kernels: str | None = _option(PLAN, "NAME", "auto, eager or triton.")
     attention: str | None = _option(PLAN, "NAME", "An attention implementation.")
+
+    ranks: int | None = _option(
+        RANKS, "N", "Train on so many processes of this machine; by default on one device.", ge=1,
+        le=64,
+    )  # fmt: skip
+    pp: int | None = _option(
+        RANKS, "N", "Stages of the pipeline; by default what is predicted to be fastest.", ge=1
+    )
+    dp: int | None = _option(
+        RANKS, "N", "Replicas of the pipeline; by default what is predicted to be fastest.", ge=1
+    )
+    pipeline: Literal["gpipe", "1f1b", "interleaved", "ring"] | None = _option(
+        RANKS, "NAME", "gpipe, 1f1b, interleaved or ring; by default 1f1b."
+    )
+    virtual_stages: int | None = _option(
+        RANKS, "N", "Of each rank, with interleaved or ring; by default 1.", ge=1
+    )
 
     save_every: str = _option(
         KEEP, "N|TIME", "A checkpoint every so many steps (500) or minutes (30min), or never.",
@@ -201,6 +230,29 @@ def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
         raise OptionsError(
             "max_grad_norm: whether gradients are clipped cannot change under a resume; leave it "
             "out, or start a new run"
+        )
+
+
+def require_usable(files: RunFiles, *, resume: bool) -> None:
+    """
+    Raises:
+        OptionsError: the folder has another run, or none to go on with, or other files.
+    """
+    folder, has_run = files.folder, files.options.exists()
+    if resume and not has_run:
+        raise OptionsError(
+            f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
+            "--resume"
+        )
+    if resume:
+        return
+    if has_run:
+        raise OptionsError(
+            f"{folder} has a run already: go on with it (--resume), or choose another folder"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OptionsError(
+            f"{folder} is not an empty folder: choose another one for the run, or empty it"
         )
 
 

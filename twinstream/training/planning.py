@@ -22,19 +22,16 @@ from twinstream.training.expected import expected_packing
 from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
 
-_FEW_STEPS = 20  # where tokens per step are open, so many steps at least
+FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A schedule for some of a run's steps, and what is predicted of it."""
-
-    schedule: Schedule
-    predicted: Timeline
+class StepPlan:
+    """What a plan says of its steps' data."""
 
     @property
     def workload(self) -> Workload:
-        return self.schedule.workload
+        """Of a step, over all who compute it."""
+        raise NotImplementedError
 
     @property
     def tokens_per_step(self) -> int:
@@ -66,6 +63,18 @@ class Plan:
             chunk_tokens=shape.chunk_tokens, most_documents=shape.most_documents, seed=seed,
             start=start, alone=shape.alone,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan(StepPlan):
+    """A schedule for some of a run's steps, and what is predicted of it."""
+
+    schedule: Schedule
+    predicted: Timeline
+
+    @property
+    def workload(self) -> Workload:
+        return self.schedule.workload
 
 
 def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:
@@ -111,7 +120,8 @@ def plan_of(
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
     step = TrainingStep(
-        longest, options.tokens_per_step, options.chunk_tokens, recipe=recipe,
+        longest, options.tokens_per_step, options.chunk_tokens, options.chunks_per_round,
+        recipe=recipe,
         packing=None if slices_only else expected_packing(lengths, longest),
     )  # fmt: skip
     try:
@@ -122,9 +132,9 @@ def plan_of(
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)
     wanted = (options.epochs or 1.0) * data.epoch_tokens
-    if options.steps or options.tokens_per_step or wanted >= _FEW_STEPS * plan.tokens_per_step:
+    if options.steps or options.tokens_per_step or wanted >= FEW_STEPS * plan.tokens_per_step:
         return plan
-    tokens = max(1, int(wanted / _FEW_STEPS / longest)) * longest  # few data: smaller steps
+    tokens = max(1, int(wanted / FEW_STEPS / longest)) * longest  # few data: smaller steps
     return planned(options, here, spec, replace(step, tokens_per_step=tokens))
 
 
@@ -136,6 +146,11 @@ def plan_again(
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
     """
+    return planned(options, here, spec, step_again(recipe, was))
+
+
+def step_again(recipe: Recipe, was: Workload) -> TrainingStep:
+    """A step of the same chunks and rounds."""
     packing = was.packing
     if packing is not None:
         units = was.chunk_tokens // was.seq_len
@@ -143,11 +158,10 @@ def plan_again(
         packing = type(packing)(
             most_sequences=packing.most_sequences // units, expected_lengths=expected
         )
-    step = TrainingStep(
+    return TrainingStep(
         was.seq_len, was.tokens_per_step, was.chunk_tokens, was.chunks_per_round, recipe=recipe,
         packing=packing,
     )  # fmt: skip
-    return planned(options, here, spec, step)
 
 
 def planned(options: TrainOptions, here: Here, spec: ModelSpec, step: TrainingStep) -> Plan:

@@ -8,12 +8,13 @@ from time import perf_counter
 from twinstream.data.training_data import TrainingData
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
+from twinstream.schedule.workload import Workload
 from twinstream.training.amounts import steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import Here
 from twinstream.training.opening import Model, open_data
 from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import Plan, plan_again, plan_of, recipe_of
+from twinstream.training.planning import Plan, StepPlan, plan_again, plan_of, recipe_of
 from twinstream.training.rates import LearningRate
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
@@ -21,31 +22,28 @@ _MANY_EPOCHS = 20
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """All that is known before the first step; nothing has been written yet."""
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """All but the plan that is known before the first step; nothing has been written yet."""
 
     options: TrainOptions
     here: Here
     model: Model
     data: TrainingData
-    eval_data: TrainingData | None
     recipe: Recipe
-    plan: Plan
     num_steps: int
     rate: LearningRate
     plan_seconds: float
 
     @property
-    def tokens_per_step(self) -> int:
-        """Of the plan."""
-        return self.plan.tokens_per_step
+    def step_plan(self) -> StepPlan:
+        """What the plan says of the data."""
+        raise NotImplementedError
 
     @property
-    def summary(self) -> Summary:
-        """What is predicted."""
-        plan = self.plan
-        return summarize(plan.schedule, plan.predicted, self.here.machine, self.plan_seconds)
+    def tokens_per_step(self) -> int:
+        """Of the plan."""
+        return self.step_plan.tokens_per_step
 
     @property
     def what(self) -> str:
@@ -73,6 +71,24 @@ class Prepared:
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Opened):
+    """All that is known before the first step; nothing has been written yet."""
+
+    eval_data: TrainingData | None
+    plan: Plan
+
+    @property
+    def step_plan(self) -> StepPlan:
+        return self.plan
+
+    @property
+    def summary(self) -> Summary:
+        """What is predicted."""
+        plan = self.plan
+        return summarize(plan.schedule, plan.predicted, self.here.machine, self.plan_seconds)
+
+
 def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpoint | None,
             tell: Tell) -> Prepared:  # fmt: skip
     """Everything before the first step.
@@ -95,10 +111,11 @@ def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpo
     plan_seconds = perf_counter() - start_s
     recipe = Recipe.model_validate(plan.schedule.recipe)
     num_steps = steps_wanted(options, data, plan.workload.tokens_per_step)
-    options = resolved(options, here, model, plan, num_steps)
+    options = resolved(options, here, model, recipe, plan.workload, num_steps)
     return Prepared(
-        options, here, model, data, eval_data, recipe, plan, num_steps,
-        rate_of(options, num_steps), plan_seconds,
+        options=options, here=here, model=model, data=data, eval_data=eval_data, recipe=recipe,
+        plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
+        plan_seconds=plan_seconds,
     )  # fmt: skip
 
 
@@ -110,19 +127,20 @@ def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int
 
 
 def resolved(
-    options: TrainOptions, here: Here, model: Model, plan: Plan, num_steps: int
-) -> TrainOptions:
+    options: TrainOptions, here: Here, model: Model, recipe: Recipe, workload: Workload,
+    num_steps: int,
+) -> TrainOptions:  # fmt: skip
     """The options with what was chosen of them, so that they alone say what the run is."""
     rate = options.learning_rate
     if rate is None:
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        if "lora" in plan.schedule.recipe:
+        if recipe.lora is not None:
             rate = _LORA_RATE
     return options.model_copy(
         update={
             "steps": num_steps,
             "learning_rate": rate,
-            "tokens_per_step": plan.workload.tokens_per_step,
+            "tokens_per_step": workload.tokens_per_step,
             "dtype": model.spec.dtype,
             "backend": here.backend,
         }

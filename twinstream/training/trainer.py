@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.api import require_torch
-from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics, MetricsLog
 from twinstream.log.run_files import RunFiles
-from twinstream.log.tensorboard import TensorBoardLog, require_tensorboard
+from twinstream.log.tensorboard import require_tensorboard
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.files import write_document
@@ -26,13 +25,15 @@ from twinstream.training.checkpoints import (
 from twinstream.training.machine import keep_machine, machine_here
 from twinstream.training.opening import open_model
 from twinstream.training.options import (
-    OptionsError,
     TrainOptions,
     read_options,
     require_same,
+    require_usable,
     write_options,
 )
 from twinstream.training.preparing import Prepared, Tell, prepare
+from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
+from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.segment_run import SegmentRun
 from twinstream.training.run.segments import Segment, segments
 from twinstream.training.run.stopping import Stop
@@ -98,7 +99,7 @@ class Trainer:
         if options.tensorboard:
             require_tensorboard()
         self._files = RunFiles(options.output)
-        _require_usable(self._files, resume=resume)
+        require_usable(self._files, resume=resume)
         if resume:
             require_same(options, TrainOptions.of(read_options(self._files.options)))
         self._checkpoints = Checkpoints(options.output)
@@ -140,13 +141,11 @@ class Trainer:
         for callback in self._callbacks:
             callback.on_start(prepared)
         with ExitStack() as stack:
-            self._log = stack.enter_context(MetricsLog(self._files.metrics)).truncated_after(done)
-            self._board = None
-            if prepared.options.tensorboard:
-                board = TensorBoardLog(self._files.tensorboard, after_step=done or None)
-                self._board = stack.enter_context(board)
+            board = prepared.options.tensorboard
+            log = RunLog(self._files, done, self._callbacks, tensorboard=board)
+            stack.enter_context(log)
             stack.enter_context(self.stop.heeded())
-            run = SegmentRun(prepared, self._checkpoints, self._record, self.stop, self._tell)
+            run = SegmentRun(prepared, self._checkpoints, log.record, self.stop, self._tell)
             stack.enter_context(run)
             return self._trained(prepared, parts, run)
 
@@ -181,6 +180,7 @@ class Trainer:
         self._checkpoints.remove_partial()
         write_options(prepared.options, folder)
         keep_machine(prepared.here, folder)
+        self._files.cluster.unlink(missing_ok=True)
         write_document(prepared.plan.schedule, self._files.plan)
 
     def _compared(self, prepared: Prepared, part: Segment, timeline: Timeline) -> Summary:
@@ -191,41 +191,6 @@ class Trainer:
         write_document(comparison, self._files.comparison)
         return summarize(plan.schedule, timeline, prepared.here.machine)
 
-    def _record(self, event: AnyEvent) -> None:
-        self._log.append(event)
-        if self._board is not None:
-            self._board.append(event)
-        for callback in self._callbacks:
-            if isinstance(event, EvalMetrics):
-                callback.on_eval(event)
-            elif isinstance(event, CheckpointMetrics):
-                callback.on_checkpoint(event)
-            else:
-                callback.on_step(event)
-
-
-def _require_usable(files: RunFiles, *, resume: bool) -> None:
-    """
-    Raises:
-        OptionsError: the folder has another run, or none to go on with, or other files.
-    """
-    folder, has_run = files.folder, files.options.exists()
-    if resume and not has_run:
-        raise OptionsError(
-            f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
-            "--resume"
-        )
-    if resume:
-        return
-    if has_run:
-        raise OptionsError(
-            f"{folder} has a run already: go on with it (--resume), or choose another folder"
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionsError(
-            f"{folder} is not an empty folder: choose another one for the run, or empty it"
-        )
-
 
 def train(
     model: str | Path,
@@ -235,7 +200,7 @@ def train(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     **options: Any,
-) -> TrainResult:
+) -> TrainResult | RanksResult:
     """Train a model on data: `twinstream train MODEL DATA... -o DIR`.
 
     Args:
@@ -251,4 +216,21 @@ def train(
     """
     several = [data] if isinstance(data, str | Path) else list(data)
     given = {"model": str(model), "data": [str(one) for one in several], "output": output}
-    return Trainer(TrainOptions.of(given | options), resume=resume, callbacks=callbacks).train()
+    wanted = TrainOptions.of(given | options)
+    return trainer_of(wanted, resume=resume, callbacks=callbacks).train()
+
+
+def trainer_of(
+    options: TrainOptions,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    tell: Tell = lambda line: None,
+) -> Trainer | RanksTrainer:
+    """Of one device or, where the options ask for several ranks, of these.
+
+    Raises:
+        TwinstreamError: as these.
+    """
+    kind = RanksTrainer if (options.ranks or 1) > 1 else Trainer
+    return kind(options, resume=resume, callbacks=callbacks, tell=tell)

@@ -20,7 +20,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Talk:
-    """Ops of one class, in issue order; every tensor has a slot in each memory."""
+    """Ops of one class, in issue order; every tensor has a slot in each memory.
+
+    Where a message comes from a rank of the same class, the tensor has a second place.
+    """
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -29,6 +32,7 @@ class Talk:
         self._slots: list[Slot] = []
         self._ends: dict[Tier, int] = {HOST: 0, DEVICE: 0}
         self._versions: dict[str, int] = {}
+        self._tensor_of: dict[str, str] = {}
         self._counts: dict[tuple[Any, ...], int] = {}
 
     def tensor(self, name: str, count: int, dtype: str = "float32") -> str:
@@ -36,12 +40,18 @@ class Talk:
         self._tensors[name] = Tensor(
             tensor_id=name, size_bytes=size, role="activation", dtype=dtype, shape=(count,)
         )
+        self._versions[name] = 0
+        return self.place(name, name)
+
+    def place(self, name: str, tensor: str) -> str:
+        """Another place for a tensor."""
+        self._tensor_of[name] = tensor
+        size = self._tensors[tensor].size_bytes
         for tier in (HOST, DEVICE):
             slot = f"{tier.kind}.{name}"
             offset = self._ends[tier]
             self._slots.append(Slot(slot_id=slot, tier=tier, offset_bytes=offset, size_bytes=size))
             self._ends[tier] += -(-size // 256) * 256
-        self._versions[name] = 0
         return name
 
     def feed(self, name: str, count: int, dtype: str = "float32") -> str:
@@ -60,24 +70,27 @@ class Talk:
         for name in names:
             self.ops.append(self._copy(name, "device", "host"))
             self.ops.append(
-                Fetch(op_id=f"fetch.{name}", stream=Stream(queue="host"), tensor=name,
-                      version=self._versions[name], slot=f"host.{name}", sink=name)
+                Fetch(op_id=f"fetch.{name}", stream=Stream(queue="host"), sink=name,
+                      tensor=self._tensor_of[name], version=self._version(name),
+                      slot=f"host.{name}")
             )  # fmt: skip
 
     def _copy(self, name: str, source: str, destination: str) -> Copy:
         queue = "h2d" if destination == "device" else "d2h"
         return Copy(
-            op_id=f"{queue}.{name}", stream=Stream(queue=queue), tensor=name,
-            version=self._versions[name], source=f"{source}.{name}",
+            op_id=f"{queue}.{name}", stream=Stream(queue=queue), tensor=self._tensor_of[name],
+            version=self._version(name), source=f"{source}.{name}",
             destination=f"{destination}.{name}",
         )  # fmt: skip
 
     def say(
-        self, collective: str, axes: Iterable[str], given: str = "", taken: str = "", *,
-        shift: int = 0, queue: str = "", reduction: str = "rank_order",
-    ) -> str:  # fmt: skip
-        """From one tensor to another, or in place where only `given` is named. Its id."""
-        axes = tuple(axes)
+        self, collective: str, axes: Iterable[str], given: str = "", taken: str = "", **how: Any
+    ) -> str:
+        """From one tensor to another, or in place where only `given` is named. Its id.
+
+        Sums are in rank order unless `reduction` says otherwise; `queue` and `shift` are as in ops.
+        """
+        axes, shift, queue = tuple(axes), how.get("shift", 0), how.get("queue")
         queue = queue or (collective if shift else ".".join(axes))
         key = (axes, shift, collective if shift else queue)
         self._counts[key] = self._counts.get(key, -1) + 1
@@ -89,21 +102,27 @@ class Talk:
         else:
             operands += [self._operand(given, "read")] if given else []
             if taken:
-                self._versions[taken] += 1
+                if taken in self._versions:  # else the same version, from elsewhere
+                    self._versions[taken] += 1
                 operands.append(self._operand(taken, "write"))
         self.ops.append(
             Communicate.model_validate({
                 "op_id": op_id, "stream": Stream(queue=queue), "collective": collective,
                 "axes": axes, "shift": shift, "sequence": self._counts[key],
-                "operands": tuple(operands), "reduction": reduction, "label": Label(kind="talk"),
+                "operands": tuple(operands), "label": Label(kind="talk"),
+                "reduction": how.get("reduction", "rank_order"),
             })
         )  # fmt: skip
         return op_id
 
     def _operand(self, name: str, mode: Any) -> Operand:
         return Operand(
-            name=mode, tensor=name, version=self._versions[name], mode=mode, slot=f"device.{name}"
-        )
+            name=mode, tensor=self._tensor_of[name], version=self._version(name), mode=mode,
+            slot=f"device.{name}",
+        )  # fmt: skip
+
+    def _version(self, name: str) -> int:
+        return self._versions[self._tensor_of[name]]
 
     def schedule(self) -> Schedule:
         tensors, slots = tuple(self._tensors.values()), tuple(self._slots)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
 from twinstream.clusters.layout import Layout
-from twinstream.executor.ranks.launch import RankProcesses
+from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps

@@ -9,8 +9,8 @@ import torch
 from tests.executor.ranks.one_process import Reference, train_replicas
 from twinstream.clusters.executable import Stages, executable, sharding_of
 from twinstream.clusters.layout import Layout
+from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.ranks.launch import RankProcesses
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.sharded_state import ShardedState

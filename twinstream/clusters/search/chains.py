@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
+from twinstream.simulator.cluster.geometry import equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}
 
@@ -61,8 +62,7 @@ class Pricing:
             ranks *= mesh.length(axis)
         if ranks == 1:
             return 0.0
-        near = mesh.ranks_on_a_node(present)
-        near = near if ranks % near == 0 else 1
+        near = equally_near(ranks, mesh.ranks_on_a_node(present))
         on_node = min(mesh.ranks_per_node, mesh.size)
         group = RankGroup(ranks=ranks, ranks_per_node=near, sharing=max(1, on_node // near))
         kind = NCCL_DTYPES.get(dtype)
@@ -126,7 +126,7 @@ class _Clock:
         if isinstance(element, Talk):
             return self._said(element, element.forward)
         if isinstance(element, Ring):
-            return self._ring(element, element.step.forward)
+            return self._ring(element, backward=False)
         return self.pricing.work(element.work.forward)
 
     def computed(self, element: Compute | Ring | Talk) -> float:
@@ -142,7 +142,7 @@ class _Clock:
         return sum(
             self.pricing.work(e.work.backward_input)
             if isinstance(e, Compute)
-            else self._ring(e, e.step.backward)
+            else self._ring(e, backward=True)
             for e in elements
             if not isinstance(e, Talk)
         )
@@ -181,7 +181,9 @@ class _Clock:
         size = max(element.in_bytes, element.out_bytes)
         return self.pricing.talk(self.mesh, (element.axis,), collective, size, self._dtype)
 
-    def _ring(self, ring: Ring, works: tuple[Work, ...]) -> float:
+    def _ring(self, ring: Ring, *, backward: bool) -> float:
+        works = ring.step.backward_input if backward else ring.step.forward
         step = self.pricing.work(works)
-        message = self.pricing.message(self.mesh, ring.size_bytes, axis="cp")
+        size = ring.told_bytes(backward=backward)
+        message = self.pricing.message(self.mesh, size, axis="cp")
         return step + (ring.num_steps - 1) * max(step, message)

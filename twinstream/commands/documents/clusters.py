@@ -6,13 +6,13 @@ from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.cluster_inputs import (
     ClusterInputs,
     cluster_inputs,
-    refuse_measured,
+    measured_of_cluster,
 )
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.files import write_document, write_text
+from twinstream.schedule.files import DocumentError, write_document, write_text
 from twinstream.screens.cluster_screen import cluster_screen
 
 _BROKEN = 2
@@ -48,7 +48,8 @@ def trace_cluster_file(
     from twinstream.report.cluster.cluster_trace import cluster_trace
     from twinstream.report.trace import write_trace
 
-    refuse_measured(path, measured)
+    if measured is not None:
+        raise DocumentError(f"the trace of {path} is of a prediction: leave --measured out")
     with progress(f"tracing {path}", quiet=as_json), gc_paused():
         inputs = cluster_inputs(path, where)
         found = cluster_trace(inputs.schedule, inputs.timeline(predicted))
@@ -72,12 +73,14 @@ def report_cluster_file(
     """As `report`."""
     from twinstream.report.cluster.cluster_page import cluster_html
 
-    refuse_measured(path, measured)
     with progress(f"drawing {path}", quiet=as_json), gc_paused():
         inputs = cluster_inputs(path, where)
         timeline = inputs.timeline(predicted)
         summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)
-        write_text(cluster_html(inputs.schedule, timeline, summary, inputs.cluster.name), output)
+        after = None if measured is None else measured_of_cluster(inputs.schedule, measured)
+        where_to = inputs.cluster.name
+        html = cluster_html(inputs.schedule, timeline, summary, where_to, measured=after)
+        write_text(html, output)
     size_bytes = output.stat().st_size
     if as_json:
         figures = _figures(inputs, timeline, summary)

@@ -22,6 +22,7 @@ from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning_cluster import plan_on_cluster
+from twinstream.commands.ranks.planning import plan_for_ranks
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
@@ -37,9 +38,20 @@ from twinstream.schedule.files import write_document
 from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, policies_screen
 from twinstream.simulator.replay import steady_state
 
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="Plan a pipeline (--pp) and replicas of it (--dp) that so many processes run "
+        "(`run`); caps are of one of them, tokens per step of all.",
+        rich_help_panel="On a cluster",
+    ),
+]
+
 
 @grouped("model", "seq_len")
-def plan(
+def plan(  # noqa: PLR0913
     wanted: PlanOptions,
     asked: ClusterOptions,
     charged: RunOptions,
@@ -53,16 +65,21 @@ def plan(
             rich_help_panel="What to plan",
         ),
     ] = None,
+    ranks: Ranks = None,
     output: Annotated[Path | None, output_option("Write the schedule here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Plan a training step within memory caps and predict its speed.
 
-    With --machine on one device; with --cluster, --gpus and --global-batch layouts are searched.
+    With --machine on one device; with --cluster, --gpus and --global-batch layouts are searched;
+    with --ranks the schedule is one that processes run.
     """
+    if warm_start and (ranks is not None or asked.cluster is not None):
+        raise LayoutError("--warm-start is of one device; leave out it, or --ranks and --cluster")
+    if ranks is not None:
+        plan_for_ranks(ranks, wanted, asked, charged, output, as_json=as_json)
+        return
     if asked.cluster is not None:
-        if warm_start:
-            raise LayoutError("--warm-start is of one device; leave out it or --cluster")
         plan_on_cluster(wanted, asked, charged, output, as_json=as_json)
         return
     require_machine("plan", wanted, asked, charged)

@@ -9,7 +9,9 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.ranks.calibrating import calibrate_ranks
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
 from twinstream.fidelity.fit_report import (
@@ -86,8 +88,8 @@ def calibrate(  # noqa: PLR0913
     output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Fit a profile: a machine's to step times or a run of ours, a cluster's to collectives or
-    published steps."""
+    """Fit a profile: a machine's to step times or a run of ours, a cluster's to collectives,
+    published steps or a run of ranks here."""
     if steps and not any((base, measured, cells, schedule, timeline, collectives)):
         calibrate_steps(steps, cluster, _gpu(only or []), output, as_json=as_json)
         return
@@ -100,6 +102,9 @@ def calibrate(  # noqa: PLR0913
             "--schedule and --timeline), or --cluster and --collectives FILE or --steps FILE"
         )
     profile = load_machine(base)
+    if schedule is not None and timeline is not None and holds_cluster(schedule):
+        calibrate_ranks(profile, schedule, timeline, output, as_json=as_json)
+        return
     if measured is not None and schedule is None and timeline is None:
         fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)
         told = measured.name

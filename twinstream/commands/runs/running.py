@@ -22,8 +22,10 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
+from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe, planned
+from twinstream.commands.ranks.running import run_cluster_file
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
@@ -75,6 +77,12 @@ class RunOptions:
     nvtx: Annotated[
         bool, typer.Option("--nvtx", help="Name every op for NVIDIA's profilers (CUDA only).")
     ] = False
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Of a cluster's schedule; it says itself how many it has."
+        ),
+    ] = None
 
     @property
     def settings(self) -> api.RunSettings:
@@ -108,8 +116,21 @@ def run(  # noqa: PLR0913
     output: Annotated[Path | None, output_option("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len)."""
+    """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len).
+
+    Of a cluster's schedule (`plan --ranks`) each rank is a process, or one of torchrun's.
+    """
     settings = how.settings
+    if schedule is not None and holds_cluster(schedule):
+        _refuse_to_plan(schedule, wanted)
+        tokens = token_stream(text, tokenizer)
+        run_cluster_file(schedule, settings, how.ranks, tokens, output, as_json=as_json)
+        return
+    if how.ranks not in (None, 1):
+        raise RunOptionsError(
+            f"--ranks {how.ranks} is of a cluster's schedule: make one with `twinstream plan "
+            f"--ranks {how.ranks} -o plan.json`, and run that"
+        )
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
     peak = peak_machine(document, wanted.machine, settings.backend)
@@ -150,11 +171,7 @@ def _schedule(
 ) -> tuple[Schedule, float | None]:
     """The schedule in the file, or one planned now and how long that took."""
     if path is not None:
-        if wanted.given():
-            raise RunOptionsError(
-                f"{path} is planned already, {', '.join(wanted.given())} cannot change it; "
-                "give either a SCHEDULE or what to plan"
-            )
+        _refuse_to_plan(path, wanted)
         return checked_schedule(path), None
     if wanted.model is None or wanted.seq_len is None:
         raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
@@ -164,6 +181,18 @@ def _schedule(
             wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
         )
     return planned(request_of(replace(wanted, machine=machine)), quiet=quiet)
+
+
+def _refuse_to_plan(path: Path, wanted: PlanOptions) -> None:
+    """
+    Raises:
+        RunOptionsError: there is a schedule, and options of a plan beside it.
+    """
+    if wanted.given():
+        raise RunOptionsError(
+            f"{path} is planned already, {', '.join(wanted.given())} cannot change it; "
+            "give either a SCHEDULE or what to plan"
+        )
 
 
 def _trained(

@@ -6,11 +6,19 @@ from types import NoneType
 from typing import Annotated, Any, get_args
 
 import typer
+from rich.console import Group
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
-from twinstream.commands.runs.train_screen import checkpoint_bytes, train_screen, trained_screen
+from twinstream.commands.runs.train_screen import (
+    checkpoint_bytes,
+    ranks_json,
+    ranks_screen,
+    speeds_line,
+    train_screen,
+    trained_screen,
+)
 from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
@@ -22,9 +30,11 @@ from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
-from twinstream.training.options import TrainOptions, read_options
-from twinstream.training.preparing import Prepared
-from twinstream.training.trainer import Trainer, TrainResult
+from twinstream.training.options import LAYOUT, TrainOptions, read_options
+from twinstream.training.preparing import Opened, Prepared
+from twinstream.training.ranks.preparing import RanksPrepared
+from twinstream.training.ranks.trainer import RanksResult
+from twinstream.training.trainer import TrainResult, trainer_of
 
 _POSITIONAL = ("model", "data", "output")
 _OF_SIGNAL = 128
@@ -45,10 +55,10 @@ def train(**given: Any) -> None:
     flags = {name: value for name, value in given.items() if value not in (None, [], ())}
     wanted = _options(inputs or [], output, flags, resume=resume)
     looking = _Looking(quiet=as_json)
-    trainer = Trainer(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
+    trainer = trainer_of(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
     prepared = trainer.prepare()
     if not as_json:
-        print_report(train_screen(prepared, trainer.steps_done), *prepared.notes)
+        print_report(_screen_of(prepared, trainer.steps_done), *prepared.notes)
     if dry_run:
         if as_json:
             print_json(_predicted_json(prepared))
@@ -58,6 +68,12 @@ def train(**given: Any) -> None:
     _report(result, as_json=as_json)
     if result.signal:
         raise typer.Exit(_OF_SIGNAL + result.signal)
+
+
+def _screen_of(prepared: Prepared | RanksPrepared, done: int) -> Group:
+    if isinstance(prepared, RanksPrepared):
+        return ranks_screen(prepared, done)
+    return train_screen(prepared, done)
 
 
 def _options(
@@ -78,7 +94,10 @@ def _options(
         base["output"] = output
     if resume and "output" in base and (Path(base["output"]) / OPTIONS).exists():
         path = Path(base["output"]) / OPTIONS
-        base, where = read_options(path) | base, f"{path}: "
+        before = read_options(path)
+        if "ranks" in flags:  # the layout was chosen for those before
+            before = {name: value for name, value in before.items() if name not in LAYOUT}
+        base, where = before | base, f"{path}: "
     for name, told in (("model", "MODEL"), ("data", "DATA"), ("output", "-o DIR")):
         if name not in base:
             raise TrainArgumentsError(
@@ -108,7 +127,7 @@ class _Looking(Callback):
         elif not self._quiet:
             typer.echo(line, err=True)
 
-    def on_start(self, prepared: Prepared) -> None:
+    def on_start(self, prepared: Opened) -> None:
         if not self._quiet:
             self._line = LiveLine(prepared.num_steps, console=screen()).__enter__()
 
@@ -132,7 +151,9 @@ class _Looking(Callback):
             )
 
 
-def _predicted_json(prepared: Prepared) -> dict[str, object]:
+def _predicted_json(prepared: Prepared | RanksPrepared) -> dict[str, object]:
+    if isinstance(prepared, RanksPrepared):
+        return ranks_json(prepared)
     summary = prepared.summary
     return summary.model_dump() | {
         "num_steps": prepared.num_steps,
@@ -143,7 +164,7 @@ def _predicted_json(prepared: Prepared) -> dict[str, object]:
     }
 
 
-def _report(result: TrainResult, *, as_json: bool) -> None:
+def _report(result: TrainResult | RanksResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
@@ -158,7 +179,10 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
         lines.append(_where(result.model))
     lines.append(f"To see the run: twinstream report {folder}")
     curve = loss_curve([(step.step, step.loss) for step in steps])
-    print_report(*trained_screen(result.predicted, result.measured, lines, curve))
+    if isinstance(result, RanksResult):
+        print_report(curve, speeds_line(result), *lines)
+    else:
+        print_report(*trained_screen(result.predicted, result.measured, lines, curve))
 
 
 def _where(model: Path | None) -> str:

@@ -7,6 +7,7 @@ from twinstream.measures.metrics import rate_text
 from twinstream.report.cluster.lane_bars import MOST_OPS, merged_bars, op_bars, shrunk
 from twinstream.report.cluster.lanes import ClassLanes, ClusterView, shown_classes
 from twinstream.report.cluster.lanes_figure import lanes_figure
+from twinstream.report.cluster.measured_sections import measured_sections
 from twinstream.report.cluster.share_figures import (
     MEAN,
     cause_name,
@@ -23,13 +24,19 @@ from twinstream.screens.tables import seconds
 
 
 def cluster_html(
-    schedule: ClusterSchedule, timeline: ClusterTimeline, summary: ClusterSummary, where: str
+    schedule: ClusterSchedule,
+    timeline: ClusterTimeline,
+    summary: ClusterSummary,
+    where: str,
+    *,
+    measured: ClusterTimeline | None = None,
 ) -> str:
     """One self-contained page about a cluster's schedule and its timeline.
 
     Args:
         summary: of this timeline (`summarize_cluster`).
         where: the name of the cluster.
+        measured: of ranks that ran; all of them are shown beside.
 
     Raises:
         TimelineMismatch: the timeline is not of this schedule.
@@ -41,9 +48,10 @@ def cluster_html(
         Page(
             title=f"{name} on {summary.num_gpus:,} GPUs of {where}",
             subtitle=f"{mesh}; {summary.tokens_per_step:,} tokens a step, "
-            f"{_layout_told(schedule)}. Predicted: {timeline.provenance.told}.",
+            f"{_layout_told(schedule)}. Predicted: {timeline.provenance.told}."
+            + ("" if measured is None else f" Measured: {measured.provenance.told}."),
             cards=_cards(summary),
-            sections=_sections(view, summary),
+            sections=[*_sections(view, summary), *measured_sections(schedule, timeline, measured)],
             footer="Made by twinstream report. Lanes show the last simulated pass; shares of a "
             "class's step are of its own pass, from the end of compute in the pass before to its "
             "own. A figure is zoomed by dragging along it, and reset by a double click; a click on "

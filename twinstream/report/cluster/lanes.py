@@ -100,7 +100,8 @@ class ClusterView:
         start = came.copy()
         for at, op in enumerate(part.ops):
             if isinstance(op, Communicate):
-                start[at] = self.begun.begun_ns(last, (number, at))
+                # Measured, a message may be on its way before its receiver has come.
+                start[at] = min(self.begun.begun_ns(last, (number, at)), spans.end_ns[at])
         sizes = {tensor.tensor_id: tensor.size_bytes for tensor in part.tensors}
         return ClassLanes(
             rank_class=one, num_ranks=self.schedule.num_ranks(one), ops=part.ops,

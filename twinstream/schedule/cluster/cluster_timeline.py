@@ -18,6 +18,10 @@ class ClusterTimeline(Node):
 
     All have the same passes. `step_ns`, `spread_ns` and `period_passes` are as in a `Timeline`,
     over the ops of all classes. `cold_ns` is one step from idle streams to idle streams.
+
+    Measured, a class has the timeline of its first rank; where a class has several, `ranks` has
+    those of all, by the names of `expanded`'s classes. Clocks of ranks are right within
+    `clock_error_ns` of each other's.
     """
 
     schema_version: Literal[1] = 1
@@ -26,6 +30,8 @@ class ClusterTimeline(Node):
     spread_ns: MeanNs = 0.0
     period_passes: PositiveCount | None = None
     cold_ns: TimeNs
+    ranks: dict[str, Timeline] = Field(default_factory=dict)
+    clock_error_ns: TimeNs = 0
     provenance: Provenance
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.data.pieces import NO_LABEL
 
-_KEPT_STEPS = 4  # a run is at most two passes ahead of the last that is complete
+KEPT_STEPS = 4  # a run is at most two passes ahead of the last that is complete
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,15 @@ class StepBatches:
     Args:
         first_step: the step that the stream's next chunk belongs to.
         pieces: into how many slices of one sequence a chunk of the stream is cut.
+        kept: how many of the last steps may be asked for again.
     """
 
     def __init__(
-        self, stream: ChunkStream, chunks_per_step: int, first_step: int, pieces: int = 1
-    ) -> None:
+        self, stream: ChunkStream, chunks_per_step: int, first_step: int, pieces: int = 1,
+        kept: int = KEPT_STEPS,
+    ) -> None:  # fmt: skip
         self._stream, self._count, self._pieces = stream, chunks_per_step // pieces, pieces
+        self._kept = kept
         self._next = first_step
         self._steps: dict[int, StepData] = {}
         self._lock = threading.Lock()
@@ -61,7 +64,7 @@ class StepBatches:
             while self._next <= step:
                 chunks = tuple(next(self._stream) for _ in range(self._count))
                 self._steps[self._next] = StepData.of(chunks, self._stream.position)
-                self._steps.pop(self._next - _KEPT_STEPS, None)
+                self._steps.pop(self._next - self._kept, None)
                 self._next += 1
             return self._steps[step]
 

@@ -103,7 +103,8 @@ class SegmentRun:
             expand_segments()
         check_attention(schedule, backend)
         self._open_data(segment, checkpoint)
-        weights, optimizer = starting_state(self._prepared, segment, checkpoint)
+        model, wanted = self._prepared.model, self._prepared.options
+        weights, optimizer = starting_state(model, wanted, segment.recipe, checkpoint)
         options = RunOptions(
             backend, 1 + segment.last - segment.first, timed_passes=1, between=self._between
         )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
 from twinstream.training.checkpoints import Checkpoint
-from twinstream.training.options import OptionsError
+from twinstream.training.opening import Model
+from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import Plan, plan_again
 from twinstream.training.preparing import Prepared
 
@@ -51,9 +52,12 @@ def segments(prepared: Prepared, done: int) -> list[Segment]:
 
 
 def starting_state(
-    prepared: Prepared, segment: Segment, checkpoint: Checkpoint | None
+    model: Model, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
 ) -> tuple["Weights", "Optimizer"]:
     """The state before a segment's first step.
+
+    Args:
+        recipe: of the segment.
 
     Raises:
         WeightsError: a file has gone or changed.
@@ -61,23 +65,23 @@ def starting_state(
     from twinstream.executor.state.sources import fresh_optimizer, kept_optimizer
     from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 
-    spec, recipe = prepared.model.spec, segment.recipe
-    weights = _weights(prepared, recipe, checkpoint)
+    weights = _weights(model, options, recipe, checkpoint)
     if checkpoint is None:
-        return weights, fresh_optimizer(spec, recipe)
+        return weights, fresh_optimizer(model.spec, recipe)
     files = CheckpointFiles(checkpoint.path)
-    return weights, kept_optimizer(files, spec, checkpoint.state.recipe, recipe)
+    return weights, kept_optimizer(files, model.spec, checkpoint.state.recipe, recipe)
 
 
-def _weights(prepared: Prepared, recipe: Recipe, checkpoint: Checkpoint | None) -> "Weights":
+def _weights(
+    model: Model, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
+) -> "Weights":
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
     from twinstream.executor.state.sources import read_adapters, read_parameters
     from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
     from twinstream.executor.weights.hf_folder import HfFolder
     from twinstream.executor.weights.peft_folder import PeftFolder
 
-    spec, options = prepared.model.spec, prepared.options
-    base = prepared.model.folder
+    spec, base = model.spec, model.folder
     if checkpoint is not None and recipe.lora is None:
         base = checkpoint.path
     parameters = (

@@ -11,11 +11,11 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, Literal, Self
 
+from twinstream.executor.launch.told import ASK, Job, MakeInputs, Trouble, Waits
+from twinstream.executor.launch.verdict import verdict
+from twinstream.executor.launch.worker import serve
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankOutcome
-from twinstream.executor.ranks.told import ASK, Job, MakeInputs, Trouble, Waits
-from twinstream.executor.ranks.verdict import verdict
-from twinstream.executor.ranks.worker import serve
 from twinstream.executor.ranks.world import Patience, open_store
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
@@ -68,6 +68,8 @@ class RankProcesses:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         context: Any = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":  # all that takes seconds is imported once
+            context.set_forkserver_preload([serve.__module__])
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe()
@@ -119,13 +121,17 @@ class RankProcesses:
             self.close()
             raise
 
-    def close(self) -> None:
-        """End all processes, and whatever they have started."""
+    def kill(self) -> None:
+        """End what runs: whoever waits for outcomes, in another thread, is told that it ended."""
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
+
+    def close(self) -> None:
+        """End all processes, and whatever they have started."""
+        self.kill()
         for process in self._processes:
             process.join()
         for pipe in self._pipes:

@@ -3,8 +3,8 @@
 import signal
 from collections.abc import Mapping, Sequence
 
+from twinstream.executor.launch.told import Trouble, Waits
 from twinstream.executor.ranks.errors import RanksError
-from twinstream.executor.ranks.told import Trouble, Waits
 from twinstream.executor.ranks.waiting import Wait
 
 
@@ -31,11 +31,11 @@ def verdict(
             return RanksError(_of(one), one.details)
     first = troubles[0]
     if first.kind == "timeout":
-        asleep = [rank for rank in first.peers if rank not in waits]
-        idle = [rank for rank in waits if not waits[rank].now]
-        silent = [rank for one in troubles for rank in one.peers if rank not in waits]
-        for rank in [*asleep, *silent, *idle]:
-            how = "does not answer" if rank not in waits else "does not get there"
+        named = dict.fromkeys(rank for one in troubles for rank in one.peers)
+        silent = [rank for rank in named if rank not in waits]
+        busy = [rank for rank in [*named, *waits] if rank in waits and not waits[rank].now]
+        for rank in [*silent, *busy]:
+            how = "does not answer" if rank in silent else "does not get there"
             return RanksError(f"rank {rank} {how}: {first.text}")
     return RanksError(first.text)
 

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from twinstream.executor.launch.told import ASK, Job, Trouble, Waits
 from twinstream.executor.ranks.errors import CommunicationError
 from twinstream.executor.ranks.rank_run import RankOutcome, RankRun
-from twinstream.executor.ranks.told import ASK, Job, Trouble, Waits
 from twinstream.executor.ranks.waiting import Waiting
 from twinstream.executor.ranks.world import World, in_groups, reach_store
 from twinstream.schedule.errors import TwinstreamError

@@ -1,0 +1,1 @@
+"""Ranks as processes of this machine: started, run, and ended whatever goes wrong."""

@@ -1,0 +1,51 @@
+"""A pipeline of a model on processes has one device's bits: losses, weights, optimizer state."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.helpers.plans import MACHINE, planned
+from tests.helpers.runs import bits_of, training
+from tests.helpers.tiny_chains import WORKLOADS, small
+from twinstream.clusters.executable import Stages, executable
+from twinstream.clusters.layout import Layout
+from twinstream.executor.launch.rank_processes import RankProcesses
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.ranks.rank_run import RankInputs
+from twinstream.executor.state.training_state import initial_state
+from twinstream.models.lowering.lower import lower
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.document import Caps
+
+SPEC = small("tiny", num_layers=8)
+WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
+
+
+def given(part: RankPart) -> RankInputs:
+    """The whole state to every rank, as `bits_of` begins."""
+    spec = ModelSpec.model_validate(part.schedule.model.spec)
+    recipe = Recipe.model_validate(part.schedule.recipe)
+    host_work = training(part.schedule).host_work(part.schedule)
+    return RankInputs(host_work, initial_state(spec, seed=1, recipe=recipe))
+
+
+@pytest.mark.parametrize(
+    ("order", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("ring", 2)]
+)
+def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, virtual):
+    layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
+    schedule = executable(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+    require_safe_cluster(schedule)
+    outcomes = four.execute(schedule, partial(given), RunOptions(num_passes=3))
+    expected = bits_of(planned(lower(SPEC, WORKLOAD), MACHINE, Caps(), "resident"))
+    fetched = [one for outcome in outcomes for one in outcome.fetched]
+    losses = [one.values.view(torch.float32).item() for one in fetched if one.sink == "loss"]
+    assert tuple(losses) == expected.losses
+    found = {name: flat for outcome in outcomes for name, flat in outcome.state.items()}
+    assert found.keys() == expected.state.keys()
+    for name, flat in expected.state.items():
+        assert torch.equal(found[name], flat), name

@@ -1,0 +1,163 @@
+"""`plan --ranks`, `run` of what it writes, and predicted against measured of all ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.files import read_document, write_document
+
+CUT = ("--chunk-tokens", 64, "--chunks-per-round", 1)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A pipeline of two ranks with offload: its files, and what `run --json` said."""
+
+    plan: Path
+    measured: Path
+    told: dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("ranks")
+    plan, measured = folder / "plan.json", folder / "measured.json"
+    cap = ("--device-mem", "7MiB")
+    planned = call("plan", *TINY_STEP, *CUT, "--machine", "cpu", "--ranks", 2, *cap, "-o", plan)
+    assert planned.code == 0, planned.err
+    told = call("run", plan, "--steps", 3, "--ranks", 2, "-o", measured, "--json").json()
+    return Ran(plan, measured, told)
+
+
+@pytest.fixture(scope="module")
+def profile(ran: Ran) -> Path:
+    """Of this machine and its processes, fitted to that run."""
+    path = ran.plan.with_name("here.toml")
+    fitted = call(
+        "calibrate", "--base", "cpu", "--schedule", ran.plan, "--timeline", ran.measured,
+        "-o", path,
+    )  # fmt: skip
+    assert fitted.code == 0, fitted.err
+    return path
+
+
+def test_ranks_have_the_losses_of_one_device(ran):
+    alone = call("run", *TINY_STEP, *CUT, "--steps", 3, "--backend", "cpu", "--json").json()
+    assert ran.told["losses"] == alone["losses"]
+    assert ran.told["ranks"] == 2
+
+
+def test_caps_are_of_one_rank_and_what_does_not_fit_is_copied(ran):
+    document = read_document(ClusterSchedule, ran.plan)
+    state = {
+        tensor.tensor_id: tensor.size_bytes
+        for part in document.schedules.values()
+        for tensor in part.tensors
+        if tensor.parent is None and tensor.role in ("parameter", "optimizer_state", "gradient")
+    }
+    assert sum(state.values()) > 7 * 2**20
+    for part in document.schedules.values():
+        assert part.caps.device_bytes == 7 * 2**20
+        assert any(op.kind == "copy" and op.stream.queue == "d2h" for op in part.ops)
+
+
+def test_the_schedule_is_proven_to_be_the_models_step(ran, tmp_path):
+    assert "exactly the training step of tiny" in call("verify", ran.plan).out
+    document = read_document(ClusterSchedule, ran.plan)
+    other = document.model | {"num_layers": 5}
+    for wrong in (
+        document.model_copy(update={"model": other}),
+        document.model_copy(update={"layout": document.layout | {"pipeline": "gpipe"}}),
+    ):
+        path = tmp_path / "wrong.json"
+        write_document(wrong, path)
+        found = call("verify", path)
+        assert found.code == 2
+        assert "class 'stage" in found.out
+        assert "class 'stage" in error_of("run", path, "--backend", "cpu")
+
+
+def test_what_ranks_measured_is_one_document(ran):
+    timeline = read_document(ClusterTimeline, ran.measured)
+    assert timeline.provenance.kind == "measured"
+    assert list(timeline.classes) == ["stage 0", "stage 1"]
+    assert timeline.step_ns == pytest.approx(1e9 * ran.told["step_time_s"])
+    assert timeline.clock_error_ns == ran.told["clock_error_ns"] > 0
+
+
+def test_a_prediction_is_compared_with_what_each_rank_measured(ran, profile, tmp_path):
+    compared = ("compare", ran.plan, "--measured", ran.measured, "--cluster", profile)
+    found = call(*compared, "--json").json()
+    assert [one["name"] for one in found["ranks"]] == ["stage 0", "stage 1"]
+    measured = read_document(ClusterTimeline, ran.measured)
+    assert found["step_ns"]["measured"] == measured.step_ns
+    kinds = {kind["name"]: kind for kind in found["kinds"]}
+    for name in ("block_forward", "said", "waited for others"):
+        assert kinds[name]["busy_ns"]["measured"] > 0
+    assert kinds["block_forward"]["num_ops"] == 4 * 4
+    assert "Clocks of ranks are right within" in call(*compared).out
+    predicted = tmp_path / "predicted.json"
+    assert call("simulate", ran.plan, "--cluster", profile, "-o", predicted).code == 0
+    both = call("compare", ran.plan, predicted, ran.measured, "--json").json()
+    assert both["step_ns"] == found["step_ns"]
+
+
+def test_the_page_shows_ranks_as_they_ran(ran, profile, tmp_path):
+    page = tmp_path / "page.html"
+    where = ("--cluster", profile, "--measured", ran.measured)
+    assert call("report", ran.plan, *where, "-o", page).code == 0
+    html = page.read_text(encoding="utf-8")
+    assert "As measured" in html
+    assert "Predicted against measured" in html
+
+
+def test_ranks_are_planned_with_a_prediction_where_their_cluster_is_known(profile):
+    planned = call("plan", *TINY_STEP, "--cluster", profile, "--ranks", 2, "--json").json()
+    assert planned["predicted"]["num_gpus"] == 2
+    assert planned["layout"]["pp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--pp", 3), "pp 3 x dp 0 are not the 2 ranks"),
+        (("--pipeline", "zero_bubble"), "'zero_bubble' is none that ranks run"),
+        (("--virtual-stages", 2, "--pipeline", "gpipe"), "interleaved and ring, not of gpipe"),
+        (("--tp", 2), "--tp is not of ranks that run"),
+        (("--policy", "resident"), "--policy is not of ranks that run"),
+        (("--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
+    ],
+)
+def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
+    assert said in error_of("plan", *TINY_STEP, "--machine", "cpu", "--ranks", 2, *flags)
+
+
+def test_a_predicted_layout_is_not_run(cluster_file):
+    assert "nobody has its kernels" in error_of("run", cluster_file, "--backend", "cpu")
+
+
+def test_another_number_of_ranks_is_refused(ran):
+    assert "of 2 ranks, and --ranks 3" in error_of("run", ran.plan, "--ranks", 3)
+    assert "plan --ranks 2" in error_of("run", *TINY_STEP, "--ranks", 2, "--backend", "cpu")
+
+
+def test_torchruns_ranks_have_one_output(ran, tmp_path):
+    measured = tmp_path / "measured.json"
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0",
+         "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "-m", "twinstream", "run",
+         str(ran.plan), "--steps", "3", "--json", "-o", str(measured)],
+        capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["losses"] == ran.told["losses"]
+    assert read_document(ClusterTimeline, measured).step_ns > 0

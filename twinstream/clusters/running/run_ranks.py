@@ -1,0 +1,160 @@
+"""Run ranks of a cluster's schedule on text: processes of this machine, or one of torchrun's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from twinstream.clusters.executable import layout_in
+from twinstream.clusters.running.measured import measured_cluster_timeline
+from twinstream.clusters.running.text_inputs import TextInputs
+from twinstream.data.text import check_vocabulary
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.errors import TwinstreamError
+
+if TYPE_CHECKING:
+    from twinstream.executor.program.options import RunOptions
+    from twinstream.executor.ranks.rank_run import RankOutcome
+
+
+class NotRunnableError(TwinstreamError):
+    """A cluster's schedule that is a prediction: nobody has its kernels."""
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """How to train: steps, and what of it is not in the schedule."""
+
+    num_steps: int = 4
+    learning_rate: float = 1e-3
+    seed: int = 0
+    poison: bool = False
+    timed_steps: int | None = None
+    backend: str = "cpu"
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """What all ranks together came to: the loss of every step, and when every op ran."""
+
+    losses: tuple[float, ...]
+    timeline: ClusterTimeline
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one rank of several that somebody has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def spec_of(schedule: ClusterSchedule) -> ModelSpec:
+    """The model that the ranks train.
+
+    Raises:
+        NotRunnableError: the schedule is one of shapes alone.
+    """
+    try:
+        spec = ModelSpec.model_validate(schedule.model)
+    except ValidationError:
+        raise NotRunnableError(
+            "the schedule predicts a layout, and nobody has its kernels: one whose ranks can run "
+            "is made by `twinstream plan --ranks N`"
+        ) from None
+    return spec
+
+
+def run_processes(
+    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+) -> ClusterRun:
+    """Start a process for each rank, and return when all are through.
+
+    Raises:
+        NotRunnableError: the schedule is one of shapes alone.
+        TwinstreamError: the text does not suit the model; as `execute_ranks`.
+    """
+    from twinstream.executor.launch.rank_processes import execute_ranks
+
+    inputs = inputs_of(schedule, settings, tokens)
+    return joined_run(schedule, execute_ranks(schedule, inputs, options_of(settings)))
+
+
+def join_as_rank(
+    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+) -> ClusterRun | None:
+    """Be the rank that the environment says; the run on rank 0, None on others.
+
+    Raises:
+        NotRunnableError: the schedule is one of shapes alone.
+        TwinstreamError: the text does not suit the model; as `RankRun.joined`.
+    """
+    import torch.distributed as dist
+
+    from twinstream.executor.ranks.rank_run import RankRun
+    from twinstream.executor.run.execute import choose_backend
+
+    inputs = inputs_of(schedule, settings, tokens)
+    with RankRun.joined(schedule, choose_backend(settings.backend)) as run:
+        outcome = run.execute(inputs(run.part), options_of(settings))
+        outcome = _without_state(outcome)
+        found: list[RankOutcome | None] = [None] * schedule.mesh.size
+        dist.gather_object(outcome, found if run.part.rank == 0 else None)
+    if outcome.rank:
+        return None
+    return joined_run(schedule, [one for one in found if one is not None])
+
+
+def joined_run(schedule: ClusterSchedule, outcomes: Sequence[RankOutcome]) -> ClusterRun:
+    """What ranks ended with, by rank, as one run."""
+    return ClusterRun(_losses(outcomes), measured_cluster_timeline(schedule, outcomes))
+
+
+def inputs_of(
+    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+) -> TextInputs:
+    """What makes each rank's inputs.
+
+    Raises:
+        NotRunnableError: the schedule is one of shapes alone.
+        TextError: the text does not suit the model.
+    """
+    spec = spec_of(schedule)
+    check_vocabulary(tokens, spec.vocab_size)
+    return TextInputs(spec, layout_in(schedule), tokens, settings.learning_rate, settings.seed)
+
+
+def options_of(settings: RankSettings) -> RunOptions:
+    """The settings as ranks are told them."""
+    from twinstream.executor.program.options import RunOptions
+    from twinstream.executor.run.execute import choose_backend
+
+    return RunOptions(
+        backend=choose_backend(settings.backend), num_passes=settings.num_steps,
+        poison=settings.poison, timed_passes=settings.timed_steps,
+    )  # fmt: skip
+
+
+def _without_state(outcome: RankOutcome) -> RankOutcome:
+    """Weights stay where they are."""
+    from dataclasses import replace
+
+    return replace(outcome, state={})
+
+
+def _losses(outcomes: Sequence[RankOutcome]) -> tuple[float, ...]:
+    """Of every step: what replicas found of their parts of it, added up in rank order."""
+    import torch
+
+    found: dict[int, float] = {}
+    for outcome in outcomes:
+        for one in outcome.fetched:
+            if one.sink == "loss":
+                part = float(one.values.view(torch.float32).item())
+                found[one.pass_number] = found.get(one.pass_number, 0.0) + part
+    return tuple(found[number] for number in sorted(found))

@@ -1,0 +1,1 @@
+"""What the commands do with schedules whose ranks run as processes."""

@@ -1,0 +1,56 @@
+"""`calibrate` on a run of ranks: a cluster's profile of this machine and its processes."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from twinstream.commands.cluster_inputs import measured_of_cluster, read_cluster
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.fidelity.fit_report import fit_json, observation_table, parameter_table
+from twinstream.fidelity.ranks_fit import RanksFit, fit_ranks
+from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
+from twinstream.hardware_profiles.clusters.loader import save_cluster
+from twinstream.hardware_profiles.errors import CalibrationError
+from twinstream.hardware_profiles.loader import save_machine
+from twinstream.hardware_profiles.schema import Machine
+
+
+def calibrate_ranks(
+    base: Machine, schedule: Path, timeline: Path, output: Path | None, *, as_json: bool
+) -> None:
+    """Fit the profile; write it, and beside it that of a node, NAME_node.toml.
+
+    Raises:
+        CalibrationError: the name is no TOML file's, or too little was measured.
+        TwinstreamError: as the files are read.
+    """
+    if output is not None and output.suffix != ".toml":
+        raise CalibrationError(f"name the profile {output.stem}.toml: it names its node's file")
+    name = output.stem if output else "ranks"
+    told = f"{timeline.name} on {datetime.now(UTC).date().isoformat()}"
+    with progress(f"fitting to {timeline}", quiet=as_json):
+        document = read_cluster(schedule)
+        run = document, measured_of_cluster(document, timeline)
+        found = fit_ranks(base, [run], name, told)
+    try:
+        if output is not None:
+            write_profiles(found, output)
+    finally:  # what was fitted is told, on a full disk too
+        if as_json:
+            print_json(fit_json(found.kernels) | {"curves": found.cluster.curves})
+        else:
+            print_report(parameter_table(found.kernels), observation_table(found.kernels))
+            print_report(f"{found.cluster.description}.", *map(_curve_told, found.cluster.curves))
+    if output is not None and not as_json:
+        print_report(f"Wrote the profile to {output}; use it as --cluster {output}.")
+
+
+def write_profiles(found: RanksFit, path: Path) -> None:
+    """The cluster's at a path, and its node's beside it, which it names."""
+    node = path.with_name(f"{path.stem}_node.toml")
+    save_machine(found.machine, node)
+    save_cluster(found.cluster.model_copy(update={"machine": node.name}), path)
+
+
+def _curve_told(curve: CollectiveCurve) -> str:
+    points = ", ".join(f"{size:,.0f} bytes {ns / 1e3:,.0f} us" for size, ns in curve.points)
+    return f"{curve.collective.replace('_', '-')} of {curve.ranks} ranks: {points}"

@@ -1,0 +1,189 @@
+"""`plan --ranks`: lay a model out over processes that can run it, each stage planned."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from twinstream.clusters.executable import Stages, executable
+from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.commands.arguments.cluster_options import ClusterOptions
+from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.price_options import RunOptions
+from twinstream.commands.arguments.requests import request_of
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.planner.planner import gc_paused
+from twinstream.planner.request import PlanRequest
+from twinstream.planner.search.chunking import chunkings
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Caps
+from twinstream.schedule.files import write_document
+from twinstream.schedule.workload import MachineRef, Workload
+from twinstream.screens.ranks_screen import ranks_screen, stages_figures
+from twinstream.simulator.cluster.simulate import simulate_cluster
+
+_MICROBATCHES = 4  # for each stage, where tokens per step are open: a bubble of a fifth
+_NOT_OF_RANKS = (
+    "--policy", "--home", "--recompute", "--prefetch", "--effort", "--optimizer-overhead",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is laid out, on what; `cluster` predicts, and is None where none was given."""
+
+    stages: Stages
+    request: PlanRequest
+    cluster: Cluster | None
+
+
+def plan_for_ranks(
+    num_ranks: int,
+    wanted: PlanOptions,
+    asked: ClusterOptions,
+    charged: RunOptions,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Plan every stage within the caps of a rank, and write the schedule that ranks run.
+
+    Raises:
+        LayoutError: an option is not of ranks that run here, or they cannot be laid out so.
+        TwinstreamError: an option is missing, unknown, or cannot be read.
+    """
+    found = _asked(num_ranks, wanted, asked, charged)
+    start_s = time.perf_counter()
+    with progress(f"planning {num_ranks} ranks", quiet=as_json), gc_paused():
+        schedule = _planned(found, num_ranks, wanted)
+    seconds = time.perf_counter() - start_s
+    summary = None
+    if found.cluster is not None:
+        with progress("simulating", quiet=as_json), gc_paused():
+            machine = found.request.machine
+            timeline = simulate_cluster(schedule, found.cluster, machine)
+            summary = summarize_cluster(schedule, timeline, machine)
+    try:
+        if output is not None:
+            write_document(schedule, output)
+    finally:
+        _tell(schedule, found, summary, seconds, as_json=as_json)
+    if output is not None and not as_json:
+        print_report(f"Wrote the schedule to {output}; run it: twinstream run {output}")
+
+
+def _asked(
+    num_ranks: int, wanted: PlanOptions, asked: ClusterOptions, charged: RunOptions
+) -> _Asked:
+    layout = _layout(num_ranks, asked)
+    beside = [flag for flag in wanted.given() if flag in _NOT_OF_RANKS]
+    if beside := [*beside, *charged.given()]:
+        raise LayoutError(f"{', '.join(beside)} is not of ranks that run: leave out it or --ranks")
+    cluster = None if asked.cluster is None else load_cluster(asked.cluster)
+    if cluster is not None and wanted.machine is None:
+        wanted = replace(wanted, machine=cluster.machine)
+    if wanted.machine is None:
+        raise LayoutError("--ranks needs --machine (of one rank), or --cluster with its nodes")
+    request = request_of(wanted)
+    if cluster is not None and wanted.machine == cluster.machine:
+        request = replace(request, machine=machine_of(cluster))
+    workload = _workload(request, layout)
+    return _Asked(Stages(request.spec, workload, request.recipe, layout), request, cluster)
+
+
+def _layout(num_ranks: int, asked: ClusterOptions) -> Layout:
+    """A pipeline over all ranks, unless the degrees say otherwise."""
+    kept = ("pp", "dp", "virtual_stages", "pipeline", "zero")
+    others = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(asked).items()
+        if value not in (None, False) and name not in (*kept, "cluster", "keep")
+    ]
+    if others:
+        raise LayoutError(f"{', '.join(others)} is not of ranks that run: leave out it or --ranks")
+    pp, dp = asked.pp, asked.dp
+    if pp is None:
+        pp = num_ranks // (dp or 1)
+    if dp is None:
+        dp = num_ranks // pp
+    if not pp or pp * dp != num_ranks:
+        raise LayoutError(f"pp {pp} x dp {dp} are not the {num_ranks} ranks of --ranks")
+    virtual = asked.virtual_stages or 1
+    fields: dict[str, Any] = {
+        "pp": pp, "dp": dp, "virtual_stages": virtual, "zero": asked.zero or 0,
+        "pipeline": asked.pipeline or ("interleaved" if virtual > 1 else "1f1b"),
+    }  # fmt: skip
+    if fields["pipeline"] not in _PIPELINES:
+        raise LayoutError(
+            f"--pipeline '{fields['pipeline']}' is none that ranks run; these are: "
+            f"{', '.join(_PIPELINES)}"
+        )
+    if virtual > 1 and fields["pipeline"] in ("gpipe", "1f1b"):
+        raise LayoutError(
+            f"--virtual-stages {virtual} is of the pipelines interleaved and ring, not of "
+            f"{fields['pipeline']}"
+        )
+    return Layout(**fields)
+
+
+_PIPELINES = ("gpipe", "1f1b", "interleaved", "ring")
+
+
+def _workload(request: PlanRequest, layout: Layout) -> Workload:
+    """Of one replica. A microbatch is a round: as few whole sequences as a chunk allows."""
+    step = request.step
+    tokens = step.tokens_per_step
+    if tokens is not None:
+        if tokens % layout.dp:
+            raise LayoutError(f"{tokens} tokens per step are not the same for {layout.dp} replicas")
+        tokens //= layout.dp
+    chunk = step.chunk_tokens or step.pack_tokens
+    chunks = step.chunks_per_round or max(1, step.pack_tokens // chunk)
+    if tokens is None:
+        tokens = chunk * chunks * _MICROBATCHES * layout.pp
+    return chunkings(
+        request.spec,
+        replace(step, tokens_per_step=tokens, chunk_tokens=chunk, chunks_per_round=chunks),
+    )[0]
+
+
+def _planned(found: _Asked, num_ranks: int, wanted: PlanOptions) -> ClusterSchedule:
+    """Host memory is the machine's, so a rank has its share of it unless a cap is given."""
+    caps: Caps = found.request.caps
+    if wanted.host_mem is None and caps.host_bytes is not None:
+        caps = caps.model_copy(update={"host_bytes": caps.host_bytes // num_ranks})
+    schedule = executable(found.stages, found.request.machine, caps)
+    if found.cluster is None:
+        return schedule
+    name = found.cluster.name
+    return schedule.model_copy(update={"machine": MachineRef(name=name, content_hash=name)})
+
+
+def _tell(
+    schedule: ClusterSchedule,
+    found: _Asked,
+    summary: ClusterSummary | None,
+    plan_seconds: float,
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        told = {
+            "layout": schedule.layout,
+            "workload": found.stages.workload,
+            "stages": stages_figures(schedule),
+            "predicted": summary,
+            "plan_seconds": plan_seconds,
+        }
+        print_json(told)
+        return
+    where = None if found.cluster is None else found.cluster.name
+    print_report(ranks_screen(schedule, found.stages.workload, summary, where, plan_seconds))
+    if found.cluster is None:
+        print_report(
+            "For a prediction give the profile of the machine whose processes the ranks are: "
+            "--cluster FILE (docs/executor.md)."
+        )

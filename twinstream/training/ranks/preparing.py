@@ -1,0 +1,73 @@
+"""From options to all that a run on several ranks needs before its first step."""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from twinstream.models.recipe import Recipe
+from twinstream.training.checkpoints import Checkpoint
+from twinstream.training.machine import Here
+from twinstream.training.opening import Model, open_data
+from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.planning import StepPlan, recipe_of
+from twinstream.training.preparing import Opened, Tell, rate_of, resolved, steps_wanted
+from twinstream.training.ranks.planning import RanksPlan, planned_for_ranks, workload_of
+from twinstream.training.ranks.refusals import require_possible_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksPrepared(Opened):
+    """All that is known before the first step; nothing has been written yet."""
+
+    plan: RanksPlan
+
+    @property
+    def step_plan(self) -> StepPlan:
+        return self.plan
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before it starts."""
+        found = super().notes
+        if not self.recipe.clips:
+            found.append("note: gradients are not clipped, which ranks cannot do yet")
+        if self.plan.layout.dp > 1:
+            found.append(
+                f"note: gradients are summed over {self.plan.layout.dp} replicas in their order: "
+                "the data is that of one device, and the bits are those of this dp"
+            )
+        return found
+
+
+def prepare_ranks(
+    options: TrainOptions, here: Here, model: Model, checkpoint: Checkpoint | None, tell: Tell
+) -> RanksPrepared:
+    """Everything before the first step.
+
+    Raises:
+        TwinstreamError: something cannot be used; nothing has been written.
+    """
+    tell("reading the data")
+    data, _ = open_data(options, model)
+    start_s = perf_counter()
+    tell(f"planning {model.spec.name} for {options.ranks} ranks on {here.machine.name}")
+    if checkpoint is None:
+        recipe = recipe_of(options, here, model.spec)
+        require_possible_model(model.spec, recipe)
+        workload = workload_of(options, here, model.spec, recipe, data)
+    else:
+        data.require_same(checkpoint.state.fingerprint)
+        recipe, workload = checkpoint.state.recipe, checkpoint.state.workload
+        require_possible_model(model.spec, recipe)
+        if workload.packing is None:
+            raise OptionsError(
+                "the run that is to go on has sequences in slices, which only one device does yet"
+            )
+    plan = planned_for_ranks(options, here, model.spec, recipe, workload)
+    recipe = Recipe.model_validate(plan.schedule.schedules["stage 0"].recipe)
+    num_steps = steps_wanted(options, data, workload.tokens_per_step)
+    options = resolved(options, here, model, recipe, workload, num_steps)
+    return RanksPrepared(
+        options=options, here=here, model=model, data=data, recipe=recipe, plan=plan,
+        num_steps=num_steps, rate=rate_of(options, num_steps),
+        plan_seconds=perf_counter() - start_s,
+    )  # fmt: skip

@@ -1,0 +1,258 @@
+"""All steps of a run on several ranks: their data, losses, rests and checkpoints."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+from twinstream.data.order import Position
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
+from twinstream.schedule.cluster.projecting import RankPart, rank_part
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.amounts import every
+from twinstream.training.checkpoints import Checkpoint, Checkpoints, DataPosition, TrainingState
+from twinstream.training.preparing import Tell
+from twinstream.training.ranks.lines import RankLines, Resting, SilentRankError, rank_lines
+from twinstream.training.ranks.messages import DataOf, RankTask, Result, StepShare
+from twinstream.training.ranks.preparing import RanksPrepared
+from twinstream.training.ranks.rank_side import rank_inputs
+from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.recorder import StepRecorder
+from twinstream.training.run.segments import starting_state
+from twinstream.training.run.stopping import Stop
+
+_KEPT_STEPS = 16  # stages are a few steps apart, at most
+_LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
+
+
+class RanksRun:
+    """Trains from a checkpoint, or from the beginning, until stopped.
+
+    Args:
+        timeout_s: how long a rank may keep others waiting; by default 20 steps, a minute at least.
+
+    Attributes:
+        checkpoint: the last that is complete.
+        loss: of the last step; None before the first.
+        pids: of the ranks' processes, while they run.
+    """
+
+    def __init__(
+        self,
+        prepared: RanksPrepared,
+        checkpoints: Checkpoints,
+        record: Callable[[AnyEvent], None],
+        stop: Stop,
+        tell: Tell,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._timeout_s = timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * prepared.plan.step_s)
+        self._prepared, self._checkpoints = prepared, checkpoints
+        self._record, self._stop, self._tell = record, stop, tell
+        self._every = every("save_every", prepared.options.save_every)
+        self.checkpoint: Checkpoint | None = None
+        self.loss: float | None = None
+        self.fill, self.waited_s = 1.0, 0.0
+        self.pids: list[int] = []
+        self._lock = threading.Lock()
+        self._due: dict[int, bool] = {}
+        self._results: dict[tuple[str, int], dict[int, float]] = {}
+        schedule = prepared.plan.schedule
+        self._parts = [rank_part(schedule, rank) for rank in range(schedule.mesh.size)]
+        self._owners = _owners(self._parts)
+
+    def train(self, checkpoint: Checkpoint | None, first: int) -> None:
+        """All steps from `first` on, until stopped.
+
+        Raises:
+            RanksError: a rank ended the run; says which, and why.
+            TwinstreamError: a loss that is no number; a disk that is full.
+        """
+        from twinstream.executor.launch.rank_processes import RankProcesses
+        from twinstream.executor.program.options import RunOptions
+        from twinstream.executor.ranks.errors import RanksError
+        from twinstream.executor.ranks.world import Patience
+
+        require_safe_cluster(self._prepared.plan.schedule)
+        prepared, plan, self.checkpoint = self._prepared, self._prepared.plan, checkpoint
+        self._first, last = first, prepared.num_steps
+        start = Position() if checkpoint is None else checkpoint.state.position.position()
+        options = RunOptions("cpu", 2 + last - first, timed_passes=1)  # the last is never begun
+        num_ranks, patience = len(self._parts), Patience(self._timeout_s)
+        with (
+            plan.chunks(prepared.data, prepared.options.seed, start) as stream,
+            RankProcesses(num_ranks, patience, start_method="forkserver") as processes,
+            rank_lines(num_ranks, self, processes.kill, self._timeout_s) as lines,
+        ):
+            self.pids = processes.pids
+            self._batches = StepBatches(
+                stream, plan.chunks_per_step, first, plan.pieces, kept=_KEPT_STEPS
+            )
+            self._recorder = self._recorder_of(checkpoint)
+            self._saved_s = monotonic()
+            try:
+                processes.execute(plan.schedule, partial(rank_inputs, self._task(lines)), options)
+            except RanksError:
+                if lines.error is not None:
+                    raise lines.error from None
+                raise
+            finally:
+                processes.close()
+                self.pids = []
+            self.fill, self.waited_s = stream.fill, stream.waited_s
+
+    def _task(self, lines: RankLines) -> RankTask:
+        prepared, plan = self._prepared, self._prepared.plan
+        return RankTask(
+            address=lines.address,
+            key=lines.key,
+            first=self._first,
+            last=prepared.num_steps,
+            chunks=plan.chunks_of_a_replica,
+            pieces=plan.pieces,
+            rate=prepared.rate,
+            seed=prepared.options.seed,
+            packed=plan.workload.packing is not None,
+            max_norm=prepared.options.max_grad_norm if prepared.recipe.clips else 0.0,
+        )
+
+    def _recorder_of(self, checkpoint: Checkpoint | None) -> StepRecorder:
+        prepared = self._prepared
+
+        def on_step(metrics: StepMetrics) -> None:
+            self.loss = metrics.loss
+            self._record(metrics)
+
+        return StepRecorder(
+            self._batches,
+            prepared.rate,
+            predicted_s=prepared.plan.step_s,
+            clips=prepared.recipe.clips,
+            tokens=0 if checkpoint is None else checkpoint.state.tokens,
+            epoch_tokens=prepared.data.epoch_tokens,
+            on_step=on_step,
+        )
+
+    def data(self, question: DataOf) -> StepShare:
+        """Of a replica."""
+        plan, data = self._prepared.plan, self._batches.step(question.step)
+        begin = question.begin // plan.pieces
+        count = plan.chunks_of_a_replica // plan.pieces
+        return StepShare(data.chunks[begin : begin + count], data.targets)
+
+    def result(self, told: Result, rank: int) -> None:
+        """A loss is the sum of its shares, in the order of replicas; a norm is the same for all.
+
+        Raises:
+            LossError: it is no number.
+        """
+        with self._lock:
+            found = self._results.setdefault((told.sink, told.step), {})
+            found[self._parts[rank].coordinates.get("dp", 0)] = told.value
+            if len(found) < self._prepared.plan.layout.dp:
+                return
+            del self._results[told.sink, told.step]
+            values = [found[replica] for replica in sorted(found)]
+            value = sum(values) if told.sink == "loss" else values[0]
+            self._recorder.take(told.sink, told.step, value)
+
+    def is_due(self, step: int) -> bool:
+        """What the first rank that asks is told, the others are told, too."""
+        with self._lock:
+            if step not in self._due:
+                ends = self._stop.asked or step == self._prepared.num_steps
+                self._due[step] = ends or self._every.is_due(step, monotonic() - self._saved_s)
+                self._due.pop(step - _KEPT_STEPS, None)
+            return self._due[step]
+
+    def at_rest(self, step: int, ranks: Resting) -> bool:
+        """Give the ranks their state before the first step; save it after others."""
+        if step < self._first:
+            self._fill(ranks)
+            self._recorder.skip_time()
+            return True
+        is_last = self._stop.asked or step == self._prepared.num_steps
+        try:
+            self._save(step, ranks)
+        except TwinstreamError as error:
+            if is_last or isinstance(error, SilentRankError):
+                raise
+            self._tell(f"no checkpoint after step {step}, training goes on: {error}")
+        self._recorder.skip_time()
+        return not is_last
+
+    def _fill(self, ranks: Resting) -> None:
+        """Read or draw the state a group at a time."""
+        prepared = self._prepared
+        weights, optimizer = starting_state(
+            prepared.model, prepared.options, prepared.recipe, self.checkpoint
+        )
+        for group, flat in weights:
+            state = {f"param.{group}": flat, f"opt.{group}": optimizer(group, flat)}
+            for name, values in state.items():
+                for rank in self._owners[name]:
+                    ranks.put(rank, name, values.numpy().data)
+
+    def _save(self, step: int, ranks: Resting) -> None:
+        start_s = perf_counter()
+        write = partial(self._write_tensors, ranks=ranks)
+        self.checkpoint = self._checkpoints.write(self._state(step), write)
+        self._checkpoints.prune(self._prepared.options.keep)
+        self._saved_s = monotonic()
+        took_s = perf_counter() - start_s
+        self._record(
+            CheckpointMetrics(
+                step=step,
+                path=self.checkpoint.path.name,
+                bytes=self.checkpoint.size_bytes,
+                seconds=took_s,
+                device_held_s=took_s,
+            )
+        )
+
+    def _state(self, step: int) -> TrainingState:
+        prepared = self._prepared
+        return TrainingState(
+            step=step,
+            num_steps=prepared.num_steps,
+            seed=prepared.options.seed,
+            fingerprint=prepared.data.fingerprint,
+            position=DataPosition.of(self._batches.step(step).after),
+            recipe=prepared.recipe,
+            spec=prepared.model.spec,
+            workload=prepared.plan.workload,
+            tokens=self._recorder.tokens,
+        )
+
+    def _write_tensors(self, folder: Path, ranks: Resting) -> None:
+        import torch
+
+        from twinstream.executor.weights.checkpoint_files import write_tensors
+
+        def take(name: str) -> Any:
+            content = ranks.take(self._owners[name][0], name)
+            return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+        write_tensors(
+            folder,
+            self._prepared.model.spec,
+            list(self._owners),
+            take,
+            size_bytes=self._prepared.plan.state_bytes,
+            like=self._prepared.model.files,
+        )
+
+
+def _owners(parts: list[RankPart]) -> dict[str, list[int]]:
+    """Of every tensor of the state the ranks that have it."""
+    from twinstream.executor.state.training_state import carried_names
+
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        for name in carried_names(part.schedule):
+            found.setdefault(name, []).append(part.rank)
+    return found

@@ -1,0 +1,65 @@
+"""What one of several ranks has of the machine that they share, and how they reach each other."""
+
+import os
+
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine, Number
+
+_RATES = (
+    "peak_bf16_flop_per_s",
+    "peak_fp32_flop_per_s",
+    "hbm_bytes_per_s",
+    "pcie_h2d_bytes_per_s",
+    "pcie_d2h_bytes_per_s",
+    "pcie_duplex_bytes_per_s",
+)
+_LATENCIES = ("launch_latency_ns", "copy_latency_ns", "event_wait_latency_ns")
+_LOOPBACK_BYTES_PER_S, _LOOPBACK_NS = 1e9, 100_000
+_COPYING_SHARE = 0.5  # of a core, while bytes pass through sockets
+
+
+def cores_here() -> int:
+    """That this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def share_of_cores(num_ranks: int, num_cores: int) -> float:
+    """What a rank has of the core that a device of its own would have.
+
+    >>> share_of_cores(2, 4), share_of_cores(4, 2)
+    (1.0, 0.5)
+    """
+    return min(1.0, num_cores / num_ranks)
+
+
+def rank_machine(machine: Machine, num_ranks: int, num_cores: int) -> Machine:
+    """The profile of one of several ranks whose compute streams share cores."""
+    share = share_of_cores(num_ranks, num_cores)
+    if share == 1.0:
+        return machine
+    changes: dict[str, object] = {"name": f"{machine.name}, {share:.2g} of a core"}
+    for field in (*_RATES, *_LATENCIES):
+        number: Number | None = getattr(machine, field)
+        if number is not None and number.value is not None:
+            value = number.value * share if field in _RATES else number.value / share
+            changes[field] = number.model_copy(update={"value": value})
+    return machine.model_copy(update=changes)
+
+
+def cluster_here(machine: Machine, num_ranks: int) -> Cluster:
+    """Ranks on one machine that talk over its loopback; the numbers are assumed."""
+
+    def assumed(value: float, source: str) -> Number:
+        return Number(value=value, kind="assumed", source=source)
+
+    return Cluster(
+        name="this machine",
+        description=f"{num_ranks} processes on {machine.name}, linked by gloo over loopback",
+        machine=machine.name,
+        gpus_per_node=assumed(num_ranks, "as many ranks as asked for"),
+        node_bytes_per_s=assumed(_LOOPBACK_BYTES_PER_S, "gloo over loopback, 1 GB/s"),
+        node_efficiency=assumed(1.0, "node_bytes_per_s is what is reached"),
+        compute_lost=assumed(_COPYING_SHARE, "both ends copy through the kernel"),
+        collective_latency_ns=assumed(_LOOPBACK_NS, "gloo over loopback, 100 us"),
+        node_latency_ns=assumed(_LOOPBACK_NS, "gloo over loopback, 100 us"),
+    )
