@@ -17,9 +17,7 @@ def group_of(mesh: Mesh, one: RankClass, op: Communicate) -> RankGroup:
     on_node = min(mesh.ranks_per_node, mesh.size)
     if not op.shift:
         ranks = prod(mesh.length(axis) for axis in op.axes)
-        near = mesh.ranks_on_a_node(op.axes)
-        if ranks % near:  # nodes and axes do not divide one another
-            near = 1
+        near = equally_near(ranks, mesh.ranks_on_a_node(op.axes))
         return RankGroup(ranks=ranks, ranks_per_node=near, sharing=max(1, on_node // near))
     (axis,) = op.axes
     size, stride = mesh.length(axis), mesh.stride(axis)
@@ -35,3 +33,13 @@ def group_of(mesh: Mesh, one: RankClass, op: Communicate) -> RankGroup:
     if inside:
         return RankGroup(ranks=2, ranks_per_node=2)
     return RankGroup(ranks=2, ranks_per_node=1, sharing=sharing)
+
+
+def equally_near(ranks: int, near: int) -> int:
+    """Ranks of a group on each of its nodes, where nodes and axes need not divide one another: at
+    most as many as on rank 0's, and equally many.
+
+    >>> equally_near(512, 72)
+    64
+    """
+    return next(count for count in range(near, 0, -1) if ranks % count == 0)

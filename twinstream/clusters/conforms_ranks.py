@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from twinstream.clusters.executable import Stages, chain_of_stage, layout_in
 from twinstream.clusters.layout import Layout
-from twinstream.models.lowering.stage import COMMUNICATE
+from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Task

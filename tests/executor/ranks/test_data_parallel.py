@@ -6,12 +6,24 @@ import pytest
 
 from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
 from twinstream.clusters.layout import Layout
-from twinstream.executor.ranks.launch import RankProcesses
+from twinstream.executor.launch.rank_processes import RankProcesses
+from twinstream.models.recipe import Recipe
+from twinstream.schedule.document import Caps
+
+MAX_NORM = 0.25  # of gradients whose norm is about 1
+EIGHT_BIT = Recipe(optimizer_state="8bit", gradients="float32")
+MASTER = Recipe(optimizer_state="float32_master", gradients="float32")
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RankProcesses]:
     with RankProcesses(2) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[RankProcesses]:
+    with RankProcesses(3) as processes:
         yield processes
 
 
@@ -27,7 +39,71 @@ def test_two_replicas_have_the_bits_of_one_process(two, zero):
     assert_as_reference(case, train_ranks(case, two))
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("recipe", [EIGHT_BIT, MASTER], ids=["8bit", "master"])
+def test_shards_of_other_states_have_the_bits_of_whole_ones(two, zero, recipe):
+    case = Case(Layout(dp=2, zero=zero), recipe)
+    assert_as_reference(case, train_ranks(case, two))
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_a_pipeline_of_replicas_has_the_bits_of_one_process(four, zero):
-    case = Case(Layout(pp=2, dp=2, zero=zero))
+def test_clipped_replicas_have_the_norm_of_one_process(two, zero):
+    case = Case(Layout(dp=2, zero=zero), Recipe(clips=True), MAX_NORM)
+    assert_as_reference(case, train_ranks(case, two))
+
+
+def test_shards_move_to_the_host_and_keep_their_bits(two):
+    caps = Caps(device_bytes=4_300_000)  # of 9.9 MB that it would use
+    case = Case(Layout(dp=2, zero=3), Recipe(clips=True), MAX_NORM, caps)
+    assert_as_reference(case, train_ranks(case, two))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=2),
+        Layout(pp=2, pipeline="gpipe"),
+        Layout(pp=2, virtual_stages=2, pipeline="interleaved"),
+        Layout(pp=2, virtual_stages=2, pipeline="ring"),
+    ],
+    ids=lambda layout: layout.pipeline,
+)
+@pytest.mark.parametrize("max_norm", [0.0, MAX_NORM])
+def test_a_pipeline_has_the_bits_of_one_device(two, layout, max_norm):
+    case = Case(layout, Recipe(clips=max_norm > 0), max_norm)
+    assert_as_reference(case, train_ranks(case, two))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("max_norm", [0.0, MAX_NORM])
+def test_a_pipeline_of_replicas_has_the_bits_of_one_process(four, zero, max_norm):
+    case = Case(Layout(pp=2, dp=2, zero=zero), Recipe(clips=max_norm > 0), max_norm)
+    assert_as_reference(case, train_ranks(case, four))
+
+
+def test_stages_of_shards_move_to_the_host_and_keep_their_bits(four):
+    caps = Caps(device_bytes=2_700_000)  # of 6.5 MB that a stage would use
+    case = Case(Layout(pp=2, dp=2, zero=3), Recipe(clips=True), MAX_NORM, caps)
+    assert_as_reference(case, train_ranks(case, four))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_four_replicas_have_the_bits_of_one_process(four, zero):
+    case = Case(Layout(dp=4, zero=zero), Recipe(clips=True), MAX_NORM)
+    assert_as_reference(case, train_ranks(case, four))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_shards_that_do_not_divide_are_padded(three, zero):
+    case = Case(Layout(dp=3, zero=zero), EIGHT_BIT)
+    assert_as_reference(case, train_ranks(case, three))
+
+
+def test_a_ring_of_shards_has_the_bits_of_one_process(four):
+    case = Case(Layout(pp=2, dp=2, zero=3, virtual_stages=2, pipeline="ring"))
+    assert_as_reference(case, train_ranks(case, four))
+
+
+def test_four_stages_have_the_norm_of_one_device(four):
+    case = Case(Layout(pp=4), Recipe(clips=True), MAX_NORM)
     assert_as_reference(case, train_ranks(case, four))

@@ -1,8 +1,8 @@
 """Trainings of a small model on ranks, and on one process, to compare."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import torch
 
@@ -23,7 +23,7 @@ from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
-SPEC = load_preset("tiny")
+SPEC = load_preset("tiny").model_copy(update={"dtype": "bfloat16"})
 WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=4)
 NUM_STEPS = 3
 
@@ -79,6 +79,12 @@ def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
 
 
 def reference(case: Case) -> Reference:
+    """The same for all layouts of as many replicas."""
+    return _reference(replace(case, layout=Layout(dp=case.layout.dp, zero=0), caps=None))
+
+
+@cache
+def _reference(case: Case) -> Reference:
     trainings = [case.training(replica) for replica in range(case.layout.dp)]
     return train_replicas(SPEC, WORKLOAD, case.recipe, case.state(), trainings, NUM_STEPS)
 
@@ -107,5 +113,6 @@ def assert_as_reference(case: Case, outcomes: Sequence[RankOutcome]) -> None:
     for replica, losses in enumerate(expected.losses):
         own = [o for o in outcomes if o.coordinates.get("dp", 0) == replica]
         assert [numbers(o, "loss") for o in own if numbers(o, "loss")] == [losses]
+        assert all(norm > case.max_norm for norm in expected.norms)
         norms = [numbers(o, "grad_norm") for o in own if numbers(o, "grad_norm")]
         assert norms == ([expected.norms] if expected.norms else [])

@@ -191,7 +191,7 @@ def _experts(job: Job) -> tuple[Element, ...]:
     """Router on the rank's own tokens, to the experts' ranks and back; experts split over tp."""
     work, layout = job.work, job.layout
     d_bytes = job.shape.d_model * work.itemsize
-    routed, arrived = work.routed_tokens * d_bytes, work.expert_tokens * d_bytes
+    routed = work.routed_tokens * d_bytes
     assert job.shape.experts is not None
     count = job.shape.experts.count
     router = Compute("router", work.router(), _gradient_bytes(job, work.local_tokens, count))
@@ -204,8 +204,9 @@ def _experts(job: Job) -> tuple[Element, ...]:
         gather = [Talk("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)]
         scatter = [Talk("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)]
     elif layout.tp > 1:
-        gather = [Talk("tp", None, "all_reduce", arrived, arrived)]
-        scatter = [Talk("tp", "all_reduce", None, arrived, arrived)]
+        summed = whole(job)  # once each token's experts are put together
+        gather = [Talk("tp", None, "all_reduce", summed, summed)]
+        scatter = [Talk("tp", "all_reduce", None, summed, summed)]
     experts = Compute("experts", work.experts(), ffn_bytes, "experts")
     back = to or (layout.tp > 1 and work.sequence_parallel)
     combine = [Compute("combine", PartWork())] if back else []  # the experts have its work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ def _source(batches: TextBatches, before: int) -> TokenSource:
     """Chunks of a step from the one after so many."""
     import torch
 
-    def chunk(step: int, index: int) -> torch.Tensor:
+    def chunk(step: int, index: int) -> Any:
         return torch.from_numpy(batches.chunk(step, before + index))
 
     return chunk

@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
+from twinstream.simulator.cluster.geometry import equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}
 
@@ -61,8 +62,7 @@ class Pricing:
             ranks *= mesh.length(axis)
         if ranks == 1:
             return 0.0
-        near = mesh.ranks_on_a_node(present)
-        near = near if ranks % near == 0 else 1
+        near = equally_near(ranks, mesh.ranks_on_a_node(present))
         on_node = min(mesh.ranks_per_node, mesh.size)
         group = RankGroup(ranks=ranks, ranks_per_node=near, sharing=max(1, on_node // near))
         kind = NCCL_DTYPES.get(dtype)

@@ -74,14 +74,12 @@ def plan(  # noqa: PLR0913
     With --machine on one device; with --cluster, --gpus and --global-batch layouts are searched;
     with --ranks the schedule is one that processes run.
     """
+    if warm_start and (ranks is not None or asked.cluster is not None):
+        raise LayoutError("--warm-start is of one device; leave out it, or --ranks and --cluster")
     if ranks is not None:
-        if warm_start:
-            raise LayoutError("--warm-start is of one device; leave out it or --ranks")
         plan_for_ranks(ranks, wanted, asked, charged, output, as_json=as_json)
         return
     if asked.cluster is not None:
-        if warm_start:
-            raise LayoutError("--warm-start is of one device; leave out it or --cluster")
         plan_on_cluster(wanted, asked, charged, output, as_json=as_json)
         return
     require_machine("plan", wanted, asked, charged)

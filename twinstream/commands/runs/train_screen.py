@@ -1,4 +1,4 @@
-"""What `train` shows before the first step, and what it came to after the last."""
+"""What `train` shows before the first step and after the last, on one device and on ranks."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -7,7 +7,9 @@ from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import Summary, rate_text
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief
+from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.screens.live import duration
 from twinstream.screens.plan_screen import WIDTH, residence_table
 from twinstream.screens.tables import (
@@ -20,6 +22,10 @@ from twinstream.screens.tables import (
 )
 from twinstream.training.checkpoints import written_names
 from twinstream.training.preparing import Prepared
+from twinstream.training.ranks.planning import Candidate, RanksPlan
+from twinstream.training.ranks.preparing import RanksPrepared
+from twinstream.training.ranks.shared_machine import cores_here, share_of_cores
+from twinstream.training.ranks.trainer import RanksResult
 
 
 def train_screen(prepared: Prepared, done: int) -> Group:
@@ -72,3 +78,81 @@ def trained_screen(
     if measured is not None:
         parts.append(headline_table(predicted, measured, (*SPEEDS, *SHARES)))
     return [*parts, *lines]
+
+
+def ranks_screen(prepared: RanksPrepared, done: int) -> Group:
+    """What a run will do: in which layout and why, how fast, how long, what each rank takes.
+
+    Args:
+        done: steps that are behind.
+    """
+    plan, ranks = prepared.plan, prepared.plan.schedule.mesh.size
+    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("data", prepared.data_line)
+    table.add_row("a step", f"{prepared.tokens_per_step:,} tokens: {workload_line(plan.workload)}")
+    chosen, others = _chosen(plan)
+    why = f", the fastest of {len(plan.candidates)} that were looked at" if others else ", as asked"
+    table.add_row("layout", f"{chosen}{why}")
+    for other in others:
+        table.add_row("", f"not {other}")
+    table.add_row(
+        "predicted", f"{rate_text(plan.tokens_per_s)} tokens/s, {seconds(plan.step_s)} a step"
+    )
+    table.add_row("assumed", _assumed(ranks))
+    left = max(0, prepared.num_steps - done)
+    of = f" of {prepared.num_steps:,}" if done else ""
+    table.add_row("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps")
+    for name, device_bytes, host_bytes in _memory(plan):
+        table.add_row(name, f"{brief(device_bytes)} device, {brief(host_bytes)} host a rank")
+    table.add_row("checkpoint", brief(plan.state_bytes))
+    table.add_row("planned in", seconds(prepared.plan_seconds))
+    return Group(
+        f"{prepared.what} on {ranks} ranks of {prepared.here.machine.name}: it fits", table
+    )
+
+
+def speeds_line(result: RanksResult) -> str:
+    """Predicted beside measured."""
+    line = f"predicted {rate_text(result.predicted_tokens_per_s)} tokens/s"
+    measured = result.measured_tokens_per_s
+    if measured is None:
+        return line
+    ratio = measured / result.predicted_tokens_per_s - 1.0
+    return f"{line}, measured {rate_text(measured)} ({ratio:+.0%}; median of steps)"
+
+
+def ranks_json(prepared: RanksPrepared) -> dict[str, object]:
+    """What is predicted, for programs."""
+    plan = prepared.plan
+    return {
+        "layout": plan.layout,
+        "candidates": [str(one) for one in plan.candidates],
+        "step_time_s": plan.step_s,
+        "tokens_per_s": plan.tokens_per_s,
+        "num_steps": prepared.num_steps,
+        "tokens_per_step": prepared.tokens_per_step,
+        "epoch_tokens": prepared.data.epoch_tokens,
+        "checkpoint_bytes": plan.state_bytes,
+        "memory_bytes": {name: {"device": d, "host": h} for name, d, h in _memory(plan)},
+        "options": prepared.options,
+    }
+
+
+def _chosen(plan: RanksPlan) -> tuple[Candidate, list[Candidate]]:
+    (chosen,) = (one for one in plan.candidates if one.layout == plan.layout)
+    return chosen, [one for one in plan.candidates if one is not chosen]
+
+
+def _assumed(ranks: int) -> str:
+    cores = cores_here()
+    share = share_of_cores(ranks, cores)
+    shared = f"{ranks} ranks share {cores} cores, {share:.2g} each; " if share < 1.0 else ""
+    return f"{shared}links of 1 GB/s and 100 us (gloo over loopback)"
+
+
+def _memory(plan: RanksPlan) -> list[tuple[str, int, int]]:
+    """By stage, the arenas of a rank."""
+    schedules = plan.schedule.schedules
+    return [(name, arena_bytes(s, DEVICE), arena_bytes(s, HOST)) for name, s in schedules.items()]

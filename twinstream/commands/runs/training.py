@@ -11,7 +11,14 @@ from rich.console import Group
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
-from twinstream.commands.runs.train_screen import checkpoint_bytes, train_screen, trained_screen
+from twinstream.commands.runs.train_screen import (
+    checkpoint_bytes,
+    ranks_json,
+    ranks_screen,
+    speeds_line,
+    train_screen,
+    trained_screen,
+)
 from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
@@ -22,7 +29,6 @@ from twinstream.log.metrics import (
 from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
-from twinstream.screens.train_ranks_screen import ranks_json, ranks_screen, speeds_line
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import LAYOUT, TrainOptions, read_options
 from twinstream.training.preparing import Opened, Prepared

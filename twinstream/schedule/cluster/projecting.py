@@ -8,10 +8,14 @@ from typing import NamedTuple
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.communication import Communicator
 from twinstream.schedule.cluster.mesh import Mesh
-from twinstream.schedule.cluster.shards import SHARD_AXES, shard_call
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import require_whole
-from twinstream.schedule.ops import Communicate
+from twinstream.schedule.errors import TwinstreamError, require_whole
+from twinstream.schedule.ops import Attribute, Communicate, KernelCall
+
+# Of a call that works on a shard: over which axes of the mesh the whole is cut. What else it says
+# is of the first shard: its elements (`num_elements`), where it begins (`element_offset`), and of
+# the whole the ranges that are not decayed (`undecayed`).
+SHARD_AXES = "shard_axes"
 
 
 class Channel(NamedTuple):
@@ -78,6 +82,34 @@ def _with_shards(part: Schedule, mesh: Mesh, coordinates: Mapping[str, int]) -> 
             line = _line(mesh, tuple(str(call.attributes[SHARD_AXES]).split()), coordinates)
             filled[name] = shard_call(call, line.index(mesh.rank(coordinates)))
     return part.model_copy(update={"calls": {**part.calls, **filled}}) if filled else part
+
+
+def shard_call(call: KernelCall, index: int) -> KernelCall:
+    """What the rank of shard `index` is told.
+
+    >>> told = {"shard_axes": "dp", "num_elements": 8, "element_offset": 0, "undecayed": (6, 10)}
+    >>> call = KernelCall(kernel="adamw_step/eager", attributes=told, cost=())
+    >>> shard_call(call, 1).attributes
+    {'num_elements': 8, 'element_offset': 8, 'undecayed': (0, 2)}
+    """
+    told = {name: value for name, value in call.attributes.items() if name != SHARD_AXES}
+    size, first = _whole(told, "num_elements"), _whole(told, "element_offset")
+    start = first + index * size
+    told["element_offset"] = start
+    ranges = told.pop("undecayed", ())
+    assert isinstance(ranges, tuple), "ranges are pairs of whole numbers"
+    cut = [min(max(end - start, 0), size) for end in ranges]
+    pairs = [pair for pair in zip(cut[::2], cut[1::2], strict=True) if pair[0] < pair[1]]
+    if pairs:
+        told["undecayed"] = tuple(end for pair in pairs for end in pair)
+    return call.model_copy(update={"attributes": told})
+
+
+def _whole(told: Mapping[str, Attribute], name: str) -> int:
+    value = told.get(name)
+    if type(value) is not int:
+        raise TwinstreamError(f"a call on a shard has {name} {value!r}, expected a whole number")
+    return value
 
 
 def channel_of(mesh: Mesh, op: Communicate, coordinates: Mapping[str, int]) -> Channel:

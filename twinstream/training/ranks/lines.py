@@ -1,13 +1,10 @@
 """The trainer's side of the lines to its ranks: a thread for each answers what it asks."""
 
 import contextlib
-import os
 import secrets
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, Listener
-from pathlib import Path
 from typing import Any, Protocol
 
 from twinstream.schedule.errors import TwinstreamError
@@ -78,11 +75,9 @@ class RankLines:
         self._resting: dict[int, int] = {}
         self._goes_on, self._closed = True, False
         self._changed = threading.Condition()
-        self._folder = tempfile.mkdtemp(prefix="twinstream-")
-        self.address = str(Path(self._folder) / "trainer")
-        self._listener = Listener(self.address, "AF_UNIX", authkey=self.key)
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        self._listener = Listener(family="AF_UNIX", authkey=self.key)
+        self.address = str(self._listener.address)
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """After all ranks have ended."""
@@ -93,8 +88,6 @@ class RankLines:
             self._listener.close()
         for line in self._lines.values():
             line.close()
-        with contextlib.suppress(OSError):
-            os.rmdir(self._folder)  # noqa: PTH106 - beside the socket it is empty
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -126,7 +119,8 @@ class RankLines:
             case DataOf():
                 return self._answers.data(question)
             case Result():
-                return self._answers.result(question, rank)
+                self._answers.result(question, rank)
+                return None
             case IsDue():
                 return self._answers.is_due(question.step)
             case AtRest():

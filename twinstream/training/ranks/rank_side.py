@@ -24,8 +24,6 @@ from twinstream.training.ranks.messages import (
 from twinstream.training.run.batches import KEPT_STEPS, tokens_of
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.memory.arenas import Arenas
     from twinstream.executor.program.host_work import HostWork
     from twinstream.executor.ranks.rank_run import RankInputs
@@ -119,7 +117,7 @@ class RankSide:
         )
         work = training.host_work(self._part.schedule)
 
-        def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
+        def fetch(op: Fetch, pass_index: int, taken: Any) -> None:
             work.fetch(op, pass_index, taken)
             values = training.losses if op.sink == "loss" else training.norms
             self._line.ask(Result(op.sink, task.first + pass_index, values.pop()))
@@ -160,7 +158,7 @@ class RankSide:
             request = self._line.hear()
 
 
-def _flat(content: bytes) -> "torch.Tensor":
+def _flat(content: bytes) -> Any:
     """1-D uint8."""
     import torch
 

@@ -4,7 +4,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.training.options import OptionsError, TrainOptions
 
-_ONE_DEVICE = "which only one device does yet: leave it out, or train without ranks"
+_WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 
 
 def without_clipping(options: TrainOptions) -> TrainOptions:
@@ -20,22 +20,22 @@ def require_possible(options: TrainOptions) -> None:
         OptionsError: an option is of what ranks do not do yet.
     """
     asked = {
-        "eval_data: evaluation": bool(options.eval_data),
-        "lora: adapters": options.lora is not None,
-        "adapter: adapters": options.adapter is not None,
-        "freeze: frozen weights": bool(options.freeze),
-        "fp32_tail: another plan for the last steps": options.fp32_tail > 0,
-        "max_grad_norm: clipping": options.max_grad_norm > 0,
+        "eval_data (evaluation)": bool(options.eval_data),
+        "lora (adapters)": options.lora is not None,
+        "adapter": options.adapter is not None,
+        "freeze (frozen weights)": bool(options.freeze),
+        "fp32_tail (another plan for the last steps)": options.fp32_tail > 0,
+        "max_grad_norm (clipping)": options.max_grad_norm > 0,
         f"policy '{options.policy}'": options.policy != "optimal",
-        "recompute: a level for all blocks": options.recompute is not None,
+        "recompute (one level for all blocks)": options.recompute is not None,
         "backend cuda": options.backend == "cuda",
     }
     _refuse_first(asked)
     chunk = options.chunk_tokens
     if chunk is not None and chunk < options.seq_len:
         raise OptionsError(
-            f"chunk_tokens {chunk} is less than seq_len {options.seq_len}: sequences in slices, "
-            f"{_ONE_DEVICE}"
+            f"chunk_tokens {chunk} is less than seq_len {options.seq_len}, so that sequences are "
+            f"cut into slices: {_WITHOUT}"
         )
 
 
@@ -56,4 +56,4 @@ def require_possible_model(spec: ModelSpec, recipe: Recipe) -> None:
 
 def _refuse_first(asked: dict[str, bool]) -> None:
     if found := [what for what, is_asked in asked.items() if is_asked]:
-        raise OptionsError(f"{found[0]} with ranks is something {_ONE_DEVICE}")
+        raise OptionsError(f"{found[0]}: {_WITHOUT}")

@@ -13,6 +13,7 @@ _RATES = (
     "pcie_d2h_bytes_per_s",
     "pcie_duplex_bytes_per_s",
 )
+_LATENCIES = ("launch_latency_ns", "copy_latency_ns", "event_wait_latency_ns")
 _LOOPBACK_BYTES_PER_S, _LOOPBACK_NS = 1e9, 100_000
 _COPYING_SHARE = 0.5  # of a core, while bytes pass through sockets
 
@@ -37,10 +38,11 @@ def rank_machine(machine: Machine, num_ranks: int, num_cores: int) -> Machine:
     if share == 1.0:
         return machine
     changes: dict[str, object] = {"name": f"{machine.name}, {share:.2g} of a core"}
-    for field in _RATES:
+    for field in (*_RATES, *_LATENCIES):
         number: Number | None = getattr(machine, field)
         if number is not None and number.value is not None:
-            changes[field] = number.model_copy(update={"value": number.value * share})
+            value = number.value * share if field in _RATES else number.value / share
+            changes[field] = number.model_copy(update={"value": value})
     return machine.model_copy(update=changes)
 
 

@@ -1,0 +1,122 @@
+"""The layout of a run on ranks: chosen by prediction, told with its reasons, or refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.ranks.rank_runs import rank_options
+from tests.training.small_runs import write_config
+from twinstream.clusters.layout import LayoutError
+from twinstream.commands.output import screen
+from twinstream.commands.runs.train_screen import ranks_json, ranks_screen
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.ranks.preparing import RanksPrepared
+from twinstream.training.ranks.shared_machine import cluster_here, rank_machine, share_of_cores
+from twinstream.training.ranks.trainer import RanksTrainer
+
+
+def prepared(wanted: TrainOptions) -> RanksPrepared:
+    """All but the training."""
+    return RanksTrainer(wanted).prepare()
+
+
+def test_the_fastest_layout_of_all_is_chosen_and_the_others_are_told(tmp_path: Path) -> None:
+    found = prepared(rank_options(tmp_path, ranks=4))
+    rates = {(c.layout.pp, c.layout.dp): c.tokens_per_s or 0.0 for c in found.plan.candidates}
+    assert set(rates) == {(4, 1), (2, 2), (1, 4)}
+    chosen = found.plan.layout
+    assert rates[chosen.pp, chosen.dp] == max(rates.values()) == found.plan.tokens_per_s
+    console = screen()
+    with console.capture() as capture:
+        console.print(ranks_screen(found, 0))
+    shown = " ".join(capture.get().split())
+    assert "the fastest of 3 that were looked at" in shown and shown.count("not pp") == 2
+    assert "gloo over loopback" in shown and not (tmp_path / "run").exists()
+    assert len(ranks_json(found)["candidates"]) == 3  # type: ignore[arg-type]
+
+
+def test_what_is_given_of_a_layout_is_taken(tmp_path: Path) -> None:
+    found = prepared(rank_options(tmp_path, ranks=4, pp=2, pipeline="gpipe"))
+    layout = found.plan.layout
+    assert (layout.pp, layout.dp, layout.pipeline) == (2, 2, "gpipe")
+    assert len(found.plan.candidates) == 1
+    assert found.plan.chunks_of_a_replica == 4 and found.plan.workload.rounds_per_step == 8
+
+
+def test_a_cap_of_each_rank_leaves_out_what_does_not_fit(tmp_path: Path) -> None:
+    wanted = rank_options(tmp_path, ranks=2)
+    whole = max(one for one in _arenas(prepared(wanted)))
+    with pytest.raises(LayoutError, match=r"no layout of 2 ranks can train this: pp 2 .*; pp 1"):
+        prepared(wanted.model_copy(update={"device_mem": str(whole // 50)}))
+
+
+def _arenas(found: RanksPrepared) -> list[int]:
+    memory: Any = ranks_json(found)["memory_bytes"]
+    return [one["device"] for one in memory.values()]
+
+
+def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
+    wanted = rank_options(tmp_path, ranks=4, chunk_tokens=None, chunks_per_round=None)
+    work = prepared(wanted).plan.workload
+    assert (work.chunk_tokens, work.chunks_per_round, work.rounds_per_step) == (64, 1, 8)
+    fewer = rank_options(tmp_path, ranks=2, chunk_tokens=None, chunks_per_round=None)
+    assert prepared(fewer).plan.workload.chunk_tokens == 128
+    open_step = wanted.model_copy(update={"tokens_per_step": None, "steps": None})
+    assert prepared(open_step).plan.workload.rounds_per_step % 8 == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"eval_data": ("rows.jsonl",)}, r"eval_data \(evaluation\)"),
+        ({"lora": "r=4"}, r"lora \(adapters\)"),
+        ({"freeze": ("model.embed_tokens.*",)}, r"freeze \(frozen weights\)"),
+        ({"max_grad_norm": 1.0}, r"max_grad_norm \(clipping\)"),
+        ({"fp32_tail": 2}, "fp32_tail"),
+        ({"chunk_tokens": 32}, "chunk_tokens 32 is less than seq_len 64"),
+        ({"backend": "cuda"}, "backend cuda"),
+        ({"policy": "streaming"}, "policy 'streaming'"),
+        ({"recompute": "full"}, "recompute"),
+        ({"pp": 3}, "pp 3 x dp open are not the 2 ranks"),
+        ({"pp": 2, "dp": 2}, "pp 2 x dp 2 are not the 2 ranks"),
+        ({"virtual_stages": 2}, "virtual_stages 2 needs --pipeline interleaved or ring"),
+        ({"ranks": 16, "pp": 16}, "4 layers are fewer than the stages"),
+        ({"dp": 2, "tokens_per_step": 192}, "3 rounds of a step do not divide among 2 replicas"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_anything_is_written(
+    tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TwinstreamError, match=message):
+        prepared(rank_options(tmp_path, **({"ranks": 2} | given)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_tied_embeddings_are_refused(tmp_path: Path) -> None:
+    model = write_config(tmp_path / "tied", num_layers=4, tied_embeddings=True)
+    with pytest.raises(OptionsError, match="tied embeddings: only one device"):
+        prepared(rank_options(tmp_path, ranks=2, model=str(model)))
+
+
+def test_clipping_is_off_unless_asked_for_and_said(tmp_path: Path) -> None:
+    wanted = rank_options(tmp_path, ranks=2).model_dump(exclude_none=True)
+    del wanted["max_grad_norm"]
+    given = {name: wanted[name] for name in wanted if name in _GIVEN}
+    found = prepared(TrainOptions.of(given))
+    assert found.options.max_grad_norm == 0.0 and not found.recipe.clips
+    assert any("gradients are not clipped" in line for line in found.notes)
+
+
+_GIVEN = ("model", "data", "output", "ranks", "seq_len", "tokens_per_step", "steps", "machine",
+          "backend", "data_workers")  # fmt: skip
+
+
+def test_ranks_share_the_cores(tmp_path: Path) -> None:
+    machine = prepared(rank_options(tmp_path, ranks=2)).here.machine
+    assert rank_machine(machine, 2, 2) is machine
+    half = rank_machine(machine, 4, 2)
+    assert half.number("hbm_bytes_per_s") == machine.number("hbm_bytes_per_s") / 2
+    assert share_of_cores(8, 2) == 0.25 and share_of_cores(1, 2) == 1.0
+    assert cluster_here(machine, 4).count("gpus_per_node") == 4
