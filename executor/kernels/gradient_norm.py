@@ -1,4 +1,7 @@
-"""The norm of all gradients, by which they are clipped: squares by group, then the root."""
+"""Sums over whole gradients: one added to another, and the norm of all, by which they are clipped.
+
+The norm is of squares by group, then the root.
+"""
 
 import torch
 
@@ -37,6 +40,13 @@ def sum_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -
         operands["values"].view(torch.float32, (num_values,)),
         operands["squares"].view(torch.float32, (1,)),
     )
+
+
+def add_gradients(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+    """Add one flat gradient to another, each sum rounded once."""
+    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+    shape = (typed_attribute(attributes, "num_elements", int),)
+    operands["sum"].view(dtype, shape).add_(operands["gradients"].view(dtype, shape))
 
 
 def no_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:

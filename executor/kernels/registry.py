@@ -11,6 +11,7 @@ from twinstream.executor.kernels.block.block_forward import (
 )
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
 from twinstream.executor.kernels.gradient_norm import (
+    add_gradients,
     gradient_norm,
     gradient_squares,
     no_squares,
@@ -36,6 +37,7 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "embed_backward": embed_backward,
     "gradient_squares": gradient_squares,
     "gradient_norm": gradient_norm,
+    "add_gradients": add_gradients,
     "no_squares": no_squares,
     "shard_squares": shard_squares,
     "sum_squares": sum_squares,

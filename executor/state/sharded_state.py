@@ -37,6 +37,9 @@ class ShardedState:
         found = {}
         for name, flat in state.items():
             kind, _, group = name.partition(".")
+            if not self._is_cut(group):
+                found[name] = flat
+                continue
             cut = _recut(flat, self._sizes(kind), self._parts(kind, group), self._shards(group))
             keeps = kind == "opt" or self.sharding.zero == 3
             found[name] = cut.chunk(num_shards)[index].clone() if keeps else cut
@@ -47,11 +50,18 @@ class ShardedState:
         found = {}
         for name in shards[0]:
             kind, _, group = name.partition(".")
+            if not self._is_cut(group):
+                found[name] = shards[0][name]
+                continue
             keeps = kind == "opt" or self.sharding.zero == 3
             flat = torch.cat([one[name] for one in shards]) if keeps else shards[0][name]
             parts = self._parts(kind, group)
             found[name] = _recut(flat, self._sizes(kind), self._shards(group), parts)
         return found
+
+    def _is_cut(self, group: str) -> bool:
+        """Frozen parameters are whole where parameters are."""
+        return self.sharding.zero == 3 or not self.recipe.freezes(group)
 
     def _sizes(self, kind: str) -> Sizes:
         itemsize = ITEMSIZE_BYTES[self.spec.dtype]

@@ -258,6 +258,12 @@ def gradient_norm_work(num_groups: int) -> tuple[Work, ...]:
     return (_sum_work("gradient_norm", num_groups, (num_groups + 1) * _FLOAT32_BYTES, launches=1),)
 
 
+def add_gradients_work(num_elements: int, dtype: str) -> tuple[Work, ...]:
+    """Reads two gradients and writes one, at the rate of sums of squares."""
+    moved = 3 * num_elements * ITEMSIZE_BYTES[dtype]
+    return (_sum_work("gradient_squares", num_elements, moved, launches=1),)
+
+
 def _sum_work(unit: str, flops: int, moved: int, launches: int) -> Work:
     return Work(
         unit=unit, shape=(flops,), flops=flops, hbm_bytes=moved, launches=launches, dtype="float32"

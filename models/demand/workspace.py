@@ -330,6 +330,7 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "embed_backward": _embed_backward,
     "gradient_squares": _gradient_squares,
     "gradient_norm": _none,
+    "add_gradients": _none,
     "no_squares": _none,
     "shard_squares": _none,
     "sum_squares": _none,

@@ -62,7 +62,7 @@ class ChainBuilder:
 
     def begin_at(self, tensor: str, version: int) -> None:
         """The newest version so far is this, made on another device."""
-        self._latest[tensor] = version
+        self._latest.update(dict.fromkeys(self._leaves(tensor, None), version))
 
     def read(self, name: str, tensor: str, num_parts: int | None = None) -> TaskOperand:
         return self._existing(name, tensor, num_parts, "read")

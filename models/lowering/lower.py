@@ -153,7 +153,7 @@ class StepLowering:
                 *self._head_inputs(chunk), builder.accumulate("loss", "loss"), step_state
             ]  # fmt: skip
             if self.spec.tied_embeddings:
-                operands.append(builder.read("embedding", "param.embedding"))
+                operands.append(builder.read("embedding", self.shapes.parameters("embedding")))
             self._add("head_loss", call, operands, round_=0, chunk=chunk)
 
     def _chunks(self) -> range:
@@ -215,7 +215,7 @@ class StepLowering:
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
         if self.recipe.lora is not None:
-            adapters = f"param.{adapter_group(layer)}"
+            adapters = self.shapes.parameters(adapter_group(layer))
             operands.append(self.builder.read("adapters", adapters))
         if self.workload.packing is not None:
             operands.append(self.builder.read("sequences", f"sequences.{chunk}"))
@@ -243,7 +243,7 @@ class StepLowering:
                 self.optimizer.step_state,
             ]
             if tied:
-                operands.append(builder.read("embedding", "param.embedding"))
+                operands.append(builder.read("embedding", self.shapes.parameters("embedding")))
                 operands += self._gradient("embedding_gradients", "embedding", round_)
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
         self._after_group("head", round_)

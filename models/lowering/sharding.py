@@ -4,7 +4,7 @@ A group's elements are cut into equal shards, one for each replica in rank order
 padded with zeros. The optimizer's state is a shard's alone. With ZeRO 1 parameters and gradients
 are whole; a rank's shard of the gradient is summed where it lies. With ZeRO 2 the summed gradient
 is a shard by itself, so that the whole one is free once it has been reduced. With ZeRO 3 the
-parameters are a shard, too, and gathered whole before each use.
+parameters are a shard, too, and gathered whole before each use; frozen ones likewise.
 
 Whole gradients are added up over microbatches with ZeRO 2 and 3 as well: replicas' sums added up
 have other bits than sums of what replicas have of each microbatch.
@@ -65,13 +65,19 @@ def declare_shards(builder: ChainBuilder, shapes: Shapes, sharding: Sharding) ->
     kind, itemsize = recipe.state_of(dtype), ITEMSIZE_BYTES[dtype]
     gradient_itemsize = ITEMSIZE_BYTES[shapes.gradient_dtype]
     state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(kind, dtype)
+    trained = set(shapes.trained)
     for group in shapes.groups:
+        if group not in trained and sharding.zero < 3:
+            builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
+            continue
         shard = sharding.shard_elements(shapes.group_bytes(group) // itemsize, recipe)
         whole = sharding.num_shards * shard
         kept = shard if sharding.zero == 3 else whole
         builder.declare_flat(f"param.{group}", kept * itemsize, "parameter", dtype)
         if sharding.zero == 3:
             builder.declare_flat(f"gathered.{group}", whole * itemsize, "parameter", dtype)
+        if group not in trained:
+            continue
         size = whole * gradient_itemsize
         builder.declare_flat(f"grad.{group}", size, "gradient", shapes.gradient_dtype)
         if sharding.zero > 1:

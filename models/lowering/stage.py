@@ -7,6 +7,7 @@ round r chunk c is chunk r x chunks_per_round + c.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.flops import model_flops_per_step
@@ -19,6 +20,7 @@ from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOptimizer
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import first_backward_layer
 from twinstream.schedule.chain import Chain, Input, Output
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall, TaskOperand
@@ -36,11 +38,12 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
     """The chain of one stage of a training step.
 
     Raises:
-        StageError: the recipe freezes, has adapters, or has its optimizer on the host or before
-            the next use, or the model's embeddings are tied, which only one device does yet.
+        StageError: the recipe has its optimizer on the host or before the next use, which only
+            one device does yet.
     """
     recipe = settled(recipe or Recipe())
-    _require_simple(spec, recipe)
+    _require_simple(recipe)
+    cut = replace(cut, tied=spec.tied_embeddings)
     lowering = _StageLowering(spec, workload, recipe, cut)
     lowering.run()
     builder = lowering.builder
@@ -64,11 +67,8 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
     )
 
 
-def _require_simple(spec: ModelSpec, recipe: Recipe) -> None:
+def _require_simple(recipe: Recipe) -> None:
     reasons = {
-        "tied embeddings": spec.tied_embeddings,
-        "adapters (LoRA)": recipe.lora is not None,
-        "frozen weights": bool(recipe.frozen),
         f"the optimizer '{recipe.optimizer}'": recipe.optimizer not in _PLACES,
     }
     if found := [name for name, wanted in reasons.items() if wanted]:
@@ -93,7 +93,8 @@ class _StageLowering(StepLowering):
         )
         super().__init__(spec, whole, recipe)
         self.cut = cut
-        self.shapes = StageShapes(spec, whole, recipe, cut=cut)
+        self.shapes: StageShapes = StageShapes(spec, whole, recipe, cut=cut)
+        self._first = first_backward_layer(spec, recipe)
         self._microbatch = 0
         self._completes = False
         self._gathers: ParameterGathers | None = None
@@ -111,7 +112,7 @@ class _StageLowering(StepLowering):
         self.optimizer = self._updates = self._optimizer(state)
         if cut.sharding is not None and cut.sharding.zero == 3:
             communications = self._updates.communications
-            self._gathers = ParameterGathers(communications, cut.sharding, cut.uses)
+            self._gathers = ParameterGathers(communications, cut.sharding, self.shapes.uses)
         self.round_starts.append(0)
         for phase, chunk, j in cut.actions:
             self._microbatch = j
@@ -122,10 +123,10 @@ class _StageLowering(StepLowering):
             builder.outputs.append(Output(tensor=name, version=version, sink=name))
 
     def _optimizer(self, state: TaskOperand) -> StageOptimizer:
-        told = self.builder, self.shapes, self.recipe, state
+        told = self.builder, self.shapes, self.recipe, state, self.cut
         if self.cut.sharding is None:
-            return StageOptimizer(*told, self.cut.replicas)
-        return ShardedOptimizer(*told, self.cut.sharding)
+            return StageOptimizer(*told)
+        return ShardedOptimizer(*told)
 
     def _use(self, group: str) -> None:
         if self._gathers is not None:
@@ -136,15 +137,19 @@ class _StageLowering(StepLowering):
         super()._embed_forward(round_)
 
     def _forward_layer(self, round_: int, layer: int) -> None:
-        self._use(str(layer))
+        for group in self.shapes.of_layer(layer):
+            self._use(group)
         super()._forward_layer(round_, layer)
 
     def _head(self, round_: int) -> None:
         self._use("head")
+        if self.spec.tied_embeddings:
+            self._use("embedding")
         super()._head(round_)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        self._use(str(layer))
+        for group in self.shapes.of_layer(layer):
+            self._use(group)
         super()._backward_layer(round_, layer)
 
     def kernel_calls(self) -> list[KernelCall]:
@@ -176,18 +181,23 @@ class _StageLowering(StepLowering):
         self._completes = self._last[chunk] == j
         if place == self.cut.num_places - 1:
             self._head(0)
-        else:
+        elif self._goes_below(span.stop):
             # as many as there are tasks that make it anew: the head's, and those of later layers
             version = 1 + self.spec.num_layers - span.stop
             for one in self._chunks_reversed():
                 says.receive(f"d_hidden.{one}", version, 1, j)
         for layer in reversed(span):
-            self._backward_layer(0, layer)
-        if place == 0:
+            if layer >= self._first:
+                self._backward_layer(0, layer)
+        if place == 0 and "embedding" in self.trained:
             self._embed_backward(0)
-        else:
+        elif place > 0 and self._goes_below(span.start):
             for one in self._chunks_reversed():
                 says.send(f"d_hidden.{one}", -1, j)
+
+    def _goes_below(self, layer: int) -> bool:
+        """Whether anything before a layer is trained."""
+        return self._first < layer or "embedding" in self.trained
 
     def _feed(self, place: int) -> None:
         sources = ["tokens"] if place in (0, self.cut.num_places - 1) else []

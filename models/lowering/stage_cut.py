@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.trained import all_groups, layer_of
+from twinstream.models.trained import all_groups, first_backward_layer, layer_of, trained_groups
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class StageCut:
 
     `actions` say what it runs, in order: forward or backward, which of its virtual stages, which
     microbatch. `replicas` are axes of a mesh over which gradients are summed, and `sharding` what
-    each of the replicas keeps, if not all.
+    each of the replicas keeps, if not all. With `tied` embeddings the head reads the embedding's:
+    the first and the last stage then both have them, and update them alike.
     """
 
     spans: tuple[range, ...]
@@ -22,6 +24,7 @@ class StageCut:
     actions: tuple[tuple[str, int, int], ...]
     replicas: tuple[str, ...] = ()
     sharding: Sharding | None = None
+    tied: bool = False
 
     @property
     def first(self) -> bool:
@@ -34,29 +37,25 @@ class StageCut:
         return self.num_places - 1 in self.places
 
     @property
+    def shares_embedding(self) -> bool:
+        """Whether another stage has the same embedding."""
+        return self.tied and self.first != self.last
+
+    @property
     def gathers(self) -> bool:
         """Whether parameters are gathered before each use."""
         return self.sharding is not None and self.sharding.zero == 3
-
-    @property
-    def uses(self) -> tuple[str, ...]:
-        """The groups whose parameters are read, one after the other."""
-        found: list[str] = []
-        for phase, chunk, _ in self.actions:
-            layers, place = [str(layer) for layer in self.spans[chunk]], self.places[chunk]
-            if phase == "forward":
-                found += [*(["embedding"] if place == 0 else []), *layers]
-            else:
-                last = place == self.num_places - 1
-                found += [*(["head"] if last else []), *reversed(layers)]
-        return tuple(found)
 
     def has(self, group: str) -> bool:
         """Whether a group of parameters is the stage's."""
         layer = layer_of(group)
         if layer is None:
-            return self.first if group == "embedding" else self.last
+            return self.last if group == "head" else self.first or (self.tied and self.last)
         return any(layer in span for span in self.spans)
+
+    def squares(self, group: str) -> bool:
+        """Whether the stage sums up the squares of a group's gradient."""
+        return self.has(group) and (group != "embedding" or self.first)
 
 
 @dataclass(frozen=True)
@@ -67,21 +66,21 @@ class StageShapes(Shapes):
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Of the embedding, the layers and the head those that the stage has."""
+        """Of all groups those that the stage has."""
         return tuple(filter(self.cut.has, all_groups(self.spec, self.recipe)))
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """All of them."""
-        return self.groups
+        """Of these, what has a gradient."""
+        return tuple(filter(self.cut.has, trained_groups(self.spec, self.recipe)))
 
     @property
     def norm_parts(self) -> tuple[tuple[str, int], ...]:
-        """One for each of its groups, and one for each run of groups of other stages."""
+        """One for each group that it sums up, and one for each run of groups of other stages."""
         found: list[tuple[str, int]] = []
         own = True
-        for group in all_groups(self.spec, self.recipe):
-            before, own = own, self.cut.has(group)
+        for group in trained_groups(self.spec, self.recipe):
+            before, own = own, self.cut.squares(group)
             if own:
                 found.append((group, 1))
             elif found and not before:
@@ -89,6 +88,32 @@ class StageShapes(Shapes):
             else:
                 found.append((f"others.{len(found)}", 1))
         return tuple(found)
+
+    @property
+    def shares_gradient(self) -> bool:
+        """Whether another stage has a part of the embedding's gradient."""
+        return self.cut.shares_embedding and "embedding" in self.trained
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The groups whose parameters are read, one after the other."""
+        found: list[str] = []
+        first = first_backward_layer(self.spec, self.recipe)
+        for phase, chunk, _ in self.cut.actions:
+            span, place = self.cut.spans[chunk], self.cut.places[chunk]
+            if phase == "forward":
+                found += ["embedding"] if place == 0 else []
+                found += [group for layer in span for group in self.of_layer(layer)]
+                continue
+            if place == self.cut.num_places - 1:
+                found += ["head", *(["embedding"] if self.cut.tied else [])]
+            layers = [layer for layer in reversed(span) if layer >= first]
+            found += [group for layer in layers for group in self.of_layer(layer)]
+        return tuple(found)
+
+    def of_layer(self, layer: int) -> tuple[str, ...]:
+        """The groups whose parameters a layer's tasks read."""
+        return (str(layer), *([adapter_group(layer)] if self.recipe.lora else []))
 
     def parameters(self, group: str) -> str:
         """Gathered, where only a shard is kept."""

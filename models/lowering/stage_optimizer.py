@@ -1,18 +1,21 @@
 """Optimizer tasks of a stage: gradients summed over replicas first, and the norm over stages."""
 
 from twinstream.models.demand.work import (
+    add_gradients_work,
     gradient_norm_work,
     gradient_squares_work,
 )
 from twinstream.models.demand.workspace import sum_shares
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.communication_tasks import CommunicationTasks
-from twinstream.models.lowering.declarations import OptimizerPart, Shapes
+from twinstream.models.lowering.declarations import OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
-from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import layer_of
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
+
+_OF_HEAD = "head_grad.embedding"
 
 
 class StageOptimizer(OptimizerTasks):
@@ -23,24 +26,42 @@ class StageOptimizer(OptimizerTasks):
     """
 
     def __init__(
-        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand,
-        replicas: tuple[str, ...],
+        self, builder: ChainBuilder, shapes: StageShapes, recipe: Recipe, step_state: TaskOperand,
+        cut: StageCut,
     ) -> None:  # fmt: skip
         super().__init__(builder, shapes, recipe, step_state)
-        self._replicas = replicas
+        self._cut, self._replicas = cut, cut.replicas
+        self._shares_gradient = shapes.shares_gradient
+        if shapes.shares_gradient:
+            sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
+            size = sizes["grad.embedding"]
+            builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
         self.communications = CommunicationTasks(builder)
 
+    def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
+        """The head's contributions to a shared embedding are added up by themselves."""
+        if name == "embedding_gradients" and self._shares_gradient:
+            return self.builder.accumulate(name, _OF_HEAD)
+        return super().gradient(name, group, round_)
+
     def after_group(self, group: str, round_: int) -> None:
-        """What follows a group's last contribution."""
+        """What follows a group's last contribution. A shared embedding waits for the other's."""
+        if group != "embedding" or not self._shares_gradient:
+            self._complete(group)
+
+    def _complete(self, group: str) -> None:
         if self._replicas:
             self._sum_over_replicas(group)
-        if self.recipe.clips:
+        if self.recipe.clips and self._cut.squares(group):
             self._sum_squares(group)
         if self.recipe.optimizer == "device":
             self._update(group)
 
     def finish(self) -> None:
         """What follows all groups."""
+        if self._shares_gradient:
+            self._sum_over_ends()
+            self._complete("embedding")
         if self.recipe.clips:
             self._sum_over_stages()
             self._take_norm()
@@ -54,6 +75,27 @@ class StageOptimizer(OptimizerTasks):
         self.communications.collective(
             f"reduce.{group}", "all_reduce", self._replicas, "dp", [operand], label
         )
+
+    def _sum_over_ends(self) -> None:
+        """Each end sends what it has added up, and both add the same two."""
+        own, other = (
+            ("grad.embedding", _OF_HEAD) if self._cut.first else (_OF_HEAD, "grad.embedding")
+        )
+        shift = -1 if self._cut.first else 1  # around the pipeline's ends
+        num_contributions = self.shapes.workload.chunks_per_round
+        self.communications.send(own, shift, 0)
+        self.communications.receive(other, num_contributions, shift, 0)
+        dtype = self.shapes.gradient_dtype
+        num_elements = self.shapes.group_bytes("embedding") // self.shapes.spec.itemsize
+        call = self.builder.call(
+            "add_gradients", f"add_gradients/{self.recipe.implementations.vector}",
+            {"dtype": dtype, "num_elements": num_elements}, add_gradients_work(num_elements, dtype),
+        )  # fmt: skip
+        operands = [
+            self.builder.update("sum", "grad.embedding"),
+            self.builder.read("gradients", _OF_HEAD),
+        ]
+        self.builder.add("add_gradients", call, operands, Label(kind="add_gradients"))
 
     def _sum_over_stages(self) -> None:
         others = [
@@ -81,11 +123,12 @@ class ShardedOptimizer(StageOptimizer):
     """
 
     def __init__(
-        self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand,
-        sharding: Sharding,
+        self, builder: ChainBuilder, shapes: StageShapes, recipe: Recipe, step_state: TaskOperand,
+        cut: StageCut,
     ) -> None:  # fmt: skip
-        super().__init__(builder, shapes, recipe, step_state, sharding.axes)
-        self.sharding = sharding
+        super().__init__(builder, shapes, recipe, step_state, cut)
+        assert cut.sharding is not None, "without shards nothing is cut"
+        self.sharding = cut.sharding
 
     def _shard_elements(self, group: str) -> int:
         num_elements = self.shapes.group_bytes(group) // self.shapes.spec.itemsize

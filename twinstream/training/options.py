@@ -164,7 +164,7 @@ class TrainOptions(Node):
         RANKS, "N", "Replicas of the pipeline; by default what is predicted to be fastest.", ge=1
     )
     zero: Literal[0, 1, 2, 3] | None = _option(
-        RANKS, "STAGE", "What replicas shard, by ZeRO; by default nothing (0), or all (3) to fit."
+        RANKS, "STAGE", "What replicas shard, by ZeRO (0 to 3); by default what is needed to fit."
     )
     pipeline: Literal["gpipe", "1f1b", "interleaved", "ring"] | None = _option(
         RANKS, "NAME", "gpipe, 1f1b, interleaved or ring; by default 1f1b."

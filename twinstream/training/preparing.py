@@ -80,6 +80,7 @@ class Prepared(Opened):
 
     @property
     def step_plan(self) -> StepPlan:
+        """The plan, which is of one device."""
         return self.plan
 
     @property

@@ -14,13 +14,10 @@ from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State
-from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.ops import Feed, Stream, TaskOperand
-from twinstream.schedule.workload import Workload
 
+OF_HEAD = "grad.embedding of head"
 UPDATES = ("gradient_squares", "gradient_norm", "optimizer_step")
 
 
@@ -34,11 +31,16 @@ class Reference:
 
 
 def train_replicas(
-    spec: ModelSpec, workload: Workload, recipe: Recipe, state: State,
-    trainings: Sequence[Training], num_steps: int,
+    chain: Chain, state: State, trainings: Sequence[Training], num_steps: int, *,
+    tied_apart: bool = False,
 ) -> Reference:  # fmt: skip
-    """So many steps of as many replicas as there are trainings, each with its own data."""
-    chain = lower(spec, workload, recipe)
+    """So many steps of a chain of one device; every training is a replica with its own data.
+
+    With `tied_apart` the gradient of a tied embedding is summed for the head and for the embedding
+    each by itself, and then the two.
+    """
+    if tied_apart:
+        chain = _tied_apart(chain)
     found = Reference({}, [[] for _ in trainings])
     memory = _Memory(chain, state)
     for step in range(num_steps):
@@ -46,6 +48,10 @@ def train_replicas(
         for training, losses in zip(trainings, found.losses, strict=True):
             memory.feed = training.host_work(chain).feed
             memory.run(step, lambda task: task.label.kind not in UPDATES)
+            if tied_apart:
+                dtype = memory.gradients["grad.embedding"]
+                of_both = [memory.roots[name].view(dtype) for name in ("grad.embedding", OF_HEAD)]
+                _sum(of_both, of_both[0])
             gradients.append({name: memory.roots[name].clone() for name in memory.gradients})
             losses.append(memory.number("loss"))
         for name, dtype in memory.gradients.items():
@@ -55,6 +61,27 @@ def train_replicas(
             found.norms.append(memory.number("grad_norm"))
     found.state = {name: memory.roots[name].clone() for name in state}
     return found
+
+
+def _tied_apart(chain: Chain) -> Chain:
+    """The head's contributions go to a tensor of their own; each tensor's first is written."""
+    begun: set[str] = set()
+
+    def apart(operand: TaskOperand) -> TaskOperand:
+        if operand.tensor != "grad.embedding" or operand.mode == "read":
+            return operand
+        tensor = OF_HEAD if operand.name == "embedding_gradients" else operand.tensor
+        mode = "update" if tensor in begun else "write"
+        begun.add(tensor)
+        return operand.model_copy(update={"tensor": tensor, "mode": mode})
+
+    tasks = [
+        task.model_copy(update={"operands": tuple(map(apart, task.operands))})
+        for task in chain.tasks
+    ]
+    (whole,) = (t for t in chain.tensors if t.tensor_id == "grad.embedding")
+    tensors = (*chain.tensors, whole.model_copy(update={"tensor_id": OF_HEAD}))
+    return chain.model_copy(update={"tasks": tuple(tasks), "tensors": tensors})
 
 
 def _sum(pieces: Sequence[torch.Tensor], result: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
 from twinstream.clusters.layout import Layout
 from twinstream.executor.launch.rank_processes import RankProcesses
+from twinstream.models.adapters.lora import Lora
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps
 
@@ -102,6 +103,47 @@ def test_shards_that_do_not_divide_are_padded(three, zero):
 def test_a_ring_of_shards_has_the_bits_of_one_process(four):
     case = Case(Layout(pp=2, dp=2, zero=3, virtual_stages=2, pipeline="ring"))
     assert_as_reference(case, train_ranks(case, four))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(pp=4), Layout(pp=2, virtual_stages=2, pipeline="ring")]
+    + [Layout(pp=2, dp=2, zero=zero) for zero in (0, 1, 2, 3)],
+    ids=lambda layout: f"{layout.pipeline}-pp{layout.pp}-zero{layout.zero}",
+)
+@pytest.mark.parametrize("max_norm", [0.0, MAX_NORM])
+def test_a_tied_embedding_has_one_sum_on_both_ends(two, four, layout, max_norm):
+    case = Case(layout, Recipe(clips=max_norm > 0), max_norm, preset="tiny-qwen3")
+    assert_as_reference(case, train_ranks(case, four if layout.num_gpus == 4 else two))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_replicas_of_a_whole_tied_model_have_the_bits_of_one_process(two, zero):
+    case = Case(Layout(dp=2, zero=zero), preset="tiny-qwen3")
+    assert_as_reference(case, train_ranks(case, two))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(lora=Lora(rank=4, alpha=8.0)),
+        Recipe(lora=Lora(rank=4, alpha=8.0), clips=True),
+        Recipe(frozen=("embedding", "0", "2"), clips=True),
+        Recipe(frozen=("embedding", "0", "1", "head")),
+    ],
+    ids=["lora", "lora-clips", "some-frozen", "a-stage-frozen"],
+)
+@pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3"])
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(pp=2), Layout(dp=2, zero=1), Layout(dp=2, zero=3), Layout(pp=2, dp=2, zero=3)],
+    ids=lambda layout: f"pp{layout.pp}-dp{layout.dp}-zero{layout.zero}",
+)
+def test_frozen_weights_stay_and_adapters_have_the_bits_of_one_process(
+    two, four, layout, preset, recipe
+):
+    case = Case(layout, recipe, MAX_NORM / 100 if recipe.clips else 0.0, preset=preset)
+    assert_as_reference(case, train_ranks(case, four if layout.num_gpus == 4 else two))
 
 
 def test_four_stages_have_the_norm_of_one_device(four):

@@ -16,14 +16,15 @@ from twinstream.executor.run.training import Training
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
-SPEC = load_preset("tiny").model_copy(update={"dtype": "bfloat16"})
 WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=4)
 NUM_STEPS = 3
 
@@ -36,14 +37,21 @@ class Case:
     recipe: Recipe = field(default_factory=Recipe)
     max_norm: float = 0.0
     caps: Caps | None = None
+    preset: str = "tiny"
+
+    @property
+    def spec(self) -> ModelSpec:
+        return load_preset(self.preset).model_copy(update={"dtype": "bfloat16"})
 
     def training(self, replica: int) -> Training:
         first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step
 
+        vocab_size = self.spec.vocab_size
+
         def tokens(step: int, index: int) -> torch.Tensor:
             generator = torch.Generator().manual_seed(1000 * step + first + index)
             shape = (2, WORKLOAD.chunk_tokens)
-            return torch.randint(0, SPEC.vocab_size, shape, generator=generator, dtype=torch.int32)
+            return torch.randint(0, vocab_size, shape, generator=generator, dtype=torch.int32)
 
         targets = WORKLOAD.tokens_per_step * self.layout.dp
         return Training(
@@ -51,12 +59,21 @@ class Case:
         )
 
     @property
+    def tied(self) -> bool:
+        """Whether two stages have the same embedding."""
+        return (
+            self.spec.tied_embeddings
+            and self.layout.pp > 1
+            and not self.recipe.freezes("embedding")
+        )
+
+    @property
     def sharded(self) -> ShardedState | None:
         sharding = sharding_of(self.layout)
-        return None if sharding is None else ShardedState(SPEC, self.recipe, sharding)
+        return None if sharding is None else ShardedState(self.spec, self.recipe, sharding)
 
     def state(self) -> State:
-        return initial_state(SPEC, 3, self.recipe)
+        return initial_state(self.spec, 3, self.recipe)
 
 
 def inputs(case: Case, part: RankPart) -> RankInputs:
@@ -71,7 +88,7 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
 
 def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
     """Proven safe before."""
-    stages = Stages(SPEC, WORKLOAD, case.recipe, case.layout)
+    stages = Stages(case.spec, WORKLOAD, case.recipe, case.layout)
     schedule = executable(stages, load_machine("cpu"), case.caps)
     require_safe_cluster(schedule)
     options = RunOptions(backend="cpu", num_passes=NUM_STEPS)
@@ -80,13 +97,15 @@ def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
 
 def reference(case: Case) -> Reference:
     """The same for all layouts of as many replicas."""
-    return _reference(replace(case, layout=Layout(dp=case.layout.dp, zero=0), caps=None))
+    layout = Layout(dp=case.layout.dp, zero=0, pp=2 if case.tied else 1)
+    return _reference(replace(case, layout=layout, caps=None))
 
 
 @cache
 def _reference(case: Case) -> Reference:
     trainings = [case.training(replica) for replica in range(case.layout.dp)]
-    return train_replicas(SPEC, WORKLOAD, case.recipe, case.state(), trainings, NUM_STEPS)
+    chain = lower(case.spec, WORKLOAD, case.recipe)
+    return train_replicas(chain, case.state(), trainings, NUM_STEPS, tied_apart=case.tied)
 
 
 def numbers(outcome: RankOutcome, sink: str) -> list[float]:
@@ -96,20 +115,24 @@ def numbers(outcome: RankOutcome, sink: str) -> list[float]:
 
 
 def states(case: Case, outcomes: Sequence[RankOutcome]) -> list[State]:
-    """Of each replica, from its stages; or of all together, if they have shards."""
-    found: list[State] = [{} for _ in range(case.layout.dp)]
-    for outcome in outcomes:
-        found[outcome.coordinates.get("dp", 0)] |= outcome.state
-    return found if case.sharded is None else [case.sharded.whole(found)]
+    """Of each rank, or of each stage, if its replicas have shards."""
+    if case.sharded is None:
+        return [outcome.state for outcome in outcomes]
+    found: list[State] = []
+    for stage in range(case.layout.pp):
+        own = [o.state for o in outcomes if o.coordinates["pp"] == stage]
+        found.append(case.sharded.whole(own))
+    return found
 
 
 def assert_as_reference(case: Case, outcomes: Sequence[RankOutcome]) -> None:
     """Losses, norms and the state of every replica, bit for bit."""
     expected = reference(case)
-    for state in states(case, outcomes):
-        assert state.keys() == expected.state.keys()
-        for name, flat in expected.state.items():
-            assert torch.equal(state[name], flat), name
+    found = states(case, outcomes)
+    assert {name for state in found for name in state} == expected.state.keys()
+    for state in found:
+        for name, flat in state.items():
+            assert torch.equal(flat, expected.state[name]), name
     for replica, losses in enumerate(expected.losses):
         own = [o for o in outcomes if o.coordinates.get("dp", 0) == replica]
         assert [numbers(o, "loss") for o in own if numbers(o, "loss")] == [losses]

@@ -23,7 +23,7 @@ from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import FEW_STEPS, StepPlan
 from twinstream.training.ranks.shared_machine import cluster_here, cores_here, rank_machine
 
-_TO_FIT = 3  # parameters, gradients and the optimizer's state
+_TO_FIT = (1, 2, 3)  # of ZeRO, the less there is to say the earlier
 _ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
 
 
@@ -125,7 +125,7 @@ def planned_for_ranks(
 ) -> RanksPlan:
     """The layout predicted to be fastest of those that are possible and fit.
 
-    Where replicas do not fit whole, and it is not said what they shard, they shard all.
+    Where replicas do not fit whole, and it is not said what they shard, they shard what is needed.
 
     Raises:
         LayoutError: there is none; says why of each.
@@ -136,7 +136,7 @@ def planned_for_ranks(
     for layout in _layouts(options):
         wanted = [layout]
         if options.zero is None and layout.dp > 1 and not _why_not(layout, spec, workload):
-            wanted.append(layout.model_copy(update={"zero": _TO_FIT}))
+            wanted += [layout.model_copy(update={"zero": zero}) for zero in _TO_FIT]
         for each in wanted:
             plan = trial.plan(each)
             if isinstance(plan, RanksPlan):

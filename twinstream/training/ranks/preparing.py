@@ -22,6 +22,7 @@ class RanksPrepared(Opened):
 
     @property
     def step_plan(self) -> StepPlan:
+        """The plan of all ranks."""
         return self.plan
 
     @property
