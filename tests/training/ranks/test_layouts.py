@@ -59,7 +59,7 @@ def test_replicas_that_do_not_fit_whole_are_sharded(tmp_path: Path) -> None:
     found = prepared(wanted.model_copy(update={"device_mem": "80MiB"})).plan
     assert whole.layout.zero == 0 and found.layout.zero == 3
     assert ["fit" in one.why_not for one in found.candidates] == [True, True, True, False]
-    assert found.state_bytes == pytest.approx(whole.state_bytes, rel=0.01)  # padded
+    assert 1.0 <= found.state_bytes / whole.state_bytes < 1.2  # small groups are padded
 
 
 def _arenas(found: RanksPrepared) -> list[int]:

@@ -77,12 +77,13 @@ class RanksPlan(StepPlan):
         """
         zero, dp = self.layout.zero, self.layout.dp
         times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
-        sizes = {
-            tensor.tensor_id: tensor.size_bytes * times[tensor.role]
-            for part in self.schedule.schedules.values()
-            for tensor in part.tensors
-            if tensor.parent is None and tensor.role in times
-        }
+        sizes = {}
+        for part in self.schedule.schedules.values():
+            tensors = {tensor.tensor_id: tensor for tensor in part.tensors}
+            for item in part.carried:
+                whole = tensors[tensors[item.tensor].parent or item.tensor]
+                if whole.role in times:
+                    sizes[whole.tensor_id] = whole.size_bytes * times[whole.role]
         return sum(sizes.values())
 
     @property
