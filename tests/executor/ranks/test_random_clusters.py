@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.schedule.cluster.small_clusters import build
+from twinstream.executor.kernels.registry import kernel_keys, registered_kernel
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import RunOptions
@@ -52,7 +53,10 @@ def does_nothing(operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> 
 
 
 def with_a_kernel(part: RankPart) -> RankInputs:
-    work.registered_kernel = lambda key: does_nothing  # in the rank's process
+    # in the rank's process, which runs other tests' schedules, too
+    work.registered_kernel = lambda key: (
+        registered_kernel(key) if key in kernel_keys() else does_nothing
+    )
     return RankInputs(HostWork(lambda op, number: None, lambda op, number, taken: None))
 
 
