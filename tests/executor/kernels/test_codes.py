@@ -31,9 +31,11 @@ def there_and_back(values, signed, random_16=None):
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 10_000])
 def test_to_nearest_the_error_is_a_sixteenth_and_by_chance_an_eighth(signed, count):
     values = spread(count, signed)
-    for random_16, most in ((None, 1 / 16), (torch.randint(0, 2**16, (count,)), 1 / 8)):
+    drawn = torch.randint(0, 2**16, (count,), generator=torch.Generator().manual_seed(count))
+    for random_16, most in ((None, 1 / 16), (drawn, 1 / 8)):
         found, scales = there_and_back(values, signed, random_16)
-        assert ((found - values).abs() <= 1.000001 * most * values.abs()).all()
+        # a share of the scale and its product with it are rounded to float32
+        assert ((found - values).abs() <= 1.00001 * most * values.abs()).all()
         assert torch.equal(scales, torch.stack([b.abs().max() for b in values.split(256)]))
 
 
