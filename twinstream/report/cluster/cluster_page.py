@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from twinstream.measures.cluster_comparison import by_rank
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import rate_text
 from twinstream.report.cluster.lane_bars import (
@@ -88,10 +89,22 @@ def cluster_sections(
     return _sections(ClusterView(schedule, timeline), summary, ran)
 
 
-def step_figure(schedule: ClusterSchedule, timeline: ClusterTimeline) -> go.Figure:
-    """The lanes of a whole step, of at most 16 classes."""
-    view = ClusterView(schedule, timeline)
-    return _lanes(shown_classes(view.classes, MOST_CLASSES), view.whole, view.whole)
+def step_figures(
+    schedule: ClusterSchedule, timeline: ClusterTimeline, measured: ClusterTimeline | None = None
+) -> list[go.Figure]:
+    """The lanes of a whole step, of at most 16 classes; below, of the ranks that ran, as long."""
+    views = [ClusterView(schedule, timeline)]
+    if measured is not None:
+        views.append(ClusterView(*by_rank(schedule, measured)))
+    lasting_ns = max(view.whole.lasting_ns for view in views)
+    return [
+        _lanes(shown_classes(view.classes, MOST_CLASSES), view.whole, _axis(view, lasting_ns))
+        for view in views
+    ]
+
+
+def _axis(view: ClusterView, lasting_ns: int) -> Span:
+    return Span(view.whole.start_ns, view.whole.start_ns + lasting_ns)
 
 
 def _lanes(classes: Sequence[ClassLanes], whole: Span, axis: Span) -> go.Figure:
@@ -147,7 +160,6 @@ def _sections(
         )
     whole = view.whole
     lasting_ns = max(whole.lasting_ns, 0 if ran is None else ran.lasting_ns)
-    axis = Span(whole.start_ns, whole.start_ns + lasting_ns)
     return [
         Section(
             "The whole step" if ran is None else "The whole step, as predicted",
@@ -155,7 +167,7 @@ def _sections(
             "axis, from when all its sides have come; before that whoever has come waits for the "
             "others. Where there are too many ops, those near to each other are one bar that is as "
             f"long as they together.{few}",
-            _lanes(classes, whole, axis),
+            _lanes(classes, whole, _axis(view, lasting_ns)),
         ),
         *([] if ran is None else [ran.lanes(lasting_ns)]),
         *_window(view, classes),
