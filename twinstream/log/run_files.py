@@ -24,6 +24,14 @@ class RunFiles:
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
         self.model, self.tokens = folder / MODEL, folder / TOKENS
 
+    @property
+    def read(self) -> tuple[Path, ...]:
+        """What the page of a run is made from."""
+        return (
+            self.metrics, self.options, self.plan, self.comparison, self.cluster, self.profile,
+            self.layouts, self.measured,
+        )  # fmt: skip
+
     def forget_ranks(self) -> None:
         """Before one device goes on: remove what is of ranks."""
         if self.cluster.exists():

@@ -126,7 +126,7 @@ def _predicted(job: _Job, *, quiet: bool) -> ClusterSummary | None:
 
 def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
     schedule, timeline, step_s = job.schedule, run.timeline, run.timeline.step_ns / 1e9
-    tokens = schedule.seq_len * schedule.global_batch
+    tokens = schedule.tokens_per_step
     predicted = _predicted(job, quiet=as_json)
     assumed = job.place.assumed if job.place else ""
     if as_json:

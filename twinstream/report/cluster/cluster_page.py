@@ -117,7 +117,9 @@ def _layout_told(schedule: ClusterSchedule) -> str:
     names = ("pipeline", "micro_batch", "zero", "recompute")
     said = (f"{name.replace('_', '-')} {schedule.layout[name]}" for name in names
             if name in schedule.layout)  # fmt: skip
-    return ", ".join((f"{schedule.global_batch:,} sequences of {schedule.seq_len:,}", *said))
+    most = "at most " if schedule.is_packed else ""
+    sequences = f"{schedule.global_batch:,} sequences of {most}{schedule.seq_len:,}"
+    return ", ".join((sequences, *said))
 
 
 def _cards(summary: ClusterSummary) -> list[Card]:

@@ -9,6 +9,7 @@ from twinstream.report.cluster.lanes_figure import lanes_figure
 from twinstream.report.cluster.share_figures import exposed_figure
 from twinstream.report.page import Card, Section, Table
 from twinstream.report.view import Span
+from twinstream.schedule.analysis.comparison import GroupComparison
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.exposed import exposed_times, mean_causes_ns
@@ -95,7 +96,7 @@ class MeasuredRanks:
         rows += [("all ranks", readable(kind.name), *pair_ns(kind.busy_ns)) for kind in found.kinds]
         for one in found.ranks:
             groups = (*one.comparison.streams, *one.said)
-            rows += [(one.name, readable(group.name), *pair_ns(group.busy_ns)) for group in groups]
+            rows += [(one.name, _name(group), *pair_ns(group.busy_ns)) for group in groups]
         heads = ("rank", "time of", "predicted", "measured", "error")
         return Section(
             "Predicted against measured",
@@ -103,3 +104,8 @@ class MeasuredRanks:
             "rank has come; below it is cut into waiting for others, and the rest.",
             Table(heads, rows, num_left=2),
         )
+
+
+def _name(group: GroupComparison) -> str:
+    """Of a stream its queue, without the device before it, which is each rank's own."""
+    return readable(group.name.rpartition(":")[2])
