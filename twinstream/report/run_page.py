@@ -78,7 +78,7 @@ def _subtitle(run: RunFolder, schedule: Schedule | None, ranks: RunOnRanks | Non
         first, last = (event.at[:19].replace("T", " ") for event in (run.events[0], run.events[-1]))
         told.append(f"events from {first} to {last} UTC")
     if ranks is not None:
-        return f"{', '.join(told)}. {ranks.told}."
+        return f"{', '.join(told)}. {ranks.told}"
     if schedule is None:
         return f"{', '.join(told)}. It has no {PLAN}."
     work = schedule.workload

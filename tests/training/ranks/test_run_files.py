@@ -104,6 +104,9 @@ def test_while_ranks_train_the_page_has_what_is_predicted(copied: TrainOptions) 
         path.unlink()
     html = written(copied.output)
     assert "The whole step" in html and "as measured" not in html and ">Layout<" not in html
+    assert "Assumed: " not in html
+    files.profile.unlink()
+    assert "Assumed: " in written(copied.output)
 
 
 def test_a_run_that_goes_on_on_one_device_has_nothing_of_ranks(copied: TrainOptions) -> None:

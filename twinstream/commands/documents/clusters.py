@@ -106,7 +106,7 @@ def ranks_of_run(files: RunFiles, where: Profiles) -> tuple["RunOnRanks", dict[s
     summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)
     after = inputs.measured(files.measured) if files.measured.exists() else None
     choice = read_document(LayoutChoice, files.layouts) if files.layouts.exists() else None
-    ranks = RunOnRanks(inputs.schedule, timeline, summary, after, choice)
+    ranks = RunOnRanks(inputs.schedule, timeline, summary, after, choice, inputs.told)
     return ranks, _both(inputs, timeline, summary, after)
 
 

@@ -73,7 +73,7 @@ class MeasuredRanks:
         axis = Span(whole.start_ns, whole.start_ns + lasting_ns)
         return Section(
             "The whole step, as measured",
-            "The last step of the ranks that ran, a group of lanes for each, on one clock that is "
+            "The last step that was timed, a group of lanes for each rank, on one clock that is "
             f"right within {self._found.clock_error_ns / 1e3:.0f} us (the shortest of 16 round "
             "trips to rank 0). The axis is as long as that of the prediction.",
             lanes_figure(self._classes, bars, axis, waiting_bars(self._classes, whole)),

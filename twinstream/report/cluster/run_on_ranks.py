@@ -1,5 +1,6 @@
 """What the page of a run has of its ranks: their layout and why, the step and its measurement."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinstream.log.layout_choice import LayoutChoice
@@ -20,6 +21,7 @@ class RunOnRanks:
     Attributes:
         summary: of the prediction.
         choice: why the run has its layout.
+        notes: sentences about the prediction.
     """
 
     schedule: ClusterSchedule
@@ -27,12 +29,14 @@ class RunOnRanks:
     summary: ClusterSummary
     measured: ClusterTimeline | None = None
     choice: LayoutChoice | None = None
+    notes: Sequence[str] = ()
 
     @property
     def told(self) -> str:
-        """Model, ranks, layout and step in a line."""
+        """Model, ranks, layout and step, and the notes."""
         tokens = self.summary.tokens_per_step
-        return f"{layout_line(self.schedule)}, by {CLUSTER}; {tokens:,} tokens a step"
+        line = f"{layout_line(self.schedule)}, by {CLUSTER}; {tokens:,} tokens a step."
+        return " ".join((line, *self.notes))
 
     def cards(self) -> list[Card]:
         """The layout, and the stage that takes most memory."""
