@@ -7,6 +7,7 @@ which runs streams in any order that they allow.
 import contextlib
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,8 +19,18 @@ from twinstream.executor.program.compiled import Launch, Program, Work
 
 HostEvent = threading.Event
 CudaEvent = GpuEvent | HostEvent
+_TRIES = 8
 EventTable = list[list[GpuEvent | None]]
 """By parity of the pass and position, the event of every awaited op that the device runs."""
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """When an event happened by the host's clock, right within `error_ns`."""
+
+    error_ns: int
+    host_ns: int
+    event: GpuEvent
 
 
 class CudaBackend:
@@ -32,9 +43,14 @@ class CudaBackend:
     When an op on a CUDA stream waits for the host, the dispatching thread waits before it
     enqueues: inputs are fed about half a round before they are used, and results taken a whole
     pass before their slot is written again. That is how far launches run ahead.
+
+    Times count from `zero_ns`, a reading of the host's clock, by default from now. The device's
+    clock is the host's within `clock_error_ns`, which is known when the passes are over.
     """
 
-    def __init__(self, program: Program, works: Sequence[Work], gpu: Gpu) -> None:
+    def __init__(
+        self, program: Program, works: Sequence[Work], gpu: Gpu, zero_ns: int | None = None
+    ) -> None:
         self.waited_ns = 0
         self.gpu = gpu
         on_host = program.host_streams
@@ -54,10 +70,11 @@ class CudaBackend:
         self._end_stream = self.streams[program.launches[program.last_compute()].stream]
         self._end_events: list[GpuEvent | None] = []
         self._end_ns: list[int] = []
-        self._zero = gpu.new_event(timing=True, blocking=True)
-        self._zero.record(self._end_stream)
-        self._zero.synchronize()
-        self._zero_ns = perf_counter_ns()
+        zero = self._moment()
+        self._zero = zero.event
+        self._zero_ns = zero.host_ns if zero_ns is None else zero_ns
+        self._since_ns = zero.host_ns - self._zero_ns
+        self.clock_error_ns = zero.error_ns
 
     def begin_pass(self, number: int, *, timed: bool) -> None:
         if number:
@@ -71,7 +88,8 @@ class CudaBackend:
             past = number - PASSES_AHEAD
             base = self._end_events[past] if past >= 0 else self._zero
             assert base is not None
-            self._times.begin_pass(number, base, self._end_ns[past] if past >= 0 else 0)
+            since_ns = self._end_ns[past] if past >= 0 else self._since_ns
+            self._times.begin_pass(number, base, since_ns)
 
     def wait(self, launch: Launch, event: CudaEvent) -> None:
         if isinstance(event, HostEvent):
@@ -136,6 +154,7 @@ class CudaBackend:
         self.gpu.synchronize()
         if self._host.error is not None:
             raise self._host.error
+        self._compare_clocks()
         spans = self._times.spans()
         return [PassTimes(end_ns, spans.get(i)) for i, end_ns in enumerate(self._end_ns)]
 
@@ -159,6 +178,26 @@ class CudaBackend:
 
         self._host.put(timed)
 
+    def _moment(self) -> "_Moment":
+        """An event and the host's time at it: between readings before and after, in the middle."""
+        found = []
+        for _ in range(_TRIES):
+            event = self.gpu.new_event(timing=True, blocking=True)
+            before_ns = perf_counter_ns()
+            event.record(self._end_stream)
+            event.synchronize()
+            half_ns = (perf_counter_ns() - before_ns + 1) // 2
+            found.append(_Moment(half_ns, before_ns + half_ns, event))
+        return min(found, key=lambda moment: moment.error_ns)
+
+    def _compare_clocks(self) -> None:
+        """The device's clock has gone on beside the host's: how far apart are they by now?"""
+        last, now = self._end_events[-1], self._moment()
+        assert last is not None
+        device_ns = self._end_ns[-1] + round(last.elapsed_time(now.event) * 1e6)
+        drift_ns = abs(now.host_ns - self._zero_ns - device_ns)
+        self.clock_error_ns = max(self.clock_error_ns, now.error_ns) + drift_ns
+
     def _close_pass(self) -> None:
         """Record when everything enqueued so far, which ends with a pass, has completed."""
         end = self.gpu.new_event(timing=True, blocking=True)
@@ -181,8 +220,7 @@ class CudaBackend:
                 event.synchronize()
         self.waited_ns += perf_counter_ns() - before_ns
         self._completes[number] = []
-        since, end = self._zero, self._end_events[number]
-        since_ns = 0
+        since, since_ns, end = self._zero, self._since_ns, self._end_events[number]
         if number:
             earlier = self._end_events[number - 1]
             assert earlier is not None

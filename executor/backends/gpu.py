@@ -23,6 +23,9 @@ class GpuEvent(Protocol):
     def synchronize(self) -> None:
         """Block the calling thread until the latest record has happened."""
 
+    def query(self) -> bool:
+        """Whether the latest record has happened."""
+
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event to a later one; both must have happened."""
 

@@ -15,6 +15,7 @@ from twinstream.executor.launch.told import ASK, Job, MakeInputs, Trouble, Waits
 from twinstream.executor.launch.verdict import verdict
 from twinstream.executor.launch.worker import serve
 from twinstream.executor.program.options import RunOptions
+from twinstream.executor.ranks.gpus import require_gpus
 from twinstream.executor.ranks.rank_run import RankOutcome
 from twinstream.executor.ranks.world import Patience, open_store
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -44,10 +45,12 @@ def execute_ranks(
 
     Raises:
         UnsafeSchedule: the proof fails; no process has been started.
+        TooFewGpusError: a rank would have none; no process has been started.
         RendezvousError: the port is taken.
         RanksError: says which rank ended the run, why, and where it is known in which op.
     """
     require_safe_cluster(schedule)
+    _require_devices(schedule, options)
     with RankProcesses(schedule.mesh.size, patience, port) as processes:
         return processes.execute(schedule, make, options)
 
@@ -107,6 +110,7 @@ class RankProcesses:
                 f"the schedule is of {schedule.mesh.size} ranks, and there are processes for "
                 f"{len(self._processes)}"
             )
+        _require_devices(schedule, options)
         self._num_runs += 1
         try:
             for rank, pipe in enumerate(self._pipes):
@@ -184,6 +188,11 @@ class RankProcesses:
             except (EOFError, OSError):
                 self._processes[pipes[pipe]].join(_ASKED_S)
                 yield pipes[pipe], None
+
+
+def _require_devices(schedule: ClusterSchedule, options: RunOptions) -> None:
+    if options.backend == "cuda":
+        require_gpus(schedule.mesh.size)
 
 
 @contextlib.contextmanager

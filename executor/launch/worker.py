@@ -8,13 +8,15 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 
+import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from twinstream.executor.launch.told import ASK, Job, Trouble, Waits
+from twinstream.executor.ranks.device_waiting import waiting_on
 from twinstream.executor.ranks.errors import CommunicationError
 from twinstream.executor.ranks.rank_run import RankOutcome, RankRun
 from twinstream.executor.ranks.waiting import Waiting
-from twinstream.executor.ranks.world import World, in_groups, reach_store
+from twinstream.executor.ranks.world import World, device_of, in_groups, reach_store
 from twinstream.schedule.errors import TwinstreamError
 
 
@@ -31,15 +33,17 @@ class _Worker:
 
     def serve(self) -> None:
         while True:
-            self._waiting = Waiting(self._tell_failure)
             answer = self._answer(self._jobs.get())
             if answer is not None:
                 self._tell(answer)
 
-    def _answer(self, job: bytes) -> RankOutcome | Trouble | None:
+    def _answer(self, received: bytes) -> RankOutcome | Trouble | None:
         """None where it has been told already."""
         try:
-            return _run(pickle.loads(job), self._waiting)
+            job: Job = pickle.loads(received)
+            device = device_of(job.options.backend, self.rank)
+            self._waiting = waiting_on(device, job.patience.timeout_s, self._tell_failure)
+            return _run(job, device, self._waiting)
         except CommunicationError as error:
             self._waiting.failed(error)
             return None
@@ -77,9 +81,9 @@ def serve(pipe: Connection, rank: int) -> None:
     _Worker(pipe, rank).serve()
 
 
-def _run(job: Job, waiting: Waiting) -> RankOutcome:
+def _run(job: Job, device: torch.device, waiting: Waiting) -> RankOutcome:
     store = PrefixStore(job.name, reach_store(job.port, job.patience))
-    world = World(job.rank, job.schedule.mesh.size, store, job.patience)
-    with in_groups(world, "cpu") as met:
-        run = RankRun(job.schedule, met, "cpu", waiting)
+    world = World(job.rank, job.schedule.mesh.size, store, job.patience, device)
+    with in_groups(world) as met:
+        run = RankRun(job.schedule, met, waiting)
         return run.execute(job.make(run.part), job.options)

@@ -31,8 +31,8 @@ class RunOptions:
     the same slots. So nothing is filled, and nothing done before the first pass that would write to
     them: no warm-up, no graphs, no poison but what `poison` does during the passes.
 
-    `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from (CPU only), by default
-    when the passes begin.
+    `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from, by default when the
+    backend is made.
     """
 
     backend: BackendName = "cpu"

@@ -19,6 +19,10 @@ class RendezvousError(RanksError):
     """Ranks have not met: a port is taken, or somebody did not come."""
 
 
+class TooFewGpusError(RanksError):
+    """Each rank of a machine needs a GPU of its own."""
+
+
 class RanksDifferError(RanksError):
     """Ranks have different schedules, versions or numbers of passes."""
 

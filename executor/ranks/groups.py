@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
+from twinstream.executor.ranks.gpus import meet_first
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import Channel, all_channels
 
@@ -27,13 +29,23 @@ class Group:
         return len(self.members)
 
 
-def open_groups(schedule: ClusterSchedule, rank: int, timeout_s: float) -> Mapping[Channel, Group]:
-    """Those of one rank. All ranks must call it: groups are made one after the other by all."""
+def open_groups(
+    schedule: ClusterSchedule, rank: int, device: torch.device, timeout: timedelta
+) -> Mapping[Channel, Group]:
+    """Those of one rank. All ranks must call it: groups are made one after the other by all.
+
+    On GPUs each has met once when this returns.
+    """
+    backend = "nccl" if device.type == "cuda" else None
     found = {}
     for channel in all_channels(schedule):
         made = None
         if len(channel.members) > 1:
-            made = dist.new_group(sorted(channel.members), timeout=timedelta(seconds=timeout_s))
-        if rank in channel.members:
-            found[channel] = Group(channel.members, channel.members.index(rank), made)
+            made = dist.new_group(sorted(channel.members), timeout=timeout, backend=backend)
+        if rank not in channel.members:
+            continue
+        found[channel] = Group(channel.members, channel.members.index(rank), made)
+        if made is not None and backend is not None:
+            is_message = channel.communicator.shift != 0
+            meet_first(made, channel.members, device, is_message=is_message)
     return found

@@ -1,6 +1,8 @@
 """Run one rank's part of a cluster's schedule in this process."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -13,6 +15,8 @@ from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.ranks.clocks import ClockOffset, clock_offset
 from twinstream.executor.ranks.communications import RankCommunications
+from twinstream.executor.ranks.device_waiting import waiting_on
+from twinstream.executor.ranks.errors import CommunicationError
 from twinstream.executor.ranks.groups import open_groups
 from twinstream.executor.ranks.resident import ResidentRank
 from twinstream.executor.ranks.waiting import Waiting
@@ -94,19 +98,20 @@ class RankRun:
         self,
         schedule: ClusterSchedule,
         world: World,
-        backend: BackendName = "cpu",
         waiting: Waiting | None = None,
     ) -> None:
         if schedule.mesh.size != world.size:
             raise ArgumentError(
                 f"the schedule is of {schedule.mesh.size} ranks, and {world.size} have been started"
             )
-        self.world, self.backend = world, backend
+        self.world = world
         self._num_runs = 0
         world.agree("schedule", {"a schedule of hash": schedule_hash(schedule)})
         self.part: RankPart = rank_part(schedule, world.rank)
-        self._groups = open_groups(schedule, world.rank, world.patience.timeout_s)
-        self._waiting = waiting or Waiting()
+        self._groups = open_groups(schedule, world.rank, world.device, world.group_timeout)
+        self._waiting = waiting or waiting_on(
+            world.device, world.patience.timeout_s, None if self.backend == "cpu" else _give_up
+        )
         self.communications = self._communications_of(self.part)
 
     @classmethod
@@ -126,7 +131,11 @@ class RankRun:
         """
         require_safe_cluster(schedule)
         with world_of_environment(backend, patience or Patience()) as world:
-            yield cls(schedule, world, backend)
+            yield cls(schedule, world)
+
+    @property
+    def backend(self) -> BackendName:
+        return "cuda" if self.world.device.type == "cuda" else "cpu"
 
     def execute(self, inputs: RankInputs, options: RunOptions) -> RankOutcome:
         """Run the passes; returns when all ranks are through.
@@ -150,7 +159,8 @@ class RankRun:
             options, backend=self.backend, zero_ns=zero_ns - clock.offset_ns,
             between=inputs.between or options.between,
         )  # fmt: skip
-        timeline, state = self._executed(inputs, options, found)
+        with self._waiting.watched_over(self.part):
+            timeline, state = self._executed(inputs, options, found)
         with self._waiting.at_the_end(world.size):
             world.end_together()
         return RankOutcome(
@@ -160,8 +170,7 @@ class RankRun:
         )  # fmt: skip
 
     def _communications_of(self, part: RankPart) -> RankCommunications:
-        device = torch.device("cpu" if self.backend == "cpu" else "cuda")
-        return RankCommunications(part, self._groups, self._waiting, device)
+        return RankCommunications(part, self._groups, self._waiting, self.world.device)
 
     def _executed(
         self, inputs: RankInputs, options: RunOptions, found: list[Fetched]
@@ -180,6 +189,12 @@ class RankRun:
         }
         execution = execute_proven(schedule, held, work, options, communications)
         return execution.timeline, execution.state
+
+
+def _give_up(error: CommunicationError) -> None:
+    """On a GPU nothing else ends what waits for others there."""
+    print(error, file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def schedule_hash(schedule: ClusterSchedule) -> str:

@@ -55,6 +55,19 @@ class Waiting:
         finally:
             del self.now["end"]
 
+    @contextlib.contextmanager
+    def during(self, stream: str, wait: Wait) -> Iterator[None]:
+        """While an op of a stream is called; one that fails stays."""
+        self.now[stream] = wait
+        yield
+        del self.now[stream]
+
+    @contextlib.contextmanager
+    def watched_over(self, part: RankPart) -> Iterator[None]:
+        """While a rank's passes run."""
+        del part
+        yield
+
     def failed(self, error: CommunicationError) -> None:
         with self._lock:
             tell, self._on_failure = self._on_failure, None
@@ -70,31 +83,40 @@ def watched(
 
     def work(pass_number: int) -> None:
         wait = Wait(op.op_id, op.collective, pass_number, others, perf_counter_ns())
-        waiting.now[stream] = wait
         try:
-            for call in calls:
-                call()
+            with waiting.during(stream, wait):
+                for call in calls:
+                    call()
         except RuntimeError as error:  # of all that torch.distributed raises
             failure = _failure(part, wait, error)
             waiting.failed(failure)
             raise failure from error
-        del waiting.now[stream]
 
     return work
 
 
+def waited_too_long(part: RankPart, wait: Wait) -> CommunicationError:
+    """What to say of an op whose others do not come."""
+    waited_s = (perf_counter_ns() - wait.since_ns) / 1e9
+    what = f"waited {waited_s:.0f} s for {_peers(wait)} in {wait}"
+    return _error(part, wait, "timeout", what)
+
+
 def _failure(part: RankPart, wait: Wait, error: RuntimeError) -> CommunicationError:
     text = str(error).lower()
-    waited_s = (perf_counter_ns() - wait.since_ns) / 1e9
-    peers = "rank " * (len(wait.peers) == 1) or "ranks "
-    peers += ", ".join(str(rank) for rank in wait.peers)
-    cause: Cause = "failed"
     if "timed out" in text or "timeout" in text:
-        cause, what = "timeout", f"waited {waited_s:.0f} s for {peers} in {wait}"
-    elif any(sign in text for sign in _LOST):
-        cause, what = "lost", f"lost {peers} in {wait}"
-    else:
-        what = f"failed in {wait} with {peers}: {str(error).splitlines()[0]}"
+        return waited_too_long(part, wait)
+    if any(sign in text for sign in _LOST):
+        return _error(part, wait, "lost", f"lost {_peers(wait)} in {wait}")
+    what = f"failed in {wait} with {_peers(wait)}: {str(error).splitlines()[0]}"
+    return _error(part, wait, "failed", what)
+
+
+def _peers(wait: Wait) -> str:
+    return ("rank " if len(wait.peers) == 1 else "ranks ") + ", ".join(map(str, wait.peers))
+
+
+def _error(part: RankPart, wait: Wait, cause: Cause, what: str) -> CommunicationError:
     return CommunicationError(
         f"{part.place} {what}", rank=part.rank, op_id=wait.op_id, peers=wait.peers, cause=cause
     )

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from importlib.metadata import version
 
@@ -16,10 +16,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from twinstream.executor.program.options import BackendName
 from twinstream.executor.ranks.errors import CommunicationError, RanksDifferError, RendezvousError
+from twinstream.executor.ranks.gpus import take_gpu
 from twinstream.schedule.errors import ArgumentError
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_START_S = 120.0
+_NEVER = timedelta(days=365)
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -33,12 +35,18 @@ class Patience:
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many ranks this process is, and the store that all share."""
+    """Which of how many ranks this process is, on what device, and the store that all share."""
 
     rank: int
     size: int
     store: Store
     patience: Patience = Patience()
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def group_timeout(self) -> timedelta:
+        """Of calls on process groups. NCCL has none: it counts from when the host enqueued."""
+        return _NEVER if self.device.type == "cuda" else timedelta(seconds=self.patience.timeout_s)
 
     def of_run(self, number: int) -> "World":
         """The same, where what was said in other runs is not heard."""
@@ -113,10 +121,11 @@ def _ranks(ranks: list[int]) -> str:
 def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[World]:
     """The world that torchrun made, or whoever set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
-    On CUDA the process takes the GPU of its LOCAL_RANK.
+    On CUDA the process takes the GPU of its LOCAL_RANK, where that is not set that of its RANK.
 
     Raises:
         ArgumentError: one of these is not set.
+        TooFewGpusError: there is no GPU for it.
         RendezvousError: the port is taken, or somebody did not come.
     """
     if missing := [name for name in _ENVIRONMENT if name not in os.environ]:
@@ -130,15 +139,25 @@ def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[W
         store, rank, size = next(iter(met))
     except RuntimeError as error:
         raise _not_met(error, int(os.environ["MASTER_PORT"]), rank) from None
-    if backend == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    with in_groups(World(rank, size, store, patience), backend) as world:
+    device = device_of(backend, int(os.environ.get("LOCAL_RANK", rank)))
+    with in_groups(World(rank, size, store, patience, device)) as world:
         yield world
 
 
+def device_of(backend: BackendName, local_rank: int) -> torch.device:
+    """Of a rank, by its number among those of its machine.
+
+    Raises:
+        TooFewGpusError: there is no GPU for it.
+    """
+    return take_gpu(local_rank) if backend == "cuda" else torch.device("cpu")
+
+
 @contextlib.contextmanager
-def in_groups(world: World, backend: BackendName) -> Iterator[World]:
+def in_groups(world: World) -> Iterator[World]:
     """The world with process groups, which are gone afterwards.
+
+    On a GPU all communicators are made at once, for that device.
 
     Raises:
         RendezvousError: somebody did not come.
@@ -146,12 +165,13 @@ def in_groups(world: World, backend: BackendName) -> Iterator[World]:
     """
     versions = {"twinstream": version("twinstream"), "torch": torch.__version__}
     world.agree("versions", versions)
-    if backend == "cpu" and _is_local(os.environ.get("MASTER_ADDR", "")):
+    on_gpu = world.device.type == "cuda"
+    if not on_gpu and _is_local(os.environ.get("MASTER_ADDR", "")):
         _use_loopback()
     dist.init_process_group(
-        "gloo" if backend == "cpu" else "cpu:gloo,cuda:nccl",
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=world.store, rank=world.rank, world_size=world.size,
-        timeout=timedelta(seconds=world.patience.timeout_s),
+        timeout=world.group_timeout, device_id=world.device if on_gpu else None,
     )  # fmt: skip
     try:
         yield world

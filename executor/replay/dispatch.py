@@ -21,10 +21,14 @@ Replay = Callable[[int, Events[EventT], CostMeter], Events[EventT]]
 
 @dataclass(frozen=True)
 class Passes:
-    """When every pass ended, the spans of those that were timed, and what enqueueing cost."""
+    """When every pass ended, the spans of those that were timed, and what enqueueing cost.
+
+    `clock_error_ns`: how far the device's clock may be from the host's, where it has its own.
+    """
 
     times: tuple[PassTimes, ...]
     host_cost: HostCost | None
+    clock_error_ns: int | None = None
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
         named = zip(job.program.launches, job.works, strict=True)
         works = [partial(_in_range, gpu, launch.op.op_id, work) for launch, work in named]
         job = replace(job, works=works)
-    backend = CudaBackend(job.program, job.works, gpu)
+    backend = CudaBackend(job.program, job.works, gpu, options.zero_ns)
     replay = None
     try:
         if options.in_place:
@@ -104,7 +104,7 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
             passes = run_passes(
                 job.program, backend, pass_options, replay.replay if replay else None
             )
-        return passes, why
+        return replace(passes, clock_error_ns=backend.clock_error_ns), why
     finally:
         backend.abort()
         if replay is not None:

@@ -34,6 +34,7 @@ def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance
             update={
                 "timed_passes": len(timed),
                 "host_cost": passes.host_cost,
+                "clock_error_ns": passes.clock_error_ns,
                 "nondeterministic": nondeterministic_kernels(schedule),
             }
         ),

@@ -62,6 +62,9 @@ class FakeEvent:
             while moment is not None and moment.time_ns is None:
                 self._gpu.step()
 
+    def query(self) -> bool:
+        return self.latest is None or self.latest.time_ns is not None
+
     def elapsed_time(self, end_event: "FakeEvent") -> float:
         assert self.timing
         assert end_event.timing
@@ -194,7 +197,7 @@ class FakeGpu:
                 work()
             return True
 
-        self._put(stream, run)
+        self.put(stream, run)
 
     def put_record(self, stream: FakeStream) -> Moment:
         moment = Moment()
@@ -203,11 +206,11 @@ class FakeGpu:
             moment.time_ns = self.now_ns
             return True
 
-        self._put(stream, run)
+        self.put(stream, run)
         return moment
 
     def put_wait(self, stream: FakeStream, moment: Moment | None) -> None:
-        self._put(stream, lambda: moment is None or moment.time_ns is not None)
+        self.put(stream, lambda: moment is None or moment.time_ns is not None)
 
     def step(self) -> None:
         """Run the next item of some stream that can go on."""
@@ -219,7 +222,8 @@ class FakeGpu:
                 return
         raise AssertionError("the device is stuck")
 
-    def _put(self, stream: FakeStream, item: Callable[[], bool]) -> None:
+    def put(self, stream: FakeStream, item: Callable[[], bool]) -> None:
+        """The item is tried until it is through."""
         stream.items.append(item)
         while self._rng.random() < self._eager and any(s.items for s in self.streams):
             self.step()

@@ -79,7 +79,7 @@ class Provenance(Node):
     `timed_passes` of the run had every op timed (measured only). `nondeterministic` names the
     kernels of the schedule that do not give the same bits from run to run. `processor_share` is the
     share of their time that kernels on a CPU had a core; the rest other processes had it, or
-    threads waited.
+    threads waited. `clock_error_ns` is how far the device's clock may have been from the host's.
     """
 
     kind: Literal["simulated", "measured"]
@@ -90,6 +90,7 @@ class Provenance(Node):
     host_cost: HostCost | None = None
     device_memory: DeviceMemory | None = None
     processor_share: float | None = Field(default=None, gt=0, le=1)
+    clock_error_ns: Count | None = None
 
     @property
     def told(self) -> str:

@@ -45,7 +45,7 @@ def measured_cluster_timeline(
         step_ns=step_ns,
         spread_ns=spread_ns,
         cold_ns=max(max(c.end_ns) for c in colds) - min(min(c.start_ns) for c in colds),
-        clock_error_ns=max(one.clock.error_ns for one in outcomes),
+        clock_error_ns=max(map(_clock_error_ns, outcomes)),
         provenance=_provenance(outcomes),
     )
 
@@ -82,16 +82,22 @@ def _end_ns(schedule: Schedule, spans: PassSpans) -> int:
     )
 
 
+def _clock_error_ns(one: RankOutcome) -> int:
+    """Of the rank's host from rank 0's, and of its device from its host."""
+    return one.clock.error_ns + (one.timeline.provenance.clock_error_ns or 0)
+
+
 def _provenance(outcomes: Sequence[RankOutcome]) -> Provenance:
     first = outcomes[0].timeline.provenance
     shares = [one.timeline.provenance.processor_share for one in outcomes]
     known = [share for share in shares if share is not None]
-    error_us = max(one.clock.error_ns for one in outcomes) / 1e3
+    error_us = max(map(_clock_error_ns, outcomes)) / 1e3
     return first.model_copy(
         update={
             "detail": f"{first.detail}; {len(outcomes)} ranks, clocks by the shortest of 16 round "
             f"trips, right within {error_us:.0f} us",
             "processor_share": min(known) if known else None,
             "host_cost": None,
+            "clock_error_ns": None,
         }
     )

@@ -1,0 +1,60 @@
+"""Which GPU a rank has, and its groups' first meeting there.
+
+Not yet run on a GPU (see docs/benchmarks/README.md). It is tested with stand-ins.
+"""
+
+import torch
+import torch.distributed as dist
+
+from twinstream.executor.ranks.errors import TooFewGpusError
+
+
+def require_gpus(num_ranks: int) -> None:
+    """
+    Raises:
+        TooFewGpusError: this machine has fewer GPUs than ranks.
+    """
+    found = torch.cuda.device_count()
+    if num_ranks > found:
+        raise TooFewGpusError(
+            f"{num_ranks} ranks on one machine need a GPU each, and it has {found}: plan for "
+            f"{found} ranks, or run on its cores (--backend cpu)"
+        )
+
+
+def take_gpu(local_rank: int) -> torch.device:
+    """The GPU of a rank among those of its machine, in order; it is current from now on.
+
+    Raises:
+        TooFewGpusError: there is none for it.
+    """
+    require_gpus(local_rank + 1)
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def meet_first(
+    group: dist.ProcessGroup, members: tuple[int, ...], device: torch.device, *, is_message: bool
+) -> None:
+    """Have a group exchange something of each kind once, and wait for it.
+
+    NCCL makes connections and their buffers at the first exchange of a kind, for which the host
+    waits: that is done here, by all ranks in one order, and neither in a run nor beside it.
+
+    Args:
+        members: sender and receiver of messages, or the group in rank order.
+    """
+    one = torch.zeros(1, device=device)
+    if is_message:
+        sender, receiver = members
+        if dist.get_rank() == sender:
+            dist.send(one, receiver, group=group)
+        else:
+            dist.recv(one, sender, group=group)
+    else:
+        each = torch.zeros(len(members), device=device)
+        dist.all_to_all_single(torch.zeros_like(each), each, group=group)
+        dist.all_gather(list(each.tensor_split(len(members))), one, group=group)
+        dist.all_reduce(one, group=group)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
