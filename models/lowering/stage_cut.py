@@ -15,7 +15,8 @@ class StageCut:
     `actions` say what it runs, in order: forward or backward, which of its virtual stages, which
     microbatch. `replicas` are axes of a mesh over which gradients are summed, and `sharding` what
     each of the replicas keeps, if not all. With `tied` embeddings the head reads the embedding's:
-    the first and the last stage then both have them, and update them alike.
+    the first and the last stage then both have them, and update them alike. Where it `overlaps`,
+    gradients are summed over replicas beside the backward pass, else that waits for each sum.
     """
 
     spans: tuple[range, ...]
@@ -25,6 +26,7 @@ class StageCut:
     replicas: tuple[str, ...] = ()
     sharding: Sharding | None = None
     tied: bool = False
+    overlaps: bool = True
 
     @property
     def first(self) -> bool:

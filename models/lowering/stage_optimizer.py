@@ -11,6 +11,7 @@ from twinstream.models.lowering.communication_tasks import CommunicationTasks
 from twinstream.models.lowering.declarations import OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
+from twinstream.models.lowering.under_way import UnderWay
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import layer_of
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -23,6 +24,9 @@ class StageOptimizer(OptimizerTasks):
 
     Each stage has zeros for groups of others, so that the sum over stages is what each owner has,
     and the norm is summed in the order of one device.
+
+    A gradient is summed over replicas as soon as it is complete, and what follows that is put off:
+    the backward pass goes on beside the sum.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class StageOptimizer(OptimizerTasks):
             size = sizes["grad.embedding"]
             builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
         self.communications = CommunicationTasks(builder)
+        self._under_way = UnderWay()
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
         """The head's contributions to a shared embedding are added up by themselves."""
@@ -50,8 +55,16 @@ class StageOptimizer(OptimizerTasks):
             self._complete(group)
 
     def _complete(self, group: str) -> None:
-        if self._replicas:
-            self._sum_over_replicas(group)
+        if not self._replicas:
+            self._follow(group)
+            return
+        self._sum_over_replicas(group)
+        due = self._under_way.issue(group, self.shapes.gradient_bytes(group))
+        for each in due if self._cut.overlaps else self._under_way.finish():
+            self._follow(each)
+
+    def _follow(self, group: str) -> None:
+        """What comes once a gradient is summed."""
         if self.recipe.clips and self._cut.squares(group):
             self._sum_squares(group)
         if self.recipe.optimizer == "device":
@@ -62,6 +75,8 @@ class StageOptimizer(OptimizerTasks):
         if self._shares_gradient:
             self._sum_over_ends()
             self._complete("embedding")
+        for group in self._under_way.finish():
+            self._follow(group)
         if self.recipe.clips:
             self._sum_over_stages()
             self._take_norm()

@@ -1,10 +1,11 @@
 """Pipelines of models that twinstream runs: every stage planned, messages beside its kernels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic_core import to_json
 
+from twinstream.clusters.held import with_held
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
@@ -57,13 +58,28 @@ def executable(
     """
     layout = stages.layout
     _require_executable(layout)
+    if layout.dp == 1 or not layout.dp_overlap:
+        return _laid_out(stages, machine, caps)
+    try:
+        return _laid_out(stages, machine, caps)
+    except LayoutError:
+        apart = layout.model_copy(update={"dp_overlap": False})
+        return _laid_out(replace(stages, layout=apart), machine, caps)
+
+
+def _laid_out(
+    stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps | None
+) -> ClusterSchedule:
+    layout = stages.layout
     axes = [Axis(name="pp", size=layout.pp)]
     axes += [Axis(name="dp", size=layout.dp)] if layout.dp > 1 else []
     schedules, classes = {}, []
     for stage in range(layout.pp):
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        schedules[name] = _planned(name, chain_of_stage(stages, stage), machine, own or Caps())
+        chain = chain_of_stage(stages, stage)
+        seen = with_held(chain) if layout.dp_overlap else chain
+        schedules[name] = _planned(name, chain, seen, machine, own or Caps())
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     document = ClusterSchedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
@@ -126,11 +142,12 @@ def chain_of_stage(stages: Stages, stage: int) -> Chain:
         actions=tuple((one.phase, one.chunk, one.microbatch) for one in actions),
         replicas=("dp",) if layout.dp > 1 else (),
         sharding=sharding_of(layout),
+        overlaps=layout.dp_overlap,
     )
     return lower_stage(stages.spec, stages.workload, stages.recipe, cut)
 
 
-def _planned(name: str, chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def _planned(name: str, chain: Chain, seen: Chain, machine: Machine, caps: Caps) -> Schedule:
     """The stage's chain without its messages planned, and these put between its tasks.
 
     What is sent or received has a slot of its own for the whole step, so that no message waits
@@ -139,7 +156,7 @@ def _planned(name: str, chain: Chain, machine: Machine, caps: Caps) -> Schedule:
     fixed = _exchanged(chain)
     fixed_bytes = sum(slot.size_bytes + slot.tier.alignment_bytes for slot in fixed.values())
     device = None if caps.device_bytes is None else max(0, caps.device_bytes - fixed_bytes)
-    lean = _without(chain, fixed)
+    lean = _without(seen, fixed)
     within = caps.model_copy(update={"device_bytes": device})
     emitted = plan_of_chain(OneChain(lean, machine, within), steady_state, _MOST_ATTEMPTS)
     if emitted is None:
