@@ -63,7 +63,7 @@ class Arenas:
 
     def __init__(self, schedule: Schedule, memory: Mapping[Tier, ArenaMemory]) -> None:
         self._map = AccessMap(schedule.tensors, schedule.slots)
-        self._memory = dict(memory)
+        self.memory = dict(memory)
         self._views: dict[tuple[str, str, int | None], torch.Tensor] = {}
         self._operands: dict[str, dict[str, KernelOperand]] = {}
 
@@ -78,7 +78,7 @@ class Arenas:
         key = (tensor, slot, num_parts)
         if key not in self._views:
             start, end = self._map.address(tensor, slot, num_parts)
-            self._views[key] = self._memory[self._map.slots[slot].tier][start:end]
+            self._views[key] = self.memory[self._map.slots[slot].tier][start:end]
         return self._views[key]
 
     def operands(self, op: Compute) -> dict[str, KernelOperand]:
@@ -103,5 +103,5 @@ class Arenas:
 
     def poison(self) -> None:
         """Fill everything with NaN."""
-        for memory in self._memory.values():
+        for memory in self.memory.values():
             memory.fill_(POISON_BYTE)

@@ -14,6 +14,7 @@ from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.ranks.clocks import ClockOffset, clock_offset
 from twinstream.executor.ranks.communications import RankCommunications
 from twinstream.executor.ranks.groups import open_groups
+from twinstream.executor.ranks.resident import ResidentRank
 from twinstream.executor.ranks.waiting import Waiting
 from twinstream.executor.ranks.world import Patience, World, world_of_environment
 from twinstream.executor.run.execute import execute_proven, execute_resident, require_runnable
@@ -33,14 +34,14 @@ class RankInputs:
     """What a rank begins with, and what its host does.
 
     `state` has what the rank's schedule carries; what else is in it is left alone. `between` is as
-    in `RunOptions`. With `fill`, as `execute_resident` has it, there is no `state`, and none in the
-    outcome; nor is what was fetched.
+    in `RunOptions`. With `fill` there is no `state`, and none in the outcome; nor is what was
+    fetched: it is given the rank before the first pass, to put its state there, and may keep it.
     """
 
     host_work: HostWork
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
     between: Between | None = None
-    fill: Callable[[Arenas], None] | None = None
+    fill: Callable[[ResidentRank], None] | None = None
 
     @classmethod
     def of_feed(cls, feed: Callable[[Feed, int], torch.Tensor]) -> "RankInputs":
@@ -104,10 +105,9 @@ class RankRun:
         self._num_runs = 0
         world.agree("schedule", {"a schedule of hash": schedule_hash(schedule)})
         self.part: RankPart = rank_part(schedule, world.rank)
-        groups = open_groups(schedule, world.rank, world.patience.timeout_s)
-        device = torch.device("cpu" if backend == "cpu" else "cuda")
+        self._groups = open_groups(schedule, world.rank, world.patience.timeout_s)
         self._waiting = waiting or Waiting()
-        self.communications = RankCommunications(self.part, groups, self._waiting, device)
+        self.communications = self._communications_of(self.part)
 
     @classmethod
     @contextlib.contextmanager
@@ -159,13 +159,21 @@ class RankRun:
             fetched=tuple(found), clock=clock, scratch_bytes=self.communications.scratch_bytes,
         )  # fmt: skip
 
+    def _communications_of(self, part: RankPart) -> RankCommunications:
+        device = torch.device("cpu" if self.backend == "cpu" else "cuda")
+        return RankCommunications(part, self._groups, self._waiting, device)
+
     def _executed(
         self, inputs: RankInputs, options: RunOptions, found: list[Fetched]
     ) -> tuple[Timeline, State]:
         schedule, communications = self.part.schedule, self.communications
-        if inputs.fill is not None:
+        if (fill := inputs.fill) is not None:
+
+            def fill_rank(arenas: Arenas) -> None:
+                fill(ResidentRank(self.part, arenas, options, self._communications_of))
+
             work = inputs.host_work
-            return execute_resident(schedule, inputs.fill, work, options, communications), {}
+            return execute_resident(schedule, fill_rank, work, options, communications), {}
         work = _noting(inputs.host_work, found)
         held = {
             name: inputs.state[name] for name in carried_names(schedule) if name in inputs.state

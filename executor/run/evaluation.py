@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,7 @@ from twinstream.executor.memory.arenas import ArenaMemory
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute_in
 from twinstream.executor.run.training import Training
+from twinstream.executor.run.work import Communications
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Tier
@@ -36,6 +38,13 @@ class EvaluationBatch:
     tokens: Sequence[torch.Tensor]
     num_targets: int
     lengths: Sequence[tuple[int, ...]] | None = None
+
+
+class PassLoss(NamedTuple):
+    """The mean loss of one pass's targets, or a replica's share of it."""
+
+    loss: float
+    num_targets: int
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,26 @@ def evaluate_in(
         batches: one for each pass; may be made when they are asked for, in their order.
 
     Raises:
-        EvaluationError: the schedule is not forward only, there is no target, or a batch has
-            another number of chunks than a pass takes.
+        EvaluationError: as `pass_losses`, or no label counts.
+        TwinstreamError: as `execute_in`.
+    """
+    start_s = perf_counter()
+    losses = pass_losses(schedule, memory, batches, options)
+    return mean_loss(losses, perf_counter() - start_s)
+
+
+def pass_losses(
+    schedule: Schedule,
+    memory: Mapping[Tier, ArenaMemory],
+    batches: Sequence[EvaluationBatch],
+    options: RunOptions,
+    communications: Communications | None = None,
+) -> list[PassLoss]:
+    """As `evaluate_in`, the loss of every pass; none of a rank that has no head.
+
+    Raises:
+        EvaluationError: the schedule is not forward only, there is no batch, or one has another
+            number of chunks than a pass takes.
         TwinstreamError: as `execute_in`.
     """
     if not schedule.workload.forward_only:
@@ -98,9 +125,22 @@ def evaluate_in(
     asked = replace(
         options, num_passes=len(batches), timed_passes=timed, between=None, in_place=True
     )
-    start_s = perf_counter()
-    execute_in(schedule, memory, lambda arenas: None, loop.host_work(schedule), asked)
-    return data.mean_of(loop.losses, perf_counter() - start_s)
+    work = loop.host_work(schedule)
+    execute_in(schedule, memory, lambda arenas: None, work, asked, communications)
+    return [PassLoss(loss, data.counts[step]) for step, loss in enumerate(loop.losses, 1)]
+
+
+def mean_loss(losses: Sequence[PassLoss], seconds: float) -> Evaluated:
+    """Exact for one pass: a float32 times fewer than 2**29 targets fits a float64.
+
+    Raises:
+        EvaluationError: no label counts.
+    """
+    num_targets = sum(one.num_targets for one in losses)
+    if not num_targets:
+        raise EvaluationError("no label of the evaluation's data counts: there is no loss")
+    total = math.fsum(one.loss * one.num_targets for one in losses)
+    return Evaluated(total / num_targets, num_targets, seconds)
 
 
 class _Data:
@@ -108,7 +148,7 @@ class _Data:
 
     def __init__(self, batches: Sequence[EvaluationBatch], workload: Workload) -> None:
         self._batches, self._workload = batches, workload
-        self._counts: dict[int, int] = {}
+        self.counts: dict[int, int] = {}
         self._latest: tuple[int, EvaluationBatch] | None = None
 
     def tokens(self, step: int, index: int) -> torch.Tensor:
@@ -122,14 +162,6 @@ class _Data:
     def num_targets(self, step: int) -> int:
         return self._batch(step).num_targets
 
-    def mean_of(self, losses: Sequence[float], seconds: float) -> Evaluated:
-        """Exact for one pass: a float32 times fewer than 2**29 targets fits a float64."""
-        num_targets = sum(self._counts.values())
-        if not num_targets:
-            raise EvaluationError("no label of the evaluation's data counts: there is no loss")
-        total = math.fsum(loss * self._counts[step] for step, loss in enumerate(losses, 1))
-        return Evaluated(total / num_targets, num_targets, seconds)
-
     def _batch(self, step: int) -> EvaluationBatch:
         if self._latest is None or self._latest[0] != step:
             found, wanted = self._batches[step - 1], self._workload.chunks_per_round
@@ -140,5 +172,5 @@ class _Data:
                         f"{wanted}: fill the last one up with chunks without labels"
                     )
             self._latest = step, found
-            self._counts[step] = found.num_targets
+            self.counts[step] = found.num_targets
         return self._latest[1]

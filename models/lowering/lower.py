@@ -143,10 +143,13 @@ class StepLowering:
                 self._embed_backward(round_)
 
     def _forward_alone(self, step_state: TaskOperand) -> None:
-        builder = self.builder
         self.round_starts.append(0)
         self._forward(0)
-        work = self.calls.work().head_evaluate
+        self._head_alone(step_state)
+
+    def _head_alone(self, step_state: TaskOperand) -> None:
+        """The loss of a round, and no gradients."""
+        builder, work = self.builder, self.calls.work().head_evaluate
         call = self.calls.other("head_evaluate", work(self._row_slice), **self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [

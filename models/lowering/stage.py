@@ -35,7 +35,8 @@ class StageError(TwinstreamError):
 
 
 def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut: StageCut) -> Chain:
-    """The chain of one stage of a training step.
+    """The chain of one stage of a training step or, of a workload that is forward only, of an
+    evaluation: its tasks are named as those of the step's first microbatch.
 
     Raises:
         StageError: the recipe has its optimizer on the host or before the next use, which only
@@ -55,7 +56,7 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
         calls=builder.calls,
         tasks=tuple(builder.tasks),
         recomputes=tuple(builder.recomputes),
-        inputs=tuple(builder.inputs),
+        inputs=tuple(fed for fed in builder.inputs if fed.tensor in used),
         outputs=tuple(builder.outputs),
         persistent=lowering.shapes.persistent,
         round_starts=(0,),
@@ -109,16 +110,23 @@ class _StageLowering(StepLowering):
             declare_step(builder, self.shapes)
         builder.inputs.append(Input(tensor="step_state", version=1, source="step_state", index=0))
         state = builder.write("step_state", "step_state").model_copy(update={"mode": "read"})
+        self._state = state
         self.optimizer = self._updates = self._optimizer(state)
         if cut.sharding is not None and cut.sharding.zero == 3:
             communications = self._updates.communications
             self._gathers = ParameterGathers(communications, cut.sharding, self.shapes.uses)
         self.round_starts.append(0)
+        run = {
+            "forward": self._forward_of, "backward": self._backward_of, "evaluate": self._evaluate
+        }  # fmt: skip
         for phase, chunk, j in cut.actions:
             self._microbatch = j
-            (self._forward_of if phase == "forward" else self._backward_of)(chunk, j)
-        self._updates.finish()
-        for name in ("loss", *(("grad_norm",) if self.recipe.clips else ())) if cut.last else ():
+            run[phase](chunk, j)
+        trains = not self.workload.forward_only
+        if trains:
+            self._updates.finish()
+        results = ("loss", *(("grad_norm",) if self.recipe.clips and trains else ()))
+        for name in results if cut.last else ():
             version = builder.read(name, name).version
             builder.outputs.append(Output(tensor=name, version=version, sink=name))
 
@@ -128,28 +136,24 @@ class _StageLowering(StepLowering):
             return StageOptimizer(*told)
         return ShardedOptimizer(*told)
 
-    def _use(self, group: str) -> None:
+    def _use(self, groups: tuple[str, ...]) -> None:
         if self._gathers is not None:
-            self._gathers.use(group, self._microbatch)
+            self._gathers.use(groups, self._microbatch)
 
     def _embed_forward(self, round_: int) -> None:
-        self._use("embedding")
+        self._use(("embedding",))
         super()._embed_forward(round_)
 
     def _forward_layer(self, round_: int, layer: int) -> None:
-        for group in self.shapes.of_layer(layer):
-            self._use(group)
+        self._use(self.shapes.of_layer(layer))
         super()._forward_layer(round_, layer)
 
     def _head(self, round_: int) -> None:
-        self._use("head")
-        if self.spec.tied_embeddings:
-            self._use("embedding")
+        self._use(self.shapes.of_head)
         super()._head(round_)
 
     def _backward_layer(self, round_: int, layer: int) -> None:
-        for group in self.shapes.of_layer(layer):
-            self._use(group)
+        self._use(self.shapes.of_layer(layer))
         super()._backward_layer(round_, layer)
 
     def kernel_calls(self) -> list[KernelCall]:
@@ -174,6 +178,11 @@ class _StageLowering(StepLowering):
         if place < self.cut.num_places - 1:
             for one in self._chunks():
                 says.send(self.shapes.hidden(span.stop, one), 1, j)
+
+    def _evaluate(self, chunk: int, j: int) -> None:
+        """Of a chunk that ends with the head."""
+        self._use(self.shapes.of_head)
+        self._head_alone(self._state)
 
     def _backward_of(self, chunk: int, j: int) -> None:
         span, place = self.cut.spans[chunk], self.cut.places[chunk]

@@ -12,11 +12,12 @@ from twinstream.models.trained import all_groups, first_backward_layer, layer_of
 class StageCut:
     """One stage: `spans` are the layers of its virtual stages, `places` which ones they are.
 
-    `actions` say what it runs, in order: forward or backward, which of its virtual stages, which
-    microbatch. `replicas` are axes of a mesh over which gradients are summed, and `sharding` what
-    each of the replicas keeps, if not all. With `tied` embeddings the head reads the embedding's:
-    the first and the last stage then both have them, and update them alike. Where it `overlaps`,
-    gradients are summed over replicas beside the backward pass, else that waits for each sum.
+    `actions` say what it runs, in order: forward, backward or (of an evaluation, the loss alone)
+    evaluate, which of its virtual stages, which microbatch. `replicas` are axes of a mesh over
+    which gradients are summed, and `sharding` what each of the replicas keeps, if not all. With
+    `tied` embeddings the head reads the embedding's: the first and the last stage then both have
+    them, and update them alike. Where it `overlaps`, gradients are summed over replicas beside the
+    backward pass, else that waits for each sum.
     """
 
     spans: tuple[range, ...]
@@ -97,21 +98,27 @@ class StageShapes(Shapes):
         return self.cut.shares_embedding and "embedding" in self.trained
 
     @property
-    def uses(self) -> tuple[str, ...]:
-        """The groups whose parameters are read, one after the other."""
-        found: list[str] = []
+    def uses(self) -> tuple[tuple[str, ...], ...]:
+        """The groups whose parameters are read together, one use after the other."""
+        found: list[tuple[str, ...]] = []
         first = first_backward_layer(self.spec, self.recipe)
         for phase, chunk, _ in self.cut.actions:
             span, place = self.cut.spans[chunk], self.cut.places[chunk]
             if phase == "forward":
-                found += ["embedding"] if place == 0 else []
-                found += [group for layer in span for group in self.of_layer(layer)]
+                found += [("embedding",)] if place == 0 else []
+                found += [self.of_layer(layer) for layer in span]
                 continue
             if place == self.cut.num_places - 1:
-                found += ["head", *(["embedding"] if self.cut.tied else [])]
-            layers = [layer for layer in reversed(span) if layer >= first]
-            found += [group for layer in layers for group in self.of_layer(layer)]
+                found.append(self.of_head)
+            if phase == "evaluate":
+                continue
+            found += [self.of_layer(layer) for layer in reversed(span) if layer >= first]
         return tuple(found)
+
+    @property
+    def of_head(self) -> tuple[str, ...]:
+        """The groups whose parameters the head's tasks read."""
+        return ("head", "embedding") if self.cut.tied else ("head",)
 
     def of_layer(self, layer: int) -> tuple[str, ...]:
         """The groups whose parameters a layer's tasks read."""

@@ -1,17 +1,19 @@
 """Derive from a training schedule the one that evaluates, between two of its passes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.lowering.lower import lower_again
 from twinstream.planner.evaluate.dataflow import Dataflow
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.planner.evaluate.restoring import with_state_kept
 from twinstream.schedule.chain import Chain, Output, Task
+from twinstream.schedule.cluster.communication import counted_anew
 from twinstream.schedule.derived.flush import without_updates
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
-from twinstream.schedule.ops import Compute, Copy, Fetch, Op, Operand
+from twinstream.schedule.ops import Communicate, Compute, Copy, Fetch, Op, Operand
 from twinstream.schedule.proof.conforms import require_conforming
 from twinstream.schedule.proof.verify import require_safe
 
@@ -40,46 +42,61 @@ def evaluation_of(training: Schedule) -> Schedule:
     if training.workload.forward_only:
         raise NoEvaluation("the schedule is forward only already: give one of training")
     training = without_updates(training)
-    forward = training.model_copy(update={"workload": training.workload.forward})
-    chain = lower_again(forward)
-    ops = _ops(training, chain)
-    schedule = forward.model_copy(
-        update={
-            "tensors": chain.tensors,
-            "calls": chain.calls,
-            "ops": derive_waits(ops, chain.tensors, training.slots),
-            "model_flops": chain.model_flops,
-            "bound": None,
-        }
-    )
+    chain = lower_again(training.model_copy(update={"workload": training.workload.forward}))
+    schedule = forward_of(training, chain)
     require_safe(schedule)
     require_conforming(schedule, chain)
     return schedule
 
 
+def forward_of(training: Schedule, chain: Chain) -> Schedule:
+    """As `evaluation_of`, not proven; of one rank among several as well.
+
+    Args:
+        training: begins with no updates.
+        chain: of the forward alone.
+
+    Raises:
+        NoEvaluation: the schedule does not carry it out.
+    """
+    ops = counted_anew(_ops(training, chain))
+    calls = {name: call for name, call in chain.calls.items() if call.kernel != COMMUNICATE}
+    return training.model_copy(
+        update={
+            "workload": chain.workload,
+            "tensors": chain.tensors,
+            "calls": calls,
+            "ops": derive_waits(ops, chain.tensors, training.slots),
+            "model_flops": chain.model_flops,
+            "bound": None,
+        }
+    )
+
+
 def _ops(training: Schedule, chain: Chain) -> tuple[Op, ...]:
     """Without sound waits."""
-    computes = _computes(training, chain)
-    last = max(computes)
-    flow = Dataflow(training, last + 1)
-    kept = flow.needed_by(computes)
+    tasks = _tasks(training, chain)
+    flow = Dataflow(training, max(tasks) + 1)
+    kept = flow.needed_by(tasks)
     results = [
-        op for output in chain.outputs for op in _handed_out(training, output, computes[last])
+        op for output in chain.outputs for op in _handed_out(training, output, tasks.values())
     ]
-    ops = {position: computes.get(position, training.ops[position]) for position in kept}
+    ops = {position: tasks.get(position, training.ops[position]) for position in kept}
     return with_state_kept(training, chain, flow, ops, results)
 
 
-def _computes(training: Schedule, chain: Chain) -> dict[int, Compute]:
+def _tasks(training: Schedule, chain: Chain) -> dict[int, Compute | Communicate]:
     """By position in the training, its ops that carry out the tasks of a forward alone."""
     tasks = {task.task_id: task for task in chain.tasks}
-    found = {
-        position: _forward_of(op, tasks[op.task])
-        for position, op in enumerate(training.ops)
-        if op.kind == "compute" and op.task in tasks
-    }
-    if len(found) != len(tasks):
-        missing = sorted(tasks.keys() - {op.task for op in found.values()})
+    found: dict[int, Compute | Communicate] = {}
+    for position, op in enumerate(training.ops):
+        if isinstance(op, Compute) and op.task in tasks:
+            found[position] = _forward_of(op, tasks.pop(op.task))
+        elif isinstance(op, Communicate) and op.op_id in tasks:
+            del tasks[op.op_id]
+            found[position] = op
+    if tasks:
+        missing = sorted(tasks)
         raise NoEvaluation(
             f"the schedule does not carry out {', '.join(missing[:3])}: it is not one of training "
             "the model that it names"
@@ -107,13 +124,15 @@ def _forward_of(op: Compute, task: Task) -> Compute:
     )
 
 
-def _handed_out(training: Schedule, output: Output, made_by: Compute) -> Iterator[Op]:
+def _handed_out(
+    training: Schedule, output: Output, ops: Iterable[Compute | Communicate]
+) -> Iterator[Op]:
     """The copy and the fetch of a result, as training has them of its last round."""
     fetches = [op for op in training.ops if isinstance(op, Fetch) and op.sink == output.sink]
     if not fetches:
         raise NoEvaluation(f"the schedule hands out no '{output.sink}': it is not one of training")
     fetch = fetches[-1]
-    source = next(o.slot for o in made_by.operands if o.tensor == output.tensor)
+    source = [o.slot for op in ops for o in op.operands if o.tensor == output.tensor][-1]
     if source != fetch.slot:
         copies = [
             op

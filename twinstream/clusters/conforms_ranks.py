@@ -27,6 +27,7 @@ from twinstream.schedule.proof.violations import (
     Violation,
     WorkDiffers,
 )
+from twinstream.schedule.workload import Workload
 
 _MOST_TOLD = 20
 
@@ -68,17 +69,13 @@ def _of_class(
     schedule: ClusterSchedule, one: RankClass, spec: ModelSpec, layout: Layout
 ) -> Iterator[Violation]:
     part, (stage,) = schedule.of(one), one.cell("pp", layout.pp)
-    rounds, left = divmod(part.workload.sequences_per_step, layout.micro_batch)
-    own = part.workload
-    if left or own.chunks_per_round % rounds or own.seq_len != schedule.seq_len:
+    own, workload = part.workload, workload_of_rounds(part, layout)
+    if workload is None or own.seq_len != schedule.seq_len:
         yield WorkDiffers(
             f"class '{one.name}' has {own.sequences_per_step} sequences, which are not rounds of "
             f"{layout.micro_batch} in whole chunks"
         )
         return
-    workload = own.model_copy(
-        update={"chunks_per_round": own.chunks_per_round // rounds, "rounds_per_step": rounds}
-    )
     try:
         recipe = Recipe.model_validate(part.recipe)
         chain = chain_of_stage(Stages(spec, workload, recipe, layout), stage)
@@ -88,6 +85,19 @@ def _of_class(
     for violation in conforms(part, _silent(chain)):
         yield type(violation)(f"class '{one.name}': {violation.message}")
     yield from _said(one, part, chain)
+
+
+def workload_of_rounds(part: Schedule, layout: Layout) -> Workload | None:
+    """A class has all microbatches as chunks of one round; here each is a round.
+
+    None where they are not rounds of whole chunks.
+    """
+    own = part.workload
+    rounds, left = divmod(own.sequences_per_step, layout.micro_batch)
+    if left or not rounds or own.chunks_per_round % rounds:
+        return None
+    each = own.chunks_per_round // rounds
+    return own.model_copy(update={"chunks_per_round": each, "rounds_per_step": rounds})
 
 
 def _is_said(chain: Chain, task: Task) -> bool:

@@ -130,21 +130,31 @@ def sharding_of(layout: Layout) -> Sharding | None:
 
 
 def chain_of_stage(stages: Stages, stage: int) -> Chain:
-    """What a stage computes in a step, and what it says in between."""
+    """What a stage computes in a step, or in an evaluation, and what it says in between."""
     layout = stages.layout
     spans = stages_of(layout, stages.spec.num_layers)
     chunks = range(layout.virtual_stages)
-    actions = actions_of(layout, stage, stages.workload.rounds_per_step)
     cut = StageCut(
         spans=tuple(spans[c * layout.pp + stage] for c in chunks),
         places=tuple(c * layout.pp + stage for c in chunks),
         num_places=len(spans),
-        actions=tuple((one.phase, one.chunk, one.microbatch) for one in actions),
+        actions=_actions(stages, stage),
         replicas=("dp",) if layout.dp > 1 else (),
         sharding=sharding_of(layout),
         overlaps=layout.dp_overlap,
     )
     return lower_stage(stages.spec, stages.workload, stages.recipe, cut)
+
+
+def _actions(stages: Stages, stage: int) -> tuple[tuple[str, int, int], ...]:
+    """What a stage runs, in order."""
+    layout, workload = stages.layout, stages.workload
+    if not workload.forward_only:
+        actions = actions_of(layout, stage, workload.rounds_per_step)
+        return tuple((one.phase, one.chunk, one.microbatch) for one in actions)
+    chunks = range(layout.virtual_stages)
+    ends = [("evaluate", chunks[-1], 0)] if stage == layout.pp - 1 else []
+    return (*(("forward", chunk, 0) for chunk in chunks), *ends)
 
 
 def _planned(name: str, chain: Chain, seen: Chain, machine: Machine, caps: Caps) -> Schedule:

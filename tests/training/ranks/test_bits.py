@@ -16,7 +16,9 @@ from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.training.ranks.trainer import RanksTrainer
 
-RECIPE = ("dtype", "optimizer_state", "max_grad_norm")
+RECIPE = (
+    "dtype", "optimizer_state", "max_grad_norm", "freeze", "chunk_tokens", "chunks_per_round",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ RECIPE = ("dtype", "optimizer_state", "max_grad_norm")
         (2, {"pp": 2, "pipeline": "interleaved", "virtual_stages": 2, "max_grad_norm": 0.0}),
         (2, {"pp": 2, "pipeline": "ring", "virtual_stages": 2, "dtype": "bfloat16"}),
         (4, {"pp": 4, "pipeline": "gpipe", "optimizer_state": "8bit"}),
+        (2, {"pp": 2, "freeze": ("model.embed_tokens.*", "model.layers.0.*")}),
+        (2, {"pp": 2, "chunk_tokens": 32, "chunks_per_round": 2}),
     ],
 )
 def test_a_pipeline_has_the_bits_of_one_device(

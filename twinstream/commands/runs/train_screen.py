@@ -106,7 +106,7 @@ def ranks_screen(prepared: RanksPrepared, done: int) -> Group:
     table.add_row("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps")
     for name, device_bytes, host_bytes in _memory(plan):
         table.add_row(name, f"{brief(device_bytes)} device, {brief(host_bytes)} host a rank")
-    table.add_row("checkpoint", brief(plan.state_bytes))
+    table.add_row("checkpoint", brief(plan.checkpoint_bytes))
     table.add_row("planned in", seconds(prepared.plan_seconds))
     return Group(
         f"{prepared.what} on {ranks} ranks of {prepared.here.machine.name}: it fits", table
@@ -134,7 +134,7 @@ def ranks_json(prepared: RanksPrepared) -> dict[str, object]:
         "num_steps": prepared.num_steps,
         "tokens_per_step": prepared.tokens_per_step,
         "epoch_tokens": prepared.data.epoch_tokens,
-        "checkpoint_bytes": plan.state_bytes,
+        "checkpoint_bytes": plan.checkpoint_bytes,
         "memory_bytes": {name: {"device": d, "host": h} for name, d, h in _memory(plan)},
         "options": prepared.options,
     }

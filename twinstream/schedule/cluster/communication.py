@@ -1,12 +1,12 @@
 """What one schedule says to others: its Communicate ops by communicator, and what they claim."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
 from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Communicate
+from twinstream.schedule.ops import Communicate, Op
 from twinstream.schedule.proof.accesses import AccessMap
 
 Told = tuple[str, int, str, int]  # of an operand: tensor, version, dtype, bytes
@@ -32,6 +32,24 @@ class Communicator(NamedTuple):
         return Communicator(self.axes, -self.shift, "recv" if self.name == "send" else "send")
 
 
+def communicator_of(op: Communicate) -> Communicator:
+    """Among whose ops it is counted."""
+    return Communicator(op.axes, op.shift, op.collective if op.shift else op.stream.queue)
+
+
+def counted_anew(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Some of a schedule's ops, in its order, with sequences that have no gaps."""
+    counts: dict[Communicator, int] = {}
+    found: list[Op] = []
+    for op in ops:
+        if isinstance(op, Communicate):
+            number = counts.setdefault(communicator := communicator_of(op), 0)
+            counts[communicator] = number + 1
+            op = op.model_copy(update={"sequence": number})
+        found.append(op)
+    return tuple(found)
+
+
 class Side(NamedTuple):
     """One op: its place in issue order, and what must be equal on all sides that meet.
 
@@ -55,8 +73,7 @@ class Communication:
         self._types: dict[tuple[str, int | None], tuple[str, int]] = {}
         for position, op in enumerate(schedule.ops):
             if op.kind == "communicate":
-                name = op.collective if op.shift else op.stream.queue
-                known = self.sides.setdefault(Communicator(op.axes, op.shift, name), [])
+                known = self.sides.setdefault(communicator_of(op), [])
                 known.append(self._side(position, op))
 
     def _side(self, position: int, op: Communicate) -> Side:

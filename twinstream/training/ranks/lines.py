@@ -8,7 +8,17 @@ from multiprocessing.connection import Connection, Listener
 from typing import Any, Protocol
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.ranks.messages import AtRest, DataOf, GoOn, IsDue, Put, Result, Take
+from twinstream.training.ranks.messages import (
+    AtRest,
+    DataOf,
+    Evaluate,
+    GoOn,
+    IsDue,
+    Losses,
+    Put,
+    Result,
+    Take,
+)
 
 _KEY_BYTES = 32
 
@@ -46,21 +56,46 @@ class Resting:
             SilentRankError: the rank does not give it.
             EOFError: it has ended.
         """
-        line = self._lines[rank]
-        try:
-            line.send(Take(name))
-            if line.poll(self._timeout_s):
-                return line.recv_bytes()
-        except OSError as error:  # which is not one of the disk
-            raise EOFError from error
-        raise SilentRankError(
-            f"rank {rank} does not answer: '{name}' was asked of it {self._timeout_s:g} s ago"
-        )
+        with _gone_is_the_end():
+            self._lines[rank].send(Take(name))
+            self._await(rank, f"'{name}'", self._timeout_s)
+            return self._lines[rank].recv_bytes()
 
     def put(self, rank: int, name: str, content: Any) -> None:
         """A whole tensor of a rank's state."""
         self._lines[rank].send(Put(name))
         self._lines[rank].send_bytes(content)
+
+    def evaluate(self, requests: Mapping[int, Evaluate]) -> dict[int, Losses]:
+        """What all ranks answer; a pass may take as long as a step.
+
+        Raises:
+            SilentRankError: one does not.
+            EOFError: one has ended.
+        """
+        with _gone_is_the_end():
+            for rank, request in requests.items():
+                self._lines[rank].send(request)
+            found = {}
+            for rank, request in requests.items():
+                self._await(rank, "a loss", len(request.passes) * self._timeout_s)
+                found[rank] = self._lines[rank].recv()
+        return found
+
+    def _await(self, rank: int, what: str, limit_s: float) -> None:
+        if not self._lines[rank].poll(limit_s):
+            raise SilentRankError(
+                f"rank {rank} does not answer: {what} was asked of it {limit_s:g} s ago"
+            )
+
+
+@contextlib.contextmanager
+def _gone_is_the_end() -> Iterator[None]:
+    """An error of a line is not one of the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise EOFError from error
 
 
 class RankLines:

@@ -4,16 +4,22 @@ A rank asks, one question at a time, and is answered. At rest it is the one that
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twinstream.data.packing import Chunk
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.training.rates import LearningRate
+
+if TYPE_CHECKING:
+    from twinstream.executor.run.evaluation import PassLoss
 
 
 @dataclass(frozen=True)
 class RankTask:
     """What a rank needs to know before its first step; all else it is told.
 
-    `shares` are the replicas, each of which computes `chunks` of a step's; `last` is the last step.
+    A replica computes `chunks` of a step's; `last` is the last step; `evaluation` is the schedule
+    of all ranks, if there is anything to evaluate.
     """
 
     address: str
@@ -26,6 +32,7 @@ class RankTask:
     seed: int
     packed: bool
     max_norm: float
+    evaluation: ClusterSchedule | None
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,20 @@ class Put:
     """Gives a rank at rest one whole tensor of its state, whose bytes follow."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Asks all ranks at rest for the loss of their state over these passes."""
+
+    passes: tuple[StepShare, ...]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of each pass a replica's share; empty where the rank has no head."""
+
+    passes: "tuple[PassLoss, ...]"
 
 
 @dataclass(frozen=True)

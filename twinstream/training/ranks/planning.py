@@ -17,6 +17,7 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.training.checkpoints import written_names
 from twinstream.training.expected import expected_packing
 from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
@@ -24,6 +25,7 @@ from twinstream.training.planning import FEW_STEPS, StepPlan
 from twinstream.training.ranks.shared_machine import cluster_here, cores_here, rank_machine
 
 _TO_FIT = (1, 2, 3)  # of ZeRO, the less there is to say the earlier
+_PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
 _ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
 
 
@@ -70,21 +72,20 @@ class RanksPlan(StepPlan):
         return self.tokens_per_step / self.step_s
 
     @property
-    def state_bytes(self) -> int:
-        """Of parameters and optimizer state over all stages, those of replicas once.
-
-        Shards are counted for all replicas, padded as they are.
-        """
+    def checkpoint_bytes(self) -> int:
+        """Of what is written of all stages, replicas' once; shards padded as they are."""
         zero, dp = self.layout.zero, self.layout.dp
         times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
-        sizes = {}
+        sizes: dict[str, int] = {}
+        adapters = False
         for part in self.schedule.schedules.values():
+            adapters = adapters or part.recipe.get("lora") is not None
             tensors = {tensor.tensor_id: tensor for tensor in part.tensors}
             for item in part.carried:
                 whole = tensors[tensors[item.tensor].parent or item.tensor]
                 if whole.role in times:
                     sizes[whole.tensor_id] = whole.size_bytes * times[whole.role]
-        return sum(sizes.values())
+        return sum(sizes[name] for name in written_names(list(sizes), adapters=adapters))
 
     @property
     def chunks_of_a_replica(self) -> int:
@@ -97,16 +98,19 @@ def workload_of(
     """A step whose rounds are enough for a pipeline of all ranks.
 
     A round is a microbatch of one chunk, unless `chunks_per_round` says otherwise. Chunks are as
-    large as leave two rounds for each rank, or as small as they get.
+    large as leave two rounds for each rank, or as small as they get. With less than a sequence a
+    chunk is a slice of one, as on one device, and a round has all of a sequence's.
 
     Raises:
         ChunkingError: the numbers given contradict each other.
     """
     assert options.ranks is not None
-    longest = options.seq_len
+    longest, chunk = options.seq_len, options.chunk_tokens
+    sliced = chunk is not None and chunk < longest
+    together = longest // chunk if chunk is not None and sliced else 1
     step = TrainingStep(
-        longest, options.tokens_per_step, options.chunk_tokens, options.chunks_per_round or 1,
-        recipe=recipe, packing=expected_packing(data.lengths(), longest),
+        longest, options.tokens_per_step, chunk, options.chunks_per_round or together,
+        recipe=recipe, packing=None if sliced else expected_packing(data.lengths(), longest),
     )  # fmt: skip
     if step.tokens_per_step is None:
         request = PlanRequest.of(spec, here.machine, step=step)
@@ -119,6 +123,19 @@ def workload_of(
     found = chunkings(spec, step)
     enough = [w for w in found if w.rounds_per_step >= _ROUNDS_OF_A_RANK * options.ranks]
     return enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)
+
+
+def slices_of(workload: Workload) -> Iterator[Workload]:
+    """The same step with its sequences in more and more slices, each with a document of its own."""
+    for pieces in _PIECES:
+        chunk, left = divmod(workload.seq_len, pieces)
+        if left:
+            return
+        step = workload.tokens_per_step // workload.seq_len  # of a sequence each
+        yield Workload(
+            seq_len=workload.seq_len, chunk_tokens=chunk, chunks_per_round=pieces,
+            rounds_per_step=step,
+        )  # fmt: skip
 
 
 def planned_for_ranks(

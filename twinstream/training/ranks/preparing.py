@@ -1,23 +1,28 @@
 """From options to all that a run on several ranks needs before its first step."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
+from twinstream.clusters.layout import LayoutError
+from twinstream.data.training_data import TrainingData
 from twinstream.models.recipe import OptimizerPlace, Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.workload import Workload
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import Here
 from twinstream.training.opening import Model, open_data
-from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.options import TrainOptions
 from twinstream.training.planning import StepPlan, recipe_of
 from twinstream.training.preparing import Opened, Tell, rate_of, resolved, steps_wanted
-from twinstream.training.ranks.planning import RanksPlan, planned_for_ranks, workload_of
-from twinstream.training.ranks.refusals import require_possible_model
+from twinstream.training.ranks.planning import RanksPlan, planned_for_ranks, slices_of, workload_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class RanksPrepared(Opened):
     """All that is known before the first step; nothing has been written yet."""
 
+    eval_data: TrainingData | None
     plan: RanksPlan
 
     @property
@@ -46,30 +51,39 @@ def prepare_ranks(
         TwinstreamError: something cannot be used; nothing has been written.
     """
     tell("reading the data")
-    data, _ = open_data(options, model)
+    data, eval_data = open_data(options, model)
     start_s = perf_counter()
     tell(f"planning {model.spec.name} for {options.ranks} ranks on {here.machine.name}")
     if checkpoint is None:
         recipe = recipe_of(options, here, model.spec)
-        require_possible_model(model.spec, recipe)
         workload = workload_of(options, here, model.spec, recipe, data)
     else:
         data.require_same(checkpoint.state.fingerprint)
         recipe, workload = checkpoint.state.recipe, checkpoint.state.workload
-        require_possible_model(model.spec, recipe)
-        if workload.packing is None:
-            raise OptionsError(
-                "the run that is to go on has sequences in slices, which only one device does yet"
-            )
     # where updates are made does not change their bits; ranks make them after the backward pass
     place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
     recipe = recipe.model_copy(update={"optimizer": place})
-    plan = planned_for_ranks(options, here, model.spec, recipe, workload)
+    fixed = checkpoint is not None or options.chunk_tokens is not None
+    plan = _planned(options, here, model.spec, recipe, workload, fixed=fixed)
     recipe = Recipe.model_validate(plan.schedule.schedules["stage 0"].recipe)
     num_steps = steps_wanted(options, data, workload.tokens_per_step)
     options = resolved(options, here, model, recipe, workload, num_steps)
     return RanksPrepared(
-        options=options, here=here, model=model, data=data, recipe=recipe, plan=plan,
-        num_steps=num_steps, rate=rate_of(options, num_steps),
+        options=options, here=here, model=model, data=data, eval_data=eval_data,
+        recipe=recipe, plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
         plan_seconds=perf_counter() - start_s,
     )  # fmt: skip
+
+
+def _planned(
+    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, workload: Workload, *,
+    fixed: bool,
+) -> RanksPlan:  # fmt: skip
+    """With sequences in slices where they do not fit whole, unless chunks are fixed."""
+    try:
+        return planned_for_ranks(options, here, spec, recipe, workload)
+    except LayoutError:
+        for sliced in () if fixed else slices_of(workload):
+            with suppress(LayoutError):
+                return planned_for_ranks(options, here, spec, recipe, sliced)
+        raise

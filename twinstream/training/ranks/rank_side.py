@@ -7,14 +7,16 @@ from dataclasses import replace
 from multiprocessing.connection import Client
 from typing import TYPE_CHECKING, Any
 
-from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Fetch
 from twinstream.training.ranks.messages import (
     AtRest,
     DataOf,
+    Evaluate,
     GoOn,
     IsDue,
+    Losses,
     Put,
     RankTask,
     Result,
@@ -22,11 +24,12 @@ from twinstream.training.ranks.messages import (
     Take,
 )
 from twinstream.training.run.batches import KEPT_STEPS, tokens_of
+from twinstream.training.run.evaluating import batch_of
 
 if TYPE_CHECKING:
-    from twinstream.executor.memory.arenas import Arenas
     from twinstream.executor.program.host_work import HostWork
     from twinstream.executor.ranks.rank_run import RankInputs
+    from twinstream.executor.ranks.resident import ResidentRank
 
 
 class Line:
@@ -50,6 +53,11 @@ class Line:
         """What is asked or said next."""
         with _told_if_gone():
             return self._connection.recv()
+
+    def tell(self, answer: object) -> None:
+        """To what was asked."""
+        with _told_if_gone():
+            self._connection.send(answer)
 
     def take(self) -> bytes:
         """The bytes that come next."""
@@ -127,9 +135,9 @@ class RankSide:
     def _lengths(self, step: int, index: int) -> tuple[int, ...]:
         return self._share(step).chunks[index].lengths
 
-    def _fill(self, arenas: "Arenas") -> None:
+    def _fill(self, rank: "ResidentRank") -> None:
         """The state comes from the trainer, which reads the files or draws it."""
-        self._arenas = arenas
+        self._rank = rank
         self._rest(self._task.first - 1)
 
     def _between(self, number: int, rest: Callable[[], None]) -> bool:
@@ -142,20 +150,26 @@ class RankSide:
 
     def _rest(self, step: int) -> bool:
         """Do what is asked until the rest is over; whether the run goes on."""
-        from twinstream.executor.state.training_state import put_carried, take_carried
-
-        schedule = self._part.schedule
         request = self._line.ask(AtRest(step))
         while True:
             match request:
                 case Take():
-                    flat = take_carried(schedule, self._arenas, request.name)
-                    self._line.give(flat.numpy().data)
+                    self._line.give(self._rank.take(request.name).numpy().data)
                 case Put():
-                    put_carried(schedule, self._arenas, request.name, _flat(self._line.take()))
+                    self._rank.put(request.name, _flat(self._line.take()))
+                case Evaluate():
+                    self._line.tell(self._losses(request))
                 case GoOn():
                     return request.goes_on
             request = self._line.hear()
+
+    def _losses(self, request: Evaluate) -> Losses:
+        evaluation = self._task.evaluation
+        assert evaluation is not None, "who asks for it has sent it"
+        part = rank_part(evaluation, self._part.rank)
+        pieces, packed = self._task.pieces, self._task.packed
+        batches = [batch_of(one.chunks, one.targets, pieces, packed) for one in request.passes]
+        return Losses(tuple(self._rank.evaluate(part, batches)))
 
 
 def _flat(content: bytes) -> Any:

@@ -8,12 +8,21 @@ from time import monotonic, perf_counter
 
 from twinstream.data.order import Position
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
+from twinstream.models.trained import trained_groups
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.amounts import every
-from twinstream.training.checkpoints import Checkpoint, Checkpoints, DataPosition, TrainingState
+from twinstream.training.checkpoints import (
+    Checkpoint,
+    Checkpoints,
+    DataPosition,
+    TrainingState,
+    written_names,
+)
+from twinstream.training.opening import base_name
 from twinstream.training.preparing import Tell
+from twinstream.training.ranks.evaluating import RanksEvaluator
 from twinstream.training.ranks.lines import RankLines, Resting, SilentRankError, rank_lines
 from twinstream.training.ranks.messages import DataOf, RankTask, Result, StepShare
 from twinstream.training.ranks.preparing import RanksPrepared
@@ -36,7 +45,7 @@ class RanksRun:
 
     Attributes:
         checkpoint: the last that is complete.
-        loss: of the last step; None before the first.
+        loss, eval_loss: of the last step and evaluation; None before the first.
         pids: of the ranks' processes, while they run.
     """
 
@@ -56,6 +65,8 @@ class RanksRun:
         self._every = every("save_every", prepared.options.save_every)
         self.checkpoint: Checkpoint | None = None
         self.loss: float | None = None
+        self.eval_loss: float | None = None
+        self._evaluated_step: int | None = None
         self.fill, self.waited_s = 1.0, 0.0
         self.pids: list[int] = []
         self._lock = threading.Lock()
@@ -66,6 +77,10 @@ class RanksRun:
         self._state_of_ranks = StateOfRanks(
             self._parts, prepared.model.spec, prepared.recipe, prepared.plan.layout
         )
+        self._evaluator: RanksEvaluator | None = None
+        if (data := prepared.eval_data) is not None:
+            most = prepared.options.eval_tokens
+            self._evaluator = RanksEvaluator(prepared.plan, self._parts, data, most)
 
     def train(self, checkpoint: Checkpoint | None, first: int) -> None:
         """All steps from `first` on, until stopped.
@@ -120,6 +135,7 @@ class RanksRun:
             seed=prepared.options.seed,
             packed=plan.workload.packing is not None,
             max_norm=prepared.options.max_grad_norm if prepared.recipe.clips else 0.0,
+            evaluation=None if self._evaluator is None else self._evaluator.schedule,
         )
 
     def _recorder_of(self, checkpoint: Checkpoint | None) -> StepRecorder:
@@ -167,7 +183,7 @@ class RanksRun:
         with self._lock:
             if step not in self._due:
                 ends = self._stop.asked or step == self._prepared.num_steps
-                self._due[step] = ends or self._every.is_due(step, monotonic() - self._saved_s)
+                self._due[step] = ends or self._saves_at(step) or self._evaluates_at(step)
                 self._due.pop(step - _KEPT_STEPS, None)
             return self._due[step]
 
@@ -178,14 +194,30 @@ class RanksRun:
             self._recorder.skip_time()
             return True
         is_last = self._stop.asked or step == self._prepared.num_steps
-        try:
-            self._save(step, ranks)
-        except TwinstreamError as error:
-            if is_last or isinstance(error, SilentRankError):
-                raise
-            self._tell(f"no checkpoint after step {step}, training goes on: {error}")
+        saves = is_last or self._saves_at(step)
+        if self._evaluator is not None and (is_last or self._evaluates_at(step)):
+            found = self._evaluator.evaluate(ranks, step)
+            self._evaluated_step, self.eval_loss = step, found.loss
+            self._record(found)
+        if saves:
+            try:
+                self._save(step, ranks)
+            except TwinstreamError as error:
+                if is_last or isinstance(error, SilentRankError):
+                    raise
+                self._tell(f"no checkpoint after step {step}, training goes on: {error}")
         self._recorder.skip_time()
         return not is_last
+
+    def _saves_at(self, step: int) -> bool:
+        return self._every.is_due(step, monotonic() - self._saved_s)
+
+    def _evaluates_at(self, step: int) -> bool:
+        """With a checkpoint, where it is not said how often."""
+        if self._evaluator is None:
+            return False
+        often = self._prepared.options.eval_every
+        return self._saves_at(step) if often is None else step % often == 0
 
     def _fill(self, ranks: Resting) -> None:
         """Read or draw the state a group at a time."""
@@ -193,9 +225,11 @@ class RanksRun:
         weights, optimizer = starting_state(
             prepared.model, prepared.options, prepared.recipe, self.checkpoint
         )
+        trained = set(trained_groups(prepared.model.spec, prepared.recipe))
         for group, flat in weights:
             self._state_of_ranks.put(ranks, f"param.{group}", flat)
-            self._state_of_ranks.put(ranks, f"opt.{group}", optimizer(group, flat))
+            if group in trained:
+                self._state_of_ranks.put(ranks, f"opt.{group}", optimizer(group, flat))
 
     def _save(self, step: int, ranks: Resting) -> None:
         start_s = perf_counter()
@@ -226,16 +260,19 @@ class RanksRun:
             spec=prepared.model.spec,
             workload=prepared.plan.workload,
             tokens=self._recorder.tokens,
+            eval_loss=self.eval_loss if self._evaluated_step == step else None,
         )
 
     def _write_tensors(self, folder: Path, ranks: Resting) -> None:
-        from twinstream.executor.weights.checkpoint_files import write_tensors
+        from twinstream.executor.weights.checkpoint_files import Adapter, write_tensors
 
+        model, lora = self._prepared.model, self._prepared.recipe.lora
         write_tensors(
             folder,
-            self._prepared.model.spec,
-            self._state_of_ranks.names,
+            model.spec,
+            written_names(self._state_of_ranks.names, adapters=lora is not None),
             partial(self._state_of_ranks.take, ranks),
-            size_bytes=self._prepared.plan.state_bytes,
-            like=self._prepared.model.files,
+            size_bytes=self._prepared.plan.checkpoint_bytes,
+            like=model.files,
+            adapter=None if lora is None else Adapter(lora, base_name(model)),
         )

@@ -25,26 +25,30 @@ class StateOfRanks:
 
         sharding = sharding_of(layout)
         self._shards = None if sharding is None else ShardedState(spec, recipe, sharding)
-        self._owners: dict[str, list[int]] = {}  # of a stage, by replica
+        self._owners: dict[str, list[tuple[int, int]]] = {}  # rank and replica
         for part in parts:
             for name in carried_names(part.schedule):
-                self._owners.setdefault(name, []).append(part.rank)
+                place = part.rank, part.coordinates.get("dp", 0)
+                self._owners.setdefault(name, []).append(place)
         self.names = list(self._owners)
 
     def put(self, ranks: Resting, name: str, flat: Any) -> None:
         """To all who have it, 1-D uint8."""
-        for replica, rank in enumerate(self._owners[name]):
+        for rank, replica in self._owners[name]:
             own = flat if self._shards is None else self._shards.shard({name: flat}, replica)[name]
             ranks.put(rank, name, own.numpy().data)
 
     def take(self, ranks: Resting, name: str) -> Any:
-        """Of the first replica or, where it is sharded, of all."""
+        """Of the first replica or, where it is sharded, of all.
+
+        Of tied embeddings, which two stages have, the first stage's: theirs are alike.
+        """
         import torch
 
         def of(rank: int) -> torch.Tensor:
             return torch.frombuffer(bytearray(ranks.take(rank, name)), dtype=torch.uint8)
 
-        owners = self._owners[name]
+        owners = {replica: rank for rank, replica in reversed(self._owners[name])}
         if self._shards is None:
             return of(owners[0])
-        return self._shards.whole([{name: of(rank)} for rank in owners])[name]
+        return self._shards.whole([{name: of(owners[at])} for at in sorted(owners)])[name]

@@ -46,6 +46,7 @@ class RanksResult:
         model: its weights as a Hugging Face folder; None where the run was stopped before its end.
         step: the last that was done.
         loss: of that step; None where none was done.
+        eval_loss: of the last evaluation.
         predicted_tokens_per_s, measured_tokens_per_s: of a step; measured is the median but for
             the first, and None where there was no other.
         signal: that ended it; 0 is none.
@@ -57,6 +58,7 @@ class RanksResult:
     model: Path | None
     step: int
     loss: float | None
+    eval_loss: float | None
     predicted_tokens_per_s: float
     measured_tokens_per_s: float | None
     signal: int
@@ -167,8 +169,8 @@ class RanksTrainer:
             model = self._files.model
             linked_copy(run.checkpoint.path, model, leave_out=(STATE_FILE, COMPLETE))
         return RanksResult(
-            prepared.options.output, model, step, run.loss, prepared.plan.tokens_per_s, measured,
-            self.stop.signal, run.fill, run.waited_s,
+            prepared.options.output, model, step, run.loss, run.eval_loss,
+            prepared.plan.tokens_per_s, measured, self.stop.signal, run.fill, run.waited_s,
         )  # fmt: skip
 
     def _begin(self, prepared: RanksPrepared) -> None:

@@ -1,5 +1,6 @@
 """The loss over held-out data, between two steps, in the arenas of the training."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twinstream.data.packing import Chunk, empty_chunk
@@ -8,11 +9,11 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.log.metrics import EvalMetrics
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.planning import Plan
+from twinstream.training.planning import Plan, StepPlan
 from twinstream.training.run.batches import StepData, tokens_of
 
 if TYPE_CHECKING:
-    from twinstream.executor.run.evaluation import EvaluationBatch
+    from twinstream.executor.run.evaluation import Evaluated, EvaluationBatch
 
 
 class Evaluator:
@@ -29,37 +30,47 @@ class Evaluator:
         self.schedule = evaluation_of(plan.schedule)
         self._packed = plan.workload.packing is not None
         self._pieces = plan.pieces
-        self._passes = _passes(plan, data, most_tokens)
-        if not any(one.targets for one in self._passes):
-            raise TwinstreamError("eval_data: no label counts: there is no loss to evaluate")
+        each = plan.workload.chunks_per_round // plan.pieces
+        self._passes = passes_over(data, plan, each, most_tokens)
 
     def evaluate(self, memory: Any, backend: BackendName, step: int) -> EvalMetrics:
         """Loss and perplexity of the weights after a step."""
         from twinstream.executor.run.evaluation import evaluate_in
 
-        batches = [self._batch(one) for one in self._passes]
+        pieces, packed = self._pieces, self._packed
+        batches = [batch_of(one.chunks, one.targets, pieces, packed) for one in self._passes]
         found = evaluate_in(self.schedule, memory, batches, RunOptions(backend))
-        return EvalMetrics(
-            step=step,
-            loss=found.loss,
-            perplexity=found.perplexity,
-            tokens=sum(one.tokens for one in self._passes),
-            seconds=found.seconds,
-        )
-
-    def _batch(self, one: StepData) -> "EvaluationBatch":
-        import torch
-
-        from twinstream.executor.run.evaluation import EvaluationBatch
-
-        count = len(one.chunks) * self._pieces
-        tokens = [tokens_of(one.chunks, index, self._pieces) for index in range(count)]
-        lengths = [chunk.lengths for chunk in one.chunks] if self._packed else None
-        return EvaluationBatch([torch.from_numpy(ids) for ids in tokens], one.targets, lengths)
+        return eval_metrics(step, found, self._passes)
 
 
-def _passes(plan: Plan, data: TrainingData, most_tokens: int) -> list[StepData]:
-    """The data once, or its first chunks; the last pass filled up with empty ones."""
+def eval_metrics(step: int, found: "Evaluated", passes: Sequence[StepData]) -> EvalMetrics:
+    """What is logged."""
+    tokens = sum(one.tokens for one in passes)
+    return EvalMetrics(
+        step=step, loss=found.loss, perplexity=found.perplexity, tokens=tokens,
+        seconds=found.seconds,
+    )  # fmt: skip
+
+
+def batch_of(
+    chunks: tuple[Chunk, ...], targets: int, pieces: int, packed: bool
+) -> "EvaluationBatch":
+    """What a pass takes: chunks of the data, each computed in so many pieces."""
+    import torch
+
+    from twinstream.executor.run.evaluation import EvaluationBatch
+
+    tokens = [tokens_of(chunks, index, pieces) for index in range(len(chunks) * pieces)]
+    lengths = [chunk.lengths for chunk in chunks] if packed else None
+    return EvaluationBatch([torch.from_numpy(ids) for ids in tokens], targets, lengths)
+
+
+def passes_over(data: TrainingData, plan: StepPlan, each: int, most_tokens: int) -> list[StepData]:
+    """The data once, or its first chunks, `each` a pass; the last one filled up with empty ones.
+
+    Raises:
+        TwinstreamError: no label of the data counts.
+    """
     shape = plan.shape(data)
     most = max(1, most_tokens // shape.chunk_tokens)
     chunks: list[Chunk] = []
@@ -69,6 +80,9 @@ def _passes(plan: Plan, data: TrainingData, most_tokens: int) -> list[StepData]:
             if stream.position.epoch or len(chunks) == most:
                 break
         after = stream.position
-    each = plan.workload.chunks_per_round // plan.pieces
     chunks += [empty_chunk(shape)] * (-len(chunks) % each)
-    return [StepData.of(tuple(chunks[at : at + each]), after) for at in range(0, len(chunks), each)]
+    starts = range(0, len(chunks), each)
+    passes = [StepData.of(tuple(chunks[at : at + each]), after) for at in starts]
+    if not any(one.targets for one in passes):
+        raise TwinstreamError("eval_data: no label counts: there is no loss to evaluate")
+    return passes
