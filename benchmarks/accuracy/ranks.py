@@ -105,7 +105,7 @@ def measured(
         for name, schedule in schedules.items():
             inputs = inputs_of(schedule, settings, tokens)
             outcomes = processes.execute(schedule, inputs, options_of(settings))
-            found[name] = joined_run(schedule, outcomes)
+            found[name] = joined_run(schedule, outcomes, steps)
     return found
 
 

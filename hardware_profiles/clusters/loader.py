@@ -7,7 +7,7 @@ from typing import Any
 from twinstream.hardware_profiles.clusters.merging import merged, validated, with_tables
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluster
 from twinstream.hardware_profiles.errors import ProfileError
-from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.overrides import merge, nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.hardware_profiles.toml_text import (
@@ -71,6 +71,17 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         DocumentError: the file cannot be written.
     """
     write_text(cluster_toml(cluster), path)
+
+
+def save_with_node(cluster: Cluster, machine: Machine, path: Path) -> None:
+    """Write a profile, and beside it that of its node, NAME_node.toml, which it then names.
+
+    Raises:
+        DocumentError: a file cannot be written.
+    """
+    node = path.with_name(f"{path.stem}_node.toml")
+    save_machine(machine, node)
+    save_cluster(cluster.model_copy(update={"machine": node.name}), path)
 
 
 def cluster_toml(cluster: Cluster) -> str:

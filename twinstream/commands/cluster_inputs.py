@@ -8,9 +8,8 @@ from pathlib import Path
 
 from twinstream.commands.arguments.inputs import read_as, top_level_keys
 from twinstream.commands.arguments.options import Profiles
-from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster, machine_of
+from twinstream.commands.ranks.places import place_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import (
@@ -36,7 +35,8 @@ class ClusterInputs:
     """A cluster's schedule, and the profiles of the cluster and of its nodes.
 
     `stragglers` are factors as they were given, `slow` the machines of the classes that are slower;
-    where a single rank is, the schedule has more classes than that in the file.
+    where a single rank is, the schedule has more classes than that in the file. `assumed` is what
+    nobody measured of the cluster, or empty.
     """
 
     schedule: ClusterSchedule
@@ -44,6 +44,7 @@ class ClusterInputs:
     machine: Machine
     stragglers: Mapping[str, float]
     slow: Mapping[str, Machine]
+    assumed: str = ""
 
     def timeline(self, predicted: Path | None = None) -> ClusterTimeline:
         """The timeline in a file, simulated if there is no file.
@@ -60,6 +61,22 @@ class ClusterInputs:
         require_timeline_of_cluster(self.schedule, found)
         return found
 
+    def measured(self, path: Path | None) -> ClusterTimeline | None:
+        """What ranks measured, by a file; None if there is none.
+
+        Raises:
+            DocumentError, TimelineMismatch: as `measured_of_cluster`.
+            ClusterInputError: a single rank is a straggler, so that classes are not those measured.
+        """
+        if path is None:
+            return None
+        if any(name not in self.stragglers for name in self.slow):
+            raise ClusterInputError(
+                "with a single rank as straggler the schedule has more classes than were "
+                "measured: leave --straggler or --measured out"
+            )
+        return measured_of_cluster(self.schedule, path)
+
     def require_as_in_its_file(self) -> None:
         """Refuse to write a timeline of classes that no file has.
 
@@ -74,9 +91,10 @@ class ClusterInputs:
 
     @property
     def told(self) -> list[str]:
-        """What is not as the profiles say; nothing, or one line."""
+        """What is not as profiles say, or what no profile says; a line each."""
         slow = ", ".join(f"'{name}' {factor:g}" for name, factor in self.stragglers.items())
-        return [f"Stragglers, times as long: {slow}."] if slow else []
+        found = [f"Stragglers, times as long: {slow}."] if slow else []
+        return [*found, f"Assumed: {self.assumed}."] if self.assumed else found
 
 
 def holds_cluster(path: Path) -> bool:
@@ -103,27 +121,25 @@ def cluster_inputs(path: Path, where: Profiles) -> ClusterInputs:
     """A cluster's schedule that is safe, on a cluster by name or file.
 
     Args:
-        where: by default the shipped cluster that the schedule was made for, with its own nodes.
+        where: by default as `place_of`.
 
     Raises:
         DocumentError: there is no cluster's schedule in the file.
         UnsafeSchedule: it is damaged in its meaning.
-        ClusterInputError: no cluster was given, and the schedule's is not a shipped one.
+        ClusterInputError: no cluster was given, and none is known.
         StragglerError: there is no such straggler.
     """
     schedule = read_cluster(path)
     require_safe_cluster(schedule)
-    name = where.cluster or schedule.machine.name
-    if where.cluster is None and name not in cluster_names():
+    place = place_of(schedule, where.cluster, where.machine, path)
+    if place is None:
         raise ClusterInputError(
-            f"the schedule was made for cluster '{name}', which is no shipped profile; give its "
-            "profile: --cluster FILE.toml"
+            f"the schedule was made for cluster '{schedule.machine.name}', which is no shipped "
+            "profile; give its profile: --cluster FILE.toml"
         )
-    profile = load_cluster(name)
-    node = machine_of(profile) if where.machine is None else load_machine(where.machine)
     factors = stragglers_of(where.straggler)
-    cut, slow = with_stragglers(schedule, node, factors)
-    return ClusterInputs(cut, profile, node, factors, slow)
+    cut, slow = with_stragglers(schedule, place.machine, factors)
+    return ClusterInputs(cut, place.cluster, place.machine, factors, slow, place.assumed)
 
 
 def refuse_cluster_options(path: Path, where: Profiles) -> None:

@@ -6,7 +6,9 @@ from twinstream.log.metrics import FILE
 from twinstream.schedule.files import DocumentError, told
 
 PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json", "machine.toml"
-CLUSTER = "cluster.json"  # in place of plan.json where several ranks train
+# Where several ranks train: in place of plan.json, and what it was predicted with and measured.
+CLUSTER, PROFILE, LAYOUTS = "cluster.json", "cluster.toml", "layouts.json"
+MEASURED = "measured.json"
 MODEL, TENSORBOARD, TOKENS = "model", "tensorboard", "tokens"
 
 
@@ -17,9 +19,23 @@ class RunFiles:
         self.folder = folder
         self.metrics, self.options = folder / FILE, folder / OPTIONS
         self.plan, self.comparison = folder / PLAN, folder / COMPARISON
-        self.cluster = folder / CLUSTER
+        self.cluster, self.profile = folder / CLUSTER, folder / PROFILE
+        self.layouts, self.measured = folder / LAYOUTS, folder / MEASURED
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
         self.model, self.tokens = folder / MODEL, folder / TOKENS
+
+    def forget_ranks(self) -> None:
+        """Before one device goes on: remove what is of ranks."""
+        if self.cluster.exists():
+            self.comparison.unlink(missing_ok=True)
+        node = self.profile.with_name(f"{self.profile.stem}_node.toml")
+        for path in (self.cluster, self.profile, node, self.layouts, self.measured):
+            path.unlink(missing_ok=True)
+
+    def forget_one_device(self) -> None:
+        """Before ranks train: remove the plan of one device, and what was measured before."""
+        for path in (self.plan, self.comparison, self.measured):
+            path.unlink(missing_ok=True)
 
     def make(self) -> None:
         """

@@ -1,5 +1,7 @@
 """Headline figures of a cluster's schedule and timeline."""
 
+from typing import Literal
+
 from pydantic import NonNegativeInt
 
 from twinstream.clusters.predict import memory_of
@@ -33,6 +35,7 @@ class ClusterSummary(Node):
     step_time_s: float
     cold_step_time_s: float
     num_gpus: int
+    device: Literal["cuda", "cpu"]
     tokens_per_step: int
     tokens_per_s: float
     mfu: float
@@ -41,6 +44,11 @@ class ClusterSummary(Node):
     host_bytes: dict[str, NonNegativeInt]
     exposed: tuple[ExposedTime, ...]
     mean_fraction: dict[str, float]
+
+    @property
+    def devices(self) -> str:
+        """What the ranks are called: GPUs, or processes on CPUs."""
+        return "GPUs" if self.device == "cuda" else "ranks"
 
     @property
     def fullest(self) -> str:
@@ -81,6 +89,7 @@ def summarize_cluster(
         step_time_s=step_s,
         cold_step_time_s=timeline.cold_ns / 1e9,
         num_gpus=schedule.mesh.size,
+        device=machine.device,
         tokens_per_step=tokens,
         tokens_per_s=tokens / step_s,
         mfu=schedule.model_flops / (step_s * schedule.mesh.size * peak),

@@ -58,6 +58,7 @@ AXIS_COLOURS = {
     "host": "#DDCC77",
     "latency": "#6E6E6E",
 }
+WAITING_COLOUR = AXIS_COLOURS["bubble"]
 
 # Of machines, models, lines: Okabe and Ito's, then two of Tol's that differ from them most.
 SERIES_COLOURS = (

@@ -27,7 +27,7 @@ def cluster_lines(schedule: ClusterSchedule, summary: ClusterSummary, where: str
     fullest = summary.fullest
     taken = sum(summary.memory_bytes[fullest].values())
     lines = [
-        f"{name} on {summary.num_gpus:,} GPUs of {where}: {mesh}",
+        f"{name} on {summary.num_gpus:,} {summary.devices} of {where}: {mesh}",
         f"{summary.tokens_per_step:,} tokens a step in {seconds(summary.step_time_s)} (cold "
         f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s, MFU "
         f"{summary.mfu:.1%}",

@@ -1,10 +1,14 @@
 """Predicted against measured of a cluster's ranks, for people."""
 
 from rich.console import Group
+from rich.table import Table
 
 from twinstream.measures.cluster_comparison import ClusterComparison
+from twinstream.measures.cluster_summary import ClusterSummary
+from twinstream.measures.metrics import rate_text
 from twinstream.schedule.analysis.comparison import Pair
-from twinstream.screens.tables import groups_table, listing_table, pair_ns
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.screens.tables import groups_table, listing_table, pair_ns, seconds
 
 _MOST_OPS = 10
 
@@ -37,6 +41,28 @@ def ranks_compared_tables(found: ClusterComparison) -> tuple[Group, ...]:
         Group("Time of each rank in a step", ranks, clocks),
         Group("Ops that differ most (mean of the passes; what is said from when it came)", worst),
     )
+
+
+def speeds_table(
+    predicted: ClusterSummary | None, measured: ClusterTimeline, tokens_per_step: int
+) -> Table:
+    """Step, cold step and tokens/s; predicted beside measured where there is a prediction."""
+    step_s, cold_s = measured.step_ns / 1e9, measured.cold_ns / 1e9
+    after = (seconds(step_s), seconds(cold_s), rate_text(tokens_per_step / step_s))
+    names = ("step time", "cold step", "tokens/s")
+    if predicted is None:
+        table = listing_table(("",), ("measured",))
+        for name, shown in zip(names, after, strict=True):
+            table.add_row(name, shown)
+        return table
+    before_s = predicted.step_time_s, predicted.cold_step_time_s
+    before = (*map(seconds, before_s), rate_text(predicted.tokens_per_s))
+    errors = [f"{a / b - 1:+.1%}" for a, b in zip(before_s, (step_s, cold_s), strict=True)]
+    errors.append(f"{predicted.tokens_per_s * step_s / tokens_per_step - 1:+.1%}")
+    table = listing_table(("",), ("predicted", "measured", "error"))
+    for row in zip(names, before, after, errors, strict=True):
+        table.add_row(*row)
+    return table
 
 
 def _is_compute(stream: str) -> bool:

@@ -1,6 +1,7 @@
 """What is printed of a schedule that ranks run: the layout, and what each stage takes."""
 
 from rich.console import Group
+from rich.table import Table
 
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -48,15 +49,8 @@ def stages_figures(schedule: ClusterSchedule) -> list[StageFigures]:
     return found
 
 
-def ranks_screen(
-    schedule: ClusterSchedule,
-    workload: Workload,
-    summary: ClusterSummary | None,
-    where: str | None,
-    plan_seconds: float,
-) -> Group:
-    """The layout, a row for each stage, and what is predicted where a cluster is known."""
-    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
+def stages_table(schedule: ClusterSchedule) -> Table:
+    """A row for each stage: what a rank of it takes, and what it copies."""
     table = listing_table(
         ("class",), ("ranks", "ops", "device", "cap", "host", "copied a step", "recomputed")
     )
@@ -66,11 +60,29 @@ def ranks_screen(
             one.name, str(one.num_ranks), f"{one.num_ops:,}", gib(one.device_bytes), cap,
             gib(one.host_bytes), gib(one.copied_bytes), f"{one.recomputes:,}",
         )  # fmt: skip
+    return table
+
+
+def layout_line(schedule: ClusterSchedule) -> str:
+    """Model, ranks, mesh and pipeline."""
+    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
+    name, pipeline = schedule.model["name"], schedule.layout["pipeline"]
+    return f"{name} on {schedule.mesh.size} ranks: {mesh}, {pipeline}"
+
+
+def ranks_screen(
+    schedule: ClusterSchedule,
+    workload: Workload,
+    summary: ClusterSummary | None,
+    where: str | None,
+    plan_seconds: float,
+) -> Group:
+    """The layout, a row for each stage, and what is predicted where a cluster is known."""
     lines = [
-        f"{schedule.model['name']} on {schedule.mesh.size} ranks: {mesh}, "
-        f"{schedule.layout['pipeline']}; planned in {seconds(plan_seconds)}",
+        f"{layout_line(schedule)}; planned in {seconds(plan_seconds)}",
         f"A replica's step: {workload_line(workload)}",
     ]
+    table = stages_table(schedule)
     if summary is None or where is None:
         return Group(*lines, table)
     return Group(*lines, table, cluster_screen(schedule, summary, where))

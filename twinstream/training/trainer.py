@@ -180,7 +180,7 @@ class Trainer:
         self._checkpoints.remove_partial()
         write_options(prepared.options, folder)
         keep_machine(prepared.here, folder)
-        self._files.cluster.unlink(missing_ok=True)
+        self._files.forget_ranks()
         write_document(prepared.plan.schedule, self._files.plan)
 
     def _compared(self, prepared: Prepared, part: Segment, timeline: Timeline) -> Summary:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 def measured_cluster_timeline(
-    schedule: ClusterSchedule, outcomes: Sequence[RankOutcome]
+    schedule: ClusterSchedule, outcomes: Sequence[RankOutcome], num_passes: int
 ) -> ClusterTimeline:
     """One timeline of all ranks, by rank 0's clock.
 
     Of each class it has its first rank, and all ranks beside where a class has several. A step is
-    from the end of the last compute of any rank to that of the next step, mean over the last ones.
+    from the end of the last compute of any rank to that of the next step, mean over the last ones;
+    where not all of the `num_passes` were timed op by op, it is that of the slowest rank alone.
     """
     classes: dict[str, Timeline] = {}
     for one in outcomes:
@@ -35,7 +36,7 @@ def measured_cluster_timeline(
         ranks = dict(zip(rank_names(schedule), (one.timeline for one in outcomes), strict=True))
     own = {one.name: schedule.of(one) for one in schedule.classes}
     step_ns, spread_ns = _step(
-        [(own[one.class_name], one.timeline) for one in outcomes], outcomes[0].timeline
+        [(own[one.class_name], one.timeline) for one in outcomes], num_passes
     )
     colds = [one.timeline.cold for one in outcomes]
     return ClusterTimeline(
@@ -59,10 +60,10 @@ def rank_names(schedule: ClusterSchedule) -> list[str]:
     return names
 
 
-def _step(parts: Sequence[tuple[Schedule, Timeline]], first: Timeline) -> tuple[float, float]:
+def _step(parts: Sequence[tuple[Schedule, Timeline]], num_passes: int) -> tuple[float, float]:
     """Mean and standard deviation; the slowest rank's own where not every pass was timed."""
-    count = len(first.passes)
-    if first.provenance.timed_passes == count + 1 and count > 0:
+    count = num_passes - 1
+    if count > 0 and all(line.provenance.timed_passes == num_passes for _, line in parts):
         ends = [
             max(_end_ns(part, [line.cold, *line.passes][at]) for part, line in parts)
             for at in range(count + 1)

@@ -82,7 +82,8 @@ def run_processes(
     from twinstream.executor.launch.rank_processes import execute_ranks
 
     inputs = inputs_of(schedule, settings, tokens)
-    return joined_run(schedule, execute_ranks(schedule, inputs, options_of(settings)))
+    outcomes = execute_ranks(schedule, inputs, options_of(settings))
+    return joined_run(schedule, outcomes, settings.num_steps)
 
 
 def join_as_rank(
@@ -107,12 +108,16 @@ def join_as_rank(
         dist.gather_object(outcome, found if run.part.rank == 0 else None)
     if outcome.rank:
         return None
-    return joined_run(schedule, [one for one in found if one is not None])
+    outcomes = [one for one in found if one is not None]
+    return joined_run(schedule, outcomes, settings.num_steps)
 
 
-def joined_run(schedule: ClusterSchedule, outcomes: Sequence[RankOutcome]) -> ClusterRun:
-    """What ranks ended with, by rank, as one run."""
-    return ClusterRun(_losses(outcomes), measured_cluster_timeline(schedule, outcomes))
+def joined_run(
+    schedule: ClusterSchedule, outcomes: Sequence[RankOutcome], num_steps: int
+) -> ClusterRun:
+    """What ranks ended with, by rank, as one run of so many steps."""
+    timeline = measured_cluster_timeline(schedule, outcomes, num_steps)
+    return ClusterRun(_losses(outcomes), timeline)
 
 
 def inputs_of(

@@ -1,6 +1,9 @@
 """Which backend runs, and which machine's profile goes with it."""
 
+from dataclasses import replace
+
 from twinstream.api import require_torch
+from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine, Number
 from twinstream.schedule.document import Schedule
@@ -42,6 +45,13 @@ def planning_machine(given: str | None, backend: str) -> str:
             f"(shipped: {', '.join(machine_names())}), or run with --backend cpu"
         )
     return "cpu"
+
+
+def with_kernels_of(backend: str, wanted: PlanOptions) -> PlanOptions:
+    """What to plan to be run here: a CPU has eager kernels, whatever device is planned for."""
+    if backend != "cpu":
+        return wanted
+    return replace(wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager")
 
 
 def peak_machine(schedule: Schedule, given: str | None, backend: str) -> Machine | None:

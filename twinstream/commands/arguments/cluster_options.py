@@ -26,7 +26,31 @@ def _degree(what: str) -> Any:
 
 
 @dataclass(frozen=True)
-class ClusterOptions:
+class RanksOptions:
+    """How ranks that run are laid out; None where it is left open."""
+
+    pp: Annotated[int | None, _degree("Pipeline stages.")] = None
+    dp: Annotated[int | None, _degree("Data parallel replicas.")] = None
+    virtual_stages: Annotated[int | None, _degree("Virtual stages of a rank.")] = None
+    pipeline: Annotated[
+        str | None, _option(_FIXED, "NAME", f"Order of the pipeline: {_PIPELINES}.")
+    ] = None
+    zero: Annotated[
+        int | None,
+        _option(
+            _FIXED, "STAGE", "Sharded over replicas: 0 nothing, 1 state, 2 gradients too, 3 all.",
+            min=0, max=3,
+        ),
+    ] = None  # fmt: skip
+
+    def given(self) -> list[str]:
+        """The flags that are set."""
+        names = [name for name, value in vars(self).items() if value not in (None, False)]
+        return [f"--{name.replace('_', '-')}" for name in names if name != "keep"]
+
+
+@dataclass(frozen=True)
+class ClusterOptions(RanksOptions):
     """What to lay out on how many GPUs, and what is not left open; None where one is not given."""
 
     cluster: Annotated[
@@ -58,26 +82,8 @@ class ClusterOptions:
     ] = 3
     tp: Annotated[int | None, _degree("Tensor parallel ranks.")] = None
     cp: Annotated[int | None, _degree("Context parallel ranks.")] = None
-    pp: Annotated[int | None, _degree("Pipeline stages.")] = None
-    dp: Annotated[int | None, _degree("Data parallel replicas.")] = None
     ep: Annotated[int | None, _degree("Replicas that share the routed experts.")] = None
-    virtual_stages: Annotated[int | None, _degree("Virtual stages of a rank.")] = None
     micro_batch: Annotated[int | None, _degree("Sequences of a microbatch.")] = None
-    pipeline: Annotated[
-        str | None, _option(_FIXED, "NAME", f"Order of the pipeline: {_PIPELINES}.")
-    ] = None
-    zero: Annotated[
-        int | None,
-        _option(
-            _FIXED, "STAGE", "Sharded over replicas: 0 nothing, 1 state, 2 gradients too, 3 all.",
-            min=0, max=3,
-        ),
-    ] = None  # fmt: skip
-
-    def given(self) -> list[str]:
-        """The flags that are set."""
-        names = [name for name, value in vars(self).items() if value not in (None, False)]
-        return [f"--{name.replace('_', '-')}" for name in names if name != "keep"]
 
     def question(self, wanted: PlanOptions) -> Question:
         """What is searched.

@@ -20,7 +20,8 @@ ClusterIfKnown = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE",
-        help="Of a cluster's schedule; by default the one it was made for, if it is a shipped one.",
+        help="Of a cluster's schedule; by default the shipped one that it was made for, or the "
+        "profile beside its file.",
     ),
 ]
 Stragglers = Annotated[

@@ -6,13 +6,12 @@ from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.cluster_inputs import (
     ClusterInputs,
     cluster_inputs,
-    measured_of_cluster,
 )
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.files import DocumentError, write_document, write_text
+from twinstream.schedule.files import write_document, write_text
 from twinstream.screens.cluster_screen import cluster_screen
 
 _BROKEN = 2
@@ -48,11 +47,10 @@ def trace_cluster_file(
     from twinstream.report.cluster.cluster_trace import cluster_trace
     from twinstream.report.trace import write_trace
 
-    if measured is not None:
-        raise DocumentError(f"the trace of {path} is of a prediction: leave --measured out")
     with progress(f"tracing {path}", quiet=as_json), gc_paused():
         inputs = cluster_inputs(path, where)
-        found = cluster_trace(inputs.schedule, inputs.timeline(predicted))
+        after = inputs.measured(measured)
+        found = cluster_trace(inputs.schedule, inputs.timeline(predicted), measured=after)
         write_trace(found, output)
     size_bytes, about = output.stat().st_size, found["otherData"]
     if as_json:
@@ -60,7 +58,7 @@ def trace_cluster_file(
         print_json({"output": output, "size_bytes": size_bytes, "num_events": num_events} | about)
     else:
         print_report(
-            f"predicted: {about['predicted']}",
+            *(f"{name}: {about[name]}" for name in ("predicted", "measured") if name in about),
             *inputs.told,
             f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in ui.perfetto.dev.",
         )
@@ -77,9 +75,11 @@ def report_cluster_file(
         inputs = cluster_inputs(path, where)
         timeline = inputs.timeline(predicted)
         summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)
-        after = None if measured is None else measured_of_cluster(inputs.schedule, measured)
-        where_to = inputs.cluster.name
-        html = cluster_html(inputs.schedule, timeline, summary, where_to, measured=after)
+        after = inputs.measured(measured)
+        html = cluster_html(
+            inputs.schedule, timeline, summary, inputs.cluster.name, measured=after,
+            notes=inputs.told,
+        )  # fmt: skip
         write_text(html, output)
     size_bytes = output.stat().st_size
     if as_json:
@@ -95,6 +95,7 @@ def _figures(
     return summary.model_dump() | {
         "simulated_on": timeline.provenance.where,
         "stragglers": inputs.stragglers,
+        "assumed": inputs.assumed or None,
         "device_memory_missing_bytes": summary.missing_bytes,
         "num_ops": sum(len(inputs.schedule.of(one).ops) for one in inputs.schedule.classes),
     }

@@ -6,11 +6,10 @@ from pathlib import Path
 from twinstream.commands.cluster_inputs import measured_of_cluster, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.fit_report import fit_json, observation_table, parameter_table
-from twinstream.fidelity.ranks_fit import RanksFit, fit_ranks
+from twinstream.fidelity.ranks_fit import fit_ranks
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
-from twinstream.hardware_profiles.clusters.loader import save_cluster
+from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.hardware_profiles.errors import CalibrationError
-from twinstream.hardware_profiles.loader import save_machine
 from twinstream.hardware_profiles.schema import Machine
 
 
@@ -33,7 +32,7 @@ def calibrate_ranks(
         found = fit_ranks(base, [run], name, told)
     try:
         if output is not None:
-            write_profiles(found, output)
+            save_with_node(found.cluster, found.machine, output)
     finally:  # what was fitted is told, on a full disk too
         if as_json:
             print_json(fit_json(found.kernels) | {"curves": found.cluster.curves})
@@ -42,13 +41,6 @@ def calibrate_ranks(
             print_report(f"{found.cluster.description}.", *map(_curve_told, found.cluster.curves))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --cluster {output}.")
-
-
-def write_profiles(found: RanksFit, path: Path) -> None:
-    """The cluster's at a path, and its node's beside it, which it names."""
-    node = path.with_name(f"{path.stem}_node.toml")
-    save_machine(found.machine, node)
-    save_cluster(found.cluster.model_copy(update={"machine": node.name}), path)
 
 
 def _curve_told(curve: CollectiveCurve) -> str:

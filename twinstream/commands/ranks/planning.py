@@ -1,13 +1,14 @@
 """`plan --ranks`: lay a model out over processes that can run it, each stage planned."""
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.commands.arguments.cluster_options import ClusterOptions
+from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
@@ -32,12 +33,25 @@ _NOT_OF_RANKS = (
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is laid out, on what; `cluster` predicts, and is None where none was given."""
+class PlannedRanks:
+    """What was laid out, for what, and the schedule; `cluster` predicts, None where none was given.
+
+    `seconds` are those of planning.
+    """
 
     stages: Stages
     request: PlanRequest
     cluster: Cluster | None
+    schedule: ClusterSchedule
+    seconds: float
+
+    def summary(self) -> ClusterSummary | None:
+        """As it is predicted."""
+        if self.cluster is None:
+            return None
+        machine = self.request.machine
+        timeline = simulate_cluster(self.schedule, self.cluster, machine)
+        return summarize_cluster(self.schedule, timeline, machine)
 
 
 def plan_for_ranks(
@@ -55,55 +69,74 @@ def plan_for_ranks(
         LayoutError: an option is not of ranks that run here, or they cannot be laid out so.
         TwinstreamError: an option is missing, unknown, or cannot be read.
     """
-    found = _asked(num_ranks, wanted, asked, charged)
-    start_s = time.perf_counter()
-    with progress(f"planning {num_ranks} ranks", quiet=as_json), gc_paused():
-        schedule = _planned(found, num_ranks, wanted)
-    seconds = time.perf_counter() - start_s
-    summary = None
-    if found.cluster is not None:
-        with progress("simulating", quiet=as_json), gc_paused():
-            machine = found.request.machine
-            timeline = simulate_cluster(schedule, found.cluster, machine)
-            summary = summarize_cluster(schedule, timeline, machine)
+    if beside := [*_not_of_ranks(asked), *charged.given()]:
+        raise _refusal(beside)
+    found = planned_for_ranks(num_ranks, wanted, asked, asked.cluster, quiet=as_json)
+    with progress("simulating", quiet=as_json), gc_paused():
+        summary = found.summary()
     try:
         if output is not None:
-            write_document(schedule, output)
+            write_document(found.schedule, output)
     finally:
-        _tell(schedule, found, summary, seconds, as_json=as_json)
+        _tell(found, summary, as_json=as_json)
     if output is not None and not as_json:
         print_report(f"Wrote the schedule to {output}; run it: twinstream run {output}")
 
 
-def _asked(
-    num_ranks: int, wanted: PlanOptions, asked: ClusterOptions, charged: RunOptions
-) -> _Asked:
+def planned_for_ranks(
+    num_ranks: int, wanted: PlanOptions, asked: RanksOptions, where: str | None, *, quiet: bool
+) -> PlannedRanks:
+    """A schedule that so many ranks run, each stage planned within the caps of a rank.
+
+    Args:
+        where: a cluster, whose nodes are planned for unless a machine is given.
+
+    Raises:
+        LayoutError: an option is not of ranks that run here, or they cannot be laid out so.
+        TwinstreamError: an option is missing, unknown, or cannot be read.
+    """
     layout = _layout(num_ranks, asked)
-    beside = [flag for flag in wanted.given() if flag in _NOT_OF_RANKS]
-    if beside := [*beside, *charged.given()]:
-        raise LayoutError(f"{', '.join(beside)} is not of ranks that run: leave out it or --ranks")
-    cluster = None if asked.cluster is None else load_cluster(asked.cluster)
-    if cluster is not None and wanted.machine is None:
-        wanted = replace(wanted, machine=cluster.machine)
-    if wanted.machine is None:
+    if beside := [flag for flag in wanted.given() if flag in _NOT_OF_RANKS]:
+        raise _refusal(beside)
+    cluster = None if where is None else load_cluster(where)
+    request = _request(wanted, cluster)
+    stages = Stages(request.spec, _workload(request, layout), request.recipe, layout)
+    caps: Caps = request.caps
+    if wanted.host_mem is None and caps.host_bytes is not None:
+        # host memory is the machine's, and a rank has its share of it
+        caps = caps.model_copy(update={"host_bytes": caps.host_bytes // num_ranks})
+    start_s = time.perf_counter()
+    with progress(f"planning {num_ranks} ranks", quiet=quiet), gc_paused():
+        schedule = executable(stages, request.machine, caps)
+    seconds = time.perf_counter() - start_s
+    if cluster is not None:
+        made_for = MachineRef(name=cluster.name, content_hash=cluster.name)
+        schedule = schedule.model_copy(update={"machine": made_for})
+    return PlannedRanks(stages, request, cluster, schedule, seconds)
+
+
+def _request(wanted: PlanOptions, cluster: Cluster | None) -> PlanRequest:
+    """For one rank: the machine given, else a node of the cluster."""
+    if wanted.machine is not None:
+        return request_of(wanted)
+    if cluster is None:
         raise LayoutError("--ranks needs --machine (of one rank), or --cluster with its nodes")
-    request = request_of(wanted)
-    if cluster is not None and wanted.machine == cluster.machine:
-        request = replace(request, machine=machine_of(cluster))
-    workload = _workload(request, layout)
-    return _Asked(Stages(request.spec, workload, request.recipe, layout), request, cluster)
+    request = request_of(replace(wanted, machine=cluster.machine))
+    return replace(request, machine=machine_of(cluster))
 
 
-def _layout(num_ranks: int, asked: ClusterOptions) -> Layout:
+def _not_of_ranks(asked: ClusterOptions) -> list[str]:
+    """What only layouts have that are predicted."""
+    ours = {f"--{field.name.replace('_', '-')}" for field in fields(RanksOptions)}
+    return [flag for flag in asked.given() if flag not in ours and flag != "--cluster"]
+
+
+def _refusal(flags: Sequence[str]) -> LayoutError:
+    return LayoutError(f"{', '.join(flags)} is not of ranks that run: leave out it or --ranks")
+
+
+def _layout(num_ranks: int, asked: RanksOptions) -> Layout:
     """A pipeline over all ranks, unless the degrees say otherwise."""
-    kept = ("pp", "dp", "virtual_stages", "pipeline", "zero")
-    others = [
-        f"--{name.replace('_', '-')}"
-        for name, value in vars(asked).items()
-        if value not in (None, False) and name not in (*kept, "cluster", "keep")
-    ]
-    if others:
-        raise LayoutError(f"{', '.join(others)} is not of ranks that run: leave out it or --ranks")
     pp, dp = asked.pp, asked.dp
     if pp is None:
         pp = num_ranks // (dp or 1)
@@ -150,38 +183,20 @@ def _workload(request: PlanRequest, layout: Layout) -> Workload:
     )[0]
 
 
-def _planned(found: _Asked, num_ranks: int, wanted: PlanOptions) -> ClusterSchedule:
-    """Host memory is the machine's, so a rank has its share of it unless a cap is given."""
-    caps: Caps = found.request.caps
-    if wanted.host_mem is None and caps.host_bytes is not None:
-        caps = caps.model_copy(update={"host_bytes": caps.host_bytes // num_ranks})
-    schedule = executable(found.stages, found.request.machine, caps)
-    if found.cluster is None:
-        return schedule
-    name = found.cluster.name
-    return schedule.model_copy(update={"machine": MachineRef(name=name, content_hash=name)})
-
-
-def _tell(
-    schedule: ClusterSchedule,
-    found: _Asked,
-    summary: ClusterSummary | None,
-    plan_seconds: float,
-    *,
-    as_json: bool,
-) -> None:
+def _tell(found: PlannedRanks, summary: ClusterSummary | None, *, as_json: bool) -> None:
+    schedule = found.schedule
     if as_json:
         told = {
             "layout": schedule.layout,
             "workload": found.stages.workload,
             "stages": stages_figures(schedule),
             "predicted": summary,
-            "plan_seconds": plan_seconds,
+            "plan_seconds": found.seconds,
         }
         print_json(told)
         return
     where = None if found.cluster is None else found.cluster.name
-    print_report(ranks_screen(schedule, found.stages.workload, summary, where, plan_seconds))
+    print_report(ranks_screen(schedule, found.stages.workload, summary, where, found.seconds))
     if found.cluster is None:
         print_report(
             "For a prediction give the profile of the machine whose processes the ranks are: "

@@ -1,5 +1,6 @@
-"""`run` of a cluster's schedule: each rank a process of this machine, or one of torchrun's."""
+"""`run` on ranks: each is a process of this machine, or one of torchrun's."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,43 @@ from twinstream.clusters.running.run_ranks import (
     spec_of,
     started_by_torchrun,
 )
+from twinstream.commands.arguments.cluster_options import RanksOptions
+from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.measures.metrics import rate_text
+from twinstream.commands.ranks.places import Place, place_of
+from twinstream.commands.ranks.planning import planned_for_ranks
+from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import write_document
+from twinstream.screens.ranks_compared import speeds_table
+from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.tables import losses_line, seconds
+from twinstream.simulator.cluster.simulate import simulate_cluster
 
 
-def run_cluster_file(
-    path: Path, settings: api.RunSettings, num_ranks: int | None,
-    tokens: NDArray[np.int32], output: Path | None, *, as_json: bool,
-) -> None:  # fmt: skip
+@dataclass(frozen=True)
+class HowToRun:
+    """What of a run on ranks is in no schedule; `cluster` is the profile that predicts it."""
+
+    settings: api.RunSettings
+    cluster: str | None
+    tokens: NDArray[np.int32]
+    output: Path | None
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A schedule, on what it is predicted, and how long it took to plan, where it was."""
+
+    schedule: ClusterSchedule
+    place: Place | None
+    plan_seconds: float | None = None
+
+
+def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
     """Train by the cluster's schedule in a file; of torchrun's ranks the first one tells.
 
     Raises:
@@ -34,32 +60,6 @@ def run_cluster_file(
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     schedule = read_cluster(path)
-    _require_runnable(schedule, settings, num_ranks)
-    how = RankSettings(
-        settings.num_steps, settings.learning_rate, settings.seed, settings.poison,
-        settings.timed_steps, settings.backend,
-    )  # fmt: skip
-    found: ClusterRun | None
-    if started_by_torchrun():
-        found = join_as_rank(schedule, how, tokens)
-    else:
-        what = f"training {schedule.model['name']} on {schedule.mesh.size} ranks"
-        with progress(what, quiet=as_json):
-            found = run_processes(schedule, how, tokens)
-    if found is None:
-        return
-    try:
-        if output is not None:
-            write_document(found.timeline, output)
-    finally:  # what was trained is told, on a full disk too
-        _report(schedule, found, as_json=as_json)
-    if output is not None and not as_json:
-        print_report(f"Wrote the timeline to {output}.")
-
-
-def _require_runnable(
-    schedule: ClusterSchedule, settings: api.RunSettings, num_ranks: int | None
-) -> None:
     spec_of(schedule)
     require_conforming_cluster(schedule)
     size = schedule.mesh.size
@@ -68,32 +68,94 @@ def _require_runnable(
             f"the schedule is of {size} ranks, and --ranks {num_ranks} were asked for: leave it "
             "out, or plan with as many"
         )
+    _run(_Job(schedule, place_of(schedule, how.cluster, None, path)), how)
+
+
+def run_planned_ranks(
+    num_ranks: int, wanted: PlanOptions, asked: RanksOptions, how: HowToRun
+) -> None:
+    """Plan for so many ranks, as `plan --ranks` does, and train at once.
+
+    Raises:
+        LayoutError: an option is not of ranks that run, or they cannot be laid out so.
+        TwinstreamError: as `run_processes`, `join_as_rank`.
+    """
+    found = planned_for_ranks(num_ranks, wanted, asked, how.cluster, quiet=how.as_json)
+    if found.cluster is not None:
+        place: Place | None = Place(found.cluster, found.request.machine)
+    else:
+        place = place_of(found.schedule, None, wanted.machine)
+    _run(_Job(found.schedule, place, found.seconds), how)
+
+
+def _run(job: _Job, how: HowToRun) -> None:
+    settings, schedule = how.settings, job.schedule
     if settings.graphs == "on" or settings.nvtx:
         raise ClusterInputError("--graphs on and --nvtx are of one device: leave them out")
+    ranks = RankSettings(
+        settings.num_steps, settings.learning_rate, settings.seed, settings.poison,
+        settings.timed_steps, settings.backend,
+    )  # fmt: skip
+    found: ClusterRun | None
+    if started_by_torchrun():
+        found = join_as_rank(schedule, ranks, how.tokens)
+    else:
+        what = f"training {schedule.model['name']} on {schedule.mesh.size} ranks"
+        with progress(what, quiet=how.as_json):
+            found = run_processes(schedule, ranks, how.tokens)
+    if found is None:
+        return
+    try:
+        if how.output is not None:
+            write_document(found.timeline, how.output)
+    finally:  # what was trained is told, on a full disk too
+        _report(job, found, as_json=how.as_json)
+    if how.output is not None and not how.as_json:
+        print_report(f"Wrote the timeline to {how.output}.")
 
 
-def _report(schedule: ClusterSchedule, run: ClusterRun, *, as_json: bool) -> None:
-    timeline, step_s = run.timeline, run.timeline.step_ns / 1e9
+def _predicted(job: _Job, *, quiet: bool) -> ClusterSummary | None:
+    """What the run should come to; None where nobody knows on what it runs."""
+    if job.place is None:
+        return None
+    machine = job.place.machine
+    with progress(f"predicting {job.schedule.model['name']}", quiet=quiet), gc_paused():
+        timeline = simulate_cluster(job.schedule, job.place.cluster, machine)
+        return summarize_cluster(job.schedule, timeline, machine)
+
+
+def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
+    schedule, timeline, step_s = job.schedule, run.timeline, run.timeline.step_ns / 1e9
     tokens = schedule.seq_len * schedule.global_batch
+    predicted = _predicted(job, quiet=as_json)
+    assumed = job.place.assumed if job.place else ""
     if as_json:
         print_json(
             {
                 "model": schedule.model["name"],
                 "ranks": schedule.mesh.size,
+                "layout": schedule.layout,
                 "losses": run.losses,
                 "step_time_s": step_s,
                 "cold_step_time_s": timeline.cold_ns / 1e9,
                 "tokens_per_s": tokens / step_s,
+                "plan_seconds": job.plan_seconds,
+                "predicted": predicted,
+                "assumed": assumed or None,
                 "clock_error_ns": timeline.clock_error_ns,
                 "provenance": timeline.provenance,
             }
         )
         return
-    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
+    planned = "" if job.plan_seconds is None else f"; planned in {seconds(job.plan_seconds)}"
     print_report(
-        f"{schedule.model['name']} on {schedule.mesh.size} ranks: {mesh}",
-        f"{tokens:,} tokens a step in {seconds(step_s)} (cold {seconds(timeline.cold_ns / 1e9)}): "
-        f"{rate_text(tokens / step_s)} tokens/s",
+        f"{layout_line(schedule)}{planned}",
+        stages_table(schedule),
+        f"{tokens:,} tokens a step:",
+        speeds_table(predicted, timeline, tokens),
         losses_line(run.losses),
         f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        *([f"Assumed for the prediction: {assumed}."] if assumed else []),
     )
+    if predicted is None:
+        print_report("For a prediction give the profile of what this ran on: --cluster FILE.")

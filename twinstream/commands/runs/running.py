@@ -1,5 +1,6 @@
 """`run`: train by a schedule, here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,9 @@ from twinstream.commands.arguments.backends import (
     backend_named,
     peak_machine,
     planning_machine,
+    with_kernels_of,
 )
+from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
@@ -25,7 +28,7 @@ from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe, planned
-from twinstream.commands.ranks.running import run_cluster_file
+from twinstream.commands.ranks.running import HowToRun, run_cluster_file, run_planned_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
@@ -80,7 +83,10 @@ class RunOptions:
     ranks: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Of a cluster's schedule; it says itself how many it has."
+            min=1,
+            metavar="N",
+            help="Plan for so many processes (--pp, --dp) and run them; a cluster's schedule says "
+            "itself how many it has.",
         ),
     ] = None
 
@@ -100,6 +106,7 @@ class RunOptions:
 def run(  # noqa: PLR0913
     wanted: PlanOptions,
     how: RunOptions,
+    layout: RanksOptions,
     schedule: Annotated[
         Path | None, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")
     ] = None,
@@ -113,24 +120,27 @@ def run(  # noqa: PLR0913
             metavar="FILE", help="A Hugging Face tokenizer.json; by default each byte is a token."
         ),
     ] = None,
+    cluster: options.ClusterIfKnown = None,
     output: Annotated[Path | None, output_option("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len).
 
-    Of a cluster's schedule (`plan --ranks`) each rank is a process, or one of torchrun's.
+    With --ranks, or a cluster's schedule, each rank is a process, or one of torchrun's.
     """
     settings = how.settings
-    if schedule is not None and holds_cluster(schedule):
-        _refuse_to_plan(schedule, wanted)
+    if schedule is not None:
+        _refuse_to_plan(schedule, [*wanted.given(), *layout.given()])
+    if (schedule is None and (how.ranks or 1) > 1) or (schedule and holds_cluster(schedule)):
         tokens = token_stream(text, tokenizer)
-        run_cluster_file(schedule, settings, how.ranks, tokens, output, as_json=as_json)
+        on_ranks = HowToRun(settings, cluster, tokens, output, as_json)
+        _run_ranks(schedule, how, wanted, layout, on_ranks)
         return
-    if how.ranks not in (None, 1):
-        raise RunOptionsError(
-            f"--ranks {how.ranks} is of a cluster's schedule: make one with `twinstream plan "
-            f"--ranks {how.ranks} -o plan.json`, and run that"
-        )
+    beside = ["--ranks"] if (how.ranks or 1) > 1 else []
+    beside += [*layout.given(), *(["--cluster"] if cluster else [])]
+    if beside:
+        told = "add --ranks N" if schedule is None else f"{schedule} is of one device"
+        raise RunOptionsError(f"{', '.join(beside)} is of several ranks: {told}")
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
     tokens = token_stream(text, tokenizer)
     peak = peak_machine(document, wanted.machine, settings.backend)
@@ -143,6 +153,26 @@ def run(  # noqa: PLR0913
         _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
     if not as_json:
         print_report(*wanted.notes)
+
+
+def _run_ranks(
+    schedule: Path | None,
+    how: RunOptions,
+    wanted: PlanOptions,
+    layout: RanksOptions,
+    on_ranks: HowToRun,
+) -> None:
+    """By the cluster's schedule in a file, or by one planned now for `how.ranks`."""
+    if schedule is not None:
+        run_cluster_file(schedule, how.ranks, on_ranks)
+        return
+    _require_model(wanted)
+    backend = on_ranks.settings.backend
+    wanted = with_kernels_of(backend, wanted)
+    if on_ranks.cluster is None:
+        wanted = replace(wanted, machine=planning_machine(wanted.machine, backend))
+    assert how.ranks is not None
+    run_planned_ranks(how.ranks, wanted, layout, on_ranks)
 
 
 @dataclass(frozen=True)
@@ -171,26 +201,26 @@ def _schedule(
 ) -> tuple[Schedule, float | None]:
     """The schedule in the file, or one planned now and how long that took."""
     if path is not None:
-        _refuse_to_plan(path, wanted)
         return checked_schedule(path), None
+    _require_model(wanted)
+    machine = planning_machine(wanted.machine, backend)
+    here = replace(with_kernels_of(backend, wanted), machine=machine)
+    return planned(request_of(here), quiet=quiet)
+
+
+def _require_model(wanted: PlanOptions) -> None:
     if wanted.model is None or wanted.seq_len is None:
         raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
-    machine = planning_machine(wanted.machine, backend)
-    if backend == "cpu":  # whatever device the machine has that is planned for
-        wanted = replace(
-            wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager"
-        )
-    return planned(request_of(replace(wanted, machine=machine)), quiet=quiet)
 
 
-def _refuse_to_plan(path: Path, wanted: PlanOptions) -> None:
+def _refuse_to_plan(path: Path, given: Sequence[str]) -> None:
     """
     Raises:
         RunOptionsError: there is a schedule, and options of a plan beside it.
     """
-    if wanted.given():
+    if given:
         raise RunOptionsError(
-            f"{path} is planned already, {', '.join(wanted.given())} cannot change it; "
+            f"{path} is planned already, {', '.join(given)} cannot change it; "
             "give either a SCHEDULE or what to plan"
         )
 

@@ -22,9 +22,9 @@ from twinstream.screens.tables import (
 )
 from twinstream.training.checkpoints import written_names
 from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.planning import Candidate, RanksPlan
+from twinstream.training.ranks.planning import RanksPlan
 from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.shared_machine import cores_here, share_of_cores
+from twinstream.training.ranks.shared_machine import assumed_of, cores_here
 from twinstream.training.ranks.trainer import RanksResult
 
 
@@ -92,7 +92,7 @@ def ranks_screen(prepared: RanksPrepared, done: int) -> Group:
     table.add_column(overflow="fold")
     table.add_row("data", prepared.data_line)
     table.add_row("a step", f"{prepared.tokens_per_step:,} tokens: {workload_line(plan.workload)}")
-    chosen, others = _chosen(plan)
+    chosen, others = plan.chosen, plan.others
     why = f", the fastest of {len(plan.candidates)} that were looked at" if others else ", as asked"
     table.add_row("layout", f"{chosen}{why}")
     for other in others:
@@ -100,7 +100,7 @@ def ranks_screen(prepared: RanksPrepared, done: int) -> Group:
     table.add_row(
         "predicted", f"{rate_text(plan.tokens_per_s)} tokens/s, {seconds(plan.step_s)} a step"
     )
-    table.add_row("assumed", _assumed(ranks))
+    table.add_row("assumed", assumed_of(ranks, cores_here()))
     left = max(0, prepared.num_steps - done)
     of = f" of {prepared.num_steps:,}" if done else ""
     table.add_row("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps")
@@ -138,18 +138,6 @@ def ranks_json(prepared: RanksPrepared) -> dict[str, object]:
         "memory_bytes": {name: {"device": d, "host": h} for name, d, h in _memory(plan)},
         "options": prepared.options,
     }
-
-
-def _chosen(plan: RanksPlan) -> tuple[Candidate, list[Candidate]]:
-    (chosen,) = (one for one in plan.candidates if one.layout == plan.layout)
-    return chosen, [one for one in plan.candidates if one is not chosen]
-
-
-def _assumed(ranks: int) -> str:
-    cores = cores_here()
-    share = share_of_cores(ranks, cores)
-    shared = f"{ranks} ranks share {cores} cores, {share:.2g} each; " if share < 1.0 else ""
-    return f"{shared}links of 1 GB/s and 100 us (gloo over loopback)"
 
 
 def _memory(plan: RanksPlan) -> list[tuple[str, int, int]]:

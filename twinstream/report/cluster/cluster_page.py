@@ -1,13 +1,21 @@
 """`twinstream report` of a cluster: lanes of all classes, exposed communication, memory."""
 
+from collections.abc import Sequence
+
 import plotly.graph_objects as go
 
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import rate_text
-from twinstream.report.cluster.lane_bars import MOST_OPS, merged_bars, op_bars, shrunk
+from twinstream.report.cluster.lane_bars import (
+    MOST_OPS,
+    merged_bars,
+    op_bars,
+    shrunk,
+    waiting_bars,
+)
 from twinstream.report.cluster.lanes import ClassLanes, ClusterView, shown_classes
 from twinstream.report.cluster.lanes_figure import lanes_figure
-from twinstream.report.cluster.measured_sections import measured_sections
+from twinstream.report.cluster.measured_sections import MeasuredRanks
 from twinstream.report.cluster.share_figures import (
     MEAN,
     cause_name,
@@ -15,6 +23,7 @@ from twinstream.report.cluster.share_figures import (
     memory_figure,
 )
 from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.view import Span
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.exposed import BUBBLE, shares
@@ -30,6 +39,7 @@ def cluster_html(
     where: str,
     *,
     measured: ClusterTimeline | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """One self-contained page about a cluster's schedule and its timeline.
 
@@ -37,21 +47,24 @@ def cluster_html(
         summary: of this timeline (`summarize_cluster`).
         where: the name of the cluster.
         measured: of ranks that ran; all of them are shown beside.
+        notes: sentences about the prediction.
 
     Raises:
-        TimelineMismatch: the timeline is not of this schedule.
+        TimelineMismatch: a timeline is not of this schedule.
     """
     view = ClusterView(schedule, timeline)
+    ran = None if measured is None else MeasuredRanks(schedule, timeline, measured, summary)
     mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
     name = schedule.model.get("name", "a model")
     return html_of(
         Page(
-            title=f"{name} on {summary.num_gpus:,} GPUs of {where}",
+            title=f"{name} on {summary.num_gpus:,} {summary.devices} of {where}",
             subtitle=f"{mesh}; {summary.tokens_per_step:,} tokens a step, "
             f"{_layout_told(schedule)}. Predicted: {timeline.provenance.told}."
-            + ("" if measured is None else f" Measured: {measured.provenance.told}."),
-            cards=_cards(summary),
-            sections=[*_sections(view, summary), *measured_sections(schedule, timeline, measured)],
+            + ("" if measured is None else f" Measured: {measured.provenance.told}.")
+            + "".join(f" {note}" for note in notes),
+            cards=[*([] if ran is None else ran.cards()), *_cards(summary)],
+            sections=_sections(view, summary, ran),
             footer="Made by twinstream report. Lanes show the last simulated pass; shares of a "
             "class's step are of its own pass, from the end of compute in the pass before to its "
             "own. A figure is zoomed by dragging along it, and reset by a double click; a click on "
@@ -60,11 +73,30 @@ def cluster_html(
     )
 
 
+def cluster_sections(
+    schedule: ClusterSchedule,
+    timeline: ClusterTimeline,
+    summary: ClusterSummary,
+    measured: ClusterTimeline | None = None,
+) -> list[Section]:
+    """What the page has of a step, for other pages.
+
+    Raises:
+        TimelineMismatch: a timeline is not of this schedule.
+    """
+    ran = None if measured is None else MeasuredRanks(schedule, timeline, measured, summary)
+    return _sections(ClusterView(schedule, timeline), summary, ran)
+
+
 def step_figure(schedule: ClusterSchedule, timeline: ClusterTimeline) -> go.Figure:
     """The lanes of a whole step, of at most 16 classes."""
     view = ClusterView(schedule, timeline)
-    classes = shown_classes(view.classes, MOST_CLASSES)
-    return lanes_figure(classes, merged_bars(classes, view.whole), view.whole)
+    return _lanes(shown_classes(view.classes, MOST_CLASSES), view.whole, view.whole)
+
+
+def _lanes(classes: Sequence[ClassLanes], whole: Span, axis: Span) -> go.Figure:
+    bars, waits = merged_bars(classes, whole), waiting_bars(classes, whole)
+    return lanes_figure(classes, bars, axis, waits)
 
 
 def _layout_told(schedule: ClusterSchedule) -> str:
@@ -87,8 +119,8 @@ def _cards(summary: ClusterSummary) -> list[Card]:
         Card("throughput, tokens/s", rate_text(summary.tokens_per_s), "predicted"),
         Card("step time", seconds(summary.step_time_s),
              f"the first, cold one {seconds(summary.cold_step_time_s)}"),
-        Card("MFU", f"{summary.mfu:.1%}", "of the peak of all GPUs"),
-        Card("GPUs", f"{summary.num_gpus:,}", f"{len(summary.exposed)} classes of ranks"),
+        Card("MFU", f"{summary.mfu:.1%}", f"of the peak of all {summary.devices}"),
+        Card(summary.devices, f"{summary.num_gpus:,}", f"{len(summary.exposed)} classes of ranks"),
         Card("device memory", taken, f"class '{fullest}', the fullest{has}"),
         Card("compute waits", f"{sum(waits.values()):.1%}", "of the step, mean of ranks"),
     ]  # fmt: skip
@@ -102,7 +134,9 @@ def _cards(summary: ClusterSummary) -> list[Card]:
     return cards
 
 
-def _sections(view: ClusterView, summary: ClusterSummary) -> list[Section]:
+def _sections(
+    view: ClusterView, summary: ClusterSummary, ran: MeasuredRanks | None
+) -> list[Section]:
     classes = shown_classes(view.classes, MOST_CLASSES)
     names = [one.name for one in classes]
     few = ""
@@ -111,14 +145,19 @@ def _sections(view: ClusterView, summary: ClusterSummary) -> list[Section]:
             f" {len(names)} of {len(view.classes)} classes are shown, the first, the last and "
             "others at equal distances; the means are over all."
         )
+    whole = view.whole
+    lasting_ns = max(whole.lasting_ns, 0 if ran is None else ran.lasting_ns)
+    axis = Span(whole.start_ns, whole.start_ns + lasting_ns)
     return [
         Section(
-            "The whole step",
+            "The whole step" if ran is None else "The whole step, as predicted",
             "A group of lanes for each class of ranks: compute by phase, below it what is said, by "
-            "axis, from when all its sides have come. Where there are too many ops, those near to "
-            f"each other are one bar that is as long as they together.{few}",
-            lanes_figure(classes, merged_bars(classes, view.whole), view.whole),
+            "axis, from when all its sides have come; before that whoever has come waits for the "
+            "others. Where there are too many ops, those near to each other are one bar that is as "
+            f"long as they together.{few}",
+            _lanes(classes, whole, axis),
         ),
+        *([] if ran is None else [ran.lanes(lasting_ns)]),
         *_window(view, classes),
         Section(
             "Where the step goes, and what compute waited for",
@@ -127,6 +166,7 @@ def _sections(view: ClusterView, summary: ClusterSummary) -> list[Section]:
             f"a bubble).{few}",
             exposed_figure(summary, names),
         ),
+        *([] if ran is None else [ran.exposed()]),
         Section(
             "Device memory of a rank",
             "What the arena of each class holds, by role of the tensors (where slots share bytes, "
@@ -135,6 +175,7 @@ def _sections(view: ClusterView, summary: ClusterSummary) -> list[Section]:
         ),
         Section("Exposed time by class", "Per cent of the step of each class.",
                 _table(summary, names)),
+        *([] if ran is None else [ran.compared()]),
     ]  # fmt: skip
 
 
@@ -147,7 +188,8 @@ def _window(view: ClusterView, classes: list[ClassLanes]) -> list[Section]:
         f"{seconds(window.lasting_ns / 1e9)} around the middle of the step, op by op; hover says "
         "op, bytes, and who was waited for."
     )
-    return [Section("A window", text, lanes_figure(classes, op_bars(classes, window), window))]
+    bars, waits = op_bars(classes, window), waiting_bars(classes, window)
+    return [Section("A window", text, lanes_figure(classes, bars, window, waits))]
 
 
 def _table(summary: ClusterSummary, names: list[str]) -> Table:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
+
 from twinstream.report.bars import Bar
 from twinstream.report.cluster.lanes import COMPUTE, ClassLanes, is_said
 from twinstream.report.view import Span
@@ -12,6 +14,7 @@ from twinstream.screens.tables import readable, seconds
 
 MOST_OPS = 3000
 MOST_BARS = 6000  # on all compute lanes together, and as many on all others
+WAITING = "waiting"  # the key of a bar's colour
 
 
 def op_bars(classes: Sequence[ClassLanes], span: Span) -> dict[str, list[Bar]]:
@@ -43,6 +46,33 @@ def merged_bars(classes: Sequence[ClassLanes], span: Span) -> dict[str, list[Bar
             for bar in _lane(one, mine, span, most_compute if lane == COMPUTE else most_others)
         ]
     return found
+
+
+def waiting_bars(classes: Sequence[ClassLanes], span: Span) -> dict[str, list[Bar]]:
+    """By class, bars from when it comes to an exchange until all its other sides have come.
+
+    Of too many the longest are left, which are all that can be seen.
+    """
+    lanes = sum(len(one.lanes) - 1 for one in classes)
+    most = max(50, MOST_BARS // max(1, lanes))
+    found: dict[str, list[Bar]] = {}
+    for one in classes:
+        began = one.start_ns - one.waited_ns
+        mine = [
+            int(at)
+            for at in np.flatnonzero(one.waited_ns)
+            if began[at] < span.end_ns and one.start_ns[at] > span.start_ns
+        ]
+        longest = sorted(mine, key=lambda at: (-int(one.waited_ns[at]), at))[:most]
+        found[one.name] = [_of_wait(one, at, span) for at in sorted(longest)]
+    return found
+
+
+def _of_wait(one: ClassLanes, at: int, span: Span) -> Bar:
+    waited_s = int(one.waited_ns[at]) / 1e9
+    text = f"<b>{one.ops[at].op_id}</b><br>{one.name} waits {seconds(waited_s)} for the others"
+    start_ns = max(span.start_ns, int(one.start_ns[at] - one.waited_ns[at]))
+    return Bar(one.lane[at], WAITING, start_ns, int(one.start_ns[at]), text)
 
 
 def shrunk(classes: Sequence[ClassLanes], span: Span, most_ops: int = MOST_OPS) -> Span:

@@ -5,26 +5,30 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from twinstream.report.bars import Bar
+from twinstream.report.cluster.lane_bars import WAITING
 from twinstream.report.cluster.lanes import ClassLanes, is_said
-from twinstream.report.palette import AXIS_COLOURS, OTHER_COLOUR, PHASE_COLOURS
+from twinstream.report.palette import AXIS_COLOURS, OTHER_COLOUR, PHASE_COLOURS, WAITING_COLOUR
 from twinstream.report.view import Span, time_unit
 from twinstream.screens.tables import readable
 
 _BETWEEN = 0.7  # of a lane, between two classes
 _ROW_PX, _LOW_ROW_PX, _MANY_ROWS, _EDGES_PX = 24, 17, 40, 90
-KEYS = (*PHASE_COLOURS, *AXIS_COLOURS)
+KEYS = (WAITING, *PHASE_COLOURS, *AXIS_COLOURS)  # what comes later lies on top
 
 
 def lanes_figure(
-    classes: Sequence[ClassLanes], bars: Mapping[str, Sequence[Bar]], span: Span
+    classes: Sequence[ClassLanes],
+    bars: Mapping[str, Sequence[Bar]],
+    span: Span,
+    waits: Mapping[str, Sequence[Bar]] | None = None,
 ) -> go.Figure:
-    """Bars of every class on its lanes; time begins with the span."""
+    """Bars of every class on its lanes, waits below them; time begins with the span."""
     places, rows = _places(classes)
     unit_ns, unit = time_unit(span.lasting_ns)
     figure = go.Figure()
     by_key: dict[str, list[tuple[float, Bar]]] = {}
     for one in classes:
-        for bar in bars[one.name]:
+        for bar in (*(waits or {}).get(one.name, ()), *bars[one.name]):
             by_key.setdefault(bar.key, []).append((places[one.name, bar.queue], bar))
     for key in sorted(by_key, key=lambda key: KEYS.index(key) if key in KEYS else len(KEYS)):
         mine = by_key[key]
@@ -65,11 +69,17 @@ def legend_name(key: str) -> str:
     >>> legend_name("tp"), legend_name("transfer"), legend_name("weight")
     ('tp', 'message of the pipeline', 'gradients of weights')
     """
-    names = {"transfer": "message of the pipeline", "weight": "gradients of weights"}
+    names = {
+        "transfer": "message of the pipeline",
+        "weight": "gradients of weights",
+        WAITING: "waits for the others",
+    }
     return names.get(key, readable(key))
 
 
 def colour_of(key: str) -> str:
+    if key == WAITING:
+        return WAITING_COLOUR
     return AXIS_COLOURS[key] if is_said(key) else PHASE_COLOURS.get(key, OTHER_COLOUR)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.data.training_data import TrainingData
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
@@ -50,13 +52,28 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RanksPlan(StepPlan):
-    """The schedule of all ranks, what is predicted of it, and what else there was to choose."""
+    """The schedule of all ranks, what is predicted of it, and what else there was to choose.
+
+    `cluster` and `machine`, of one rank, are what it is predicted with.
+    """
 
     schedule: ClusterSchedule
     predicted: ClusterTimeline
     layout: Layout
     total: Workload
     candidates: tuple[Candidate, ...]
+    cluster: Cluster
+    machine: Machine
+
+    @property
+    def chosen(self) -> Candidate:
+        """The plan's own layout."""
+        return next(one for one in self.candidates if one.layout == self.layout)
+
+    @property
+    def others(self) -> list[Candidate]:
+        """The layouts that were looked at beside it."""
+        return [one for one in self.candidates if one is not self.chosen]
 
     @property
     def workload(self) -> Workload:
@@ -193,7 +210,7 @@ class _Trial:
             return Candidate(layout, None, str(error))
         cluster = cluster_here(self.here.machine, ranks)
         predicted = simulate_cluster(schedule, cluster, machine)
-        return RanksPlan(schedule, predicted, layout, self.workload, ())
+        return RanksPlan(schedule, predicted, layout, self.workload, (), cluster, machine)
 
 
 def _layouts(options: TrainOptions) -> Iterator[Layout]:

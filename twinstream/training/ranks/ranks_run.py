@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
 
+from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.order import Position
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
 from twinstream.models.trained import trained_groups
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
@@ -47,6 +49,7 @@ class RanksRun:
         checkpoint: the last that is complete.
         loss, eval_loss: of the last step and evaluation; None before the first.
         pids: of the ranks' processes, while they run.
+        timeline: when all ranks did what, of the steps that were timed; None before the end.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class RanksRun:
         self._evaluated_step: int | None = None
         self.fill, self.waited_s = 1.0, 0.0
         self.pids: list[int] = []
+        self.timeline: ClusterTimeline | None = None
         self._lock = threading.Lock()
         self._due: dict[int, bool] = {}
         self._results: dict[tuple[str, int], dict[int, float]] = {}
@@ -98,7 +102,8 @@ class RanksRun:
         prepared, plan, self.checkpoint = self._prepared, self._prepared.plan, checkpoint
         self._first, last = first, prepared.num_steps
         start = Position() if checkpoint is None else checkpoint.state.position.position()
-        options = RunOptions("cpu", 2 + last - first, timed_passes=1)  # the last is never begun
+        # the last pass is never begun, so that the last two steps are timed
+        options = RunOptions("cpu", 2 + last - first, timed_passes=3)
         num_ranks, patience = len(self._parts), Patience(self._timeout_s)
         with (
             plan.chunks(prepared.data, prepared.options.seed, start) as stream,
@@ -112,7 +117,10 @@ class RanksRun:
             self._recorder = self._recorder_of(checkpoint)
             self._saved_s = monotonic()
             try:
-                processes.execute(plan.schedule, partial(rank_inputs, self._task(lines)), options)
+                inputs = partial(rank_inputs, self._task(lines))
+                outcomes = processes.execute(plan.schedule, inputs, options)
+                steps = 1 + last - first
+                self.timeline = measured_cluster_timeline(plan.schedule, outcomes, steps)
             except RanksError:
                 if lines.error is not None:
                     raise lines.error from None

@@ -32,6 +32,13 @@ def share_of_cores(num_ranks: int, num_cores: int) -> float:
     return min(1.0, num_cores / num_ranks)
 
 
+def assumed_of(num_ranks: int, num_cores: int) -> str:
+    """What `cluster_here` and `rank_machine` assume, as people are told."""
+    share = share_of_cores(num_ranks, num_cores)
+    shared = f"{num_ranks} ranks share {num_cores} cores, {share:.2g} each; " if share < 1 else ""
+    return f"{shared}links of 1 GB/s and 100 us (gloo over loopback)"
+
+
 def rank_machine(machine: Machine, num_ranks: int, num_cores: int) -> Machine:
     """The profile of one of several ranks whose compute streams share cores."""
     share = share_of_cores(num_ranks, num_cores)

@@ -7,9 +7,13 @@ from pathlib import Path
 from statistics import median
 
 from twinstream.api import require_torch
+from twinstream.hardware_profiles.clusters.loader import save_with_node
+from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.metrics import StepMetrics
 from twinstream.log.run_files import RunFiles
 from twinstream.log.tensorboard import require_tensorboard
+from twinstream.measures.cluster_comparison import compare_cluster
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback
@@ -30,9 +34,11 @@ from twinstream.training.options import (
     write_options,
 )
 from twinstream.training.preparing import Tell
+from twinstream.training.ranks.planning import RanksPlan
 from twinstream.training.ranks.preparing import RanksPrepared, prepare_ranks
 from twinstream.training.ranks.ranks_run import RanksRun
 from twinstream.training.ranks.refusals import require_possible
+from twinstream.training.ranks.shared_machine import assumed_of, cores_here
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.stopping import Stop
 
@@ -158,6 +164,8 @@ class RanksTrainer:
             run.checkpoint = self._checkpoint
             if done < prepared.num_steps:
                 run.train(self._checkpoint, done + 1)
+        if run.timeline is not None:
+            self._compare(prepared.plan, run.timeline)
         return self._result(prepared, run, seen.tokens_per_s)
 
     def _result(
@@ -180,9 +188,22 @@ class RanksTrainer:
         self._checkpoints.remove_partial()
         write_options(prepared.options, folder)
         keep_machine(prepared.here, folder)
-        for of_one_device in (self._files.plan, self._files.comparison):
-            of_one_device.unlink(missing_ok=True)
-        write_document(prepared.plan.schedule, self._files.cluster)
+        self._files.forget_one_device()
+        plan = prepared.plan
+        write_document(plan.schedule, self._files.cluster)
+        save_with_node(plan.cluster, plan.machine, self._files.profile)
+        choice = LayoutChoice(
+            chosen=str(plan.chosen),
+            others=tuple(map(str, plan.others)),
+            assumed=assumed_of(plan.schedule.mesh.size, cores_here()),
+        )
+        write_document(choice, self._files.layouts)
+
+    def _compare(self, plan: RanksPlan, measured: ClusterTimeline) -> None:
+        """Write when all ranks did what, and the comparison, op by op."""
+        write_document(measured, self._files.measured)
+        comparison = compare_cluster(plan.schedule, plan.predicted, measured)
+        write_document(comparison, self._files.comparison)
 
 
 class _Speed(Callback):
