@@ -11,7 +11,6 @@ from twinstream.models.lowering.communication_tasks import CommunicationTasks
 from twinstream.models.lowering.declarations import OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
-from twinstream.models.lowering.under_way import UnderWay
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import layer_of
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -25,8 +24,8 @@ class StageOptimizer(OptimizerTasks):
     Each stage has zeros for groups of others, so that the sum over stages is what each owner has,
     and the norm is summed in the order of one device.
 
-    A gradient is summed over replicas as soon as it is complete, and what follows that is put off:
-    the backward pass goes on beside the sum.
+    A gradient is summed over replicas once it is complete, and what follows that comes after the
+    next group's backward, which so runs beside the sum.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class StageOptimizer(OptimizerTasks):
             size = sizes["grad.embedding"]
             builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
         self.communications = CommunicationTasks(builder)
-        self._under_way = UnderWay()
+        self._summing: str | None = None
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
         """The head's contributions to a shared embedding are added up by themselves."""
@@ -55,13 +54,18 @@ class StageOptimizer(OptimizerTasks):
             self._complete(group)
 
     def _complete(self, group: str) -> None:
-        if not self._replicas:
+        if self._replicas:
+            self._sum_over_replicas(group)
+        if self._replicas and self._cut.overlaps:
+            self._follow_summed()
+            self._summing = group
+        else:
             self._follow(group)
-            return
-        self._sum_over_replicas(group)
-        due = self._under_way.issue(group, self.shapes.gradient_bytes(group))
-        for each in due if self._cut.overlaps else self._under_way.finish():
-            self._follow(each)
+
+    def _follow_summed(self) -> None:
+        if self._summing is not None:
+            self._follow(self._summing)
+        self._summing = None
 
     def _follow(self, group: str) -> None:
         """What comes once a gradient is summed."""
@@ -75,8 +79,7 @@ class StageOptimizer(OptimizerTasks):
         if self._shares_gradient:
             self._sum_over_ends()
             self._complete("embedding")
-        for group in self._under_way.finish():
-            self._follow(group)
+        self._follow_summed()
         if self.recipe.clips:
             self._sum_over_stages()
             self._take_norm()

@@ -1,10 +1,11 @@
 """Replicas, and pipelines of them: the bits of one process that adds up their gradients alike."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
+from tests.executor.ranks.trained import Case, assert_as_reference, planned_ranks, train_ranks
 from twinstream.clusters.layout import Layout
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.models.adapters.lora import Lora
@@ -56,6 +57,14 @@ def test_clipped_replicas_have_the_norm_of_one_process(two, zero):
 def test_shards_move_to_the_host_and_keep_their_bits(two):
     caps = Caps(device_bytes=4_300_000)  # of 9.9 MB that it would use
     case = Case(Layout(dp=2, zero=3), Recipe(clips=True), MAX_NORM, caps)
+    assert_as_reference(case, train_ranks(case, two))
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_sums_apart_in_little_memory_have_the_bits_of_those_beside(two, zero):
+    case = Case(Layout(dp=2, zero=zero), caps=Caps(device_bytes=2_000_000))
+    assert not planned_ranks(case).layout["dp_overlap"]
+    assert planned_ranks(replace(case, caps=None)).layout["dp_overlap"]
     assert_as_reference(case, train_ranks(case, two))
 
 

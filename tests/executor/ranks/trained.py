@@ -20,6 +20,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
@@ -86,11 +87,16 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
     return RankInputs(work, state)
 
 
-def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
-    """Proven safe before."""
+def planned_ranks(case: Case) -> ClusterSchedule:
+    """Proven safe."""
     stages = Stages(case.spec, WORKLOAD, case.recipe, case.layout)
     schedule = executable(stages, load_machine("cpu"), case.caps)
     require_safe_cluster(schedule)
+    return schedule
+
+
+def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
+    schedule = planned_ranks(case)
     options = RunOptions(backend="cpu", num_passes=NUM_STEPS)
     return processes.execute(schedule, partial(inputs, case), options)
 
