@@ -74,14 +74,23 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
 
 
 def save_with_node(cluster: Cluster, machine: Machine, path: Path) -> None:
-    """Write a profile, and beside it that of its node, NAME_node.toml, which it then names.
+    """Write a profile, and that of its node beside it (`node_file`), which it then names.
 
     Raises:
         DocumentError: a file cannot be written.
     """
-    node = path.with_name(f"{path.stem}_node.toml")
+    node = node_file(path)
     save_machine(machine, node)
     save_cluster(cluster.model_copy(update={"machine": node.name}), path)
+
+
+def node_file(path: Path) -> Path:
+    """The profile of a cluster's node, beside that of the cluster.
+
+    >>> node_file(Path("here.toml")).name
+    'here_node.toml'
+    """
+    return path.with_name(f"{path.stem}_node.toml")
 
 
 def cluster_toml(cluster: Cluster) -> str:

@@ -115,7 +115,7 @@ def test_the_page_shows_ranks_as_they_ran(ran, profile, tmp_path):
     where = ("--cluster", profile, "--measured", ran.measured)
     assert call("report", ran.plan, *where, "-o", page).code == 0
     html = page.read_text(encoding="utf-8")
-    assert "As measured" in html
+    assert "The whole step, as measured" in html
     assert "Predicted against measured" in html
 
 
@@ -146,7 +146,49 @@ def test_a_predicted_layout_is_not_run(cluster_file):
 
 def test_another_number_of_ranks_is_refused(ran):
     assert "of 2 ranks, and --ranks 3" in error_of("run", ran.plan, "--ranks", 3)
-    assert "plan --ranks 2" in error_of("run", *TINY_STEP, "--ranks", 2, "--backend", "cpu")
+
+
+def test_ranks_are_planned_and_run_in_one_command(ran, profile, tmp_path):
+    measured = tmp_path / "measured.json"
+    wanted = (*TINY_STEP, *CUT, "--ranks", 2, "--device-mem", "7MiB", "--steps", 3)
+    found = call("run", *wanted, "--backend", "cpu", "-o", measured, "--json").json()
+    assert found["losses"] == ran.told["losses"]
+    assert found["layout"]["pp"] == 2 and found["plan_seconds"] > 0
+    assert "gloo over loopback" in found["assumed"]
+    simulated = call("simulate", ran.plan, "--json").json()
+    assert found["predicted"]["step_time_s"] == simulated["step_time_s"]
+    timeline = read_document(ClusterTimeline, measured)
+    assert timeline.step_ns == pytest.approx(1e9 * found["step_time_s"])
+
+
+def test_people_see_the_prediction_beside_what_was_measured(ran, profile):
+    told = call("run", ran.plan, "--steps", 3, "--cluster", profile).out
+    predicted = call("simulate", ran.plan, "--cluster", profile, "--json").json()
+    rows = {line[:13].strip(): line.split() for line in told.splitlines()}
+    assert f"{1e3 * predicted['step_time_s']:.2f} ms" in told
+    assert rows["tokens/s"][-1].endswith("%") and "loss of 3 steps" in told
+    assert "Assumed" not in told and "stage 1" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--ranks", 2, "--pp", 3), "pp 3 x dp 0 are not the 2 ranks"),
+        (("--ranks", 2, "--policy", "resident"), "--policy is not of ranks that run"),
+        (("--ranks", 2, "--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
+        (("--ranks", 2, "--graphs", "on"), "--graphs on and --nvtx are of one device"),
+        (("--ranks", 2, "--cluster", "nowhere"), "unknown cluster 'nowhere'"),
+        (("--pp", 2, "--cluster", "h100_dgx"), "--pp, --cluster is of several ranks: add --ranks"),
+    ],
+)
+def test_ranks_that_cannot_be_planned_are_not_run(flags, said):
+    assert said in error_of("run", *TINY_STEP, *flags, "--backend", "cpu")
+
+
+def test_ranks_to_plan_need_a_model(ran, files):
+    assert "say what to run" in error_of("run", "--ranks", 2)
+    assert "planned already, --pp cannot" in error_of("run", ran.plan, "--pp", 2)
+    assert "is of one device" in error_of("run", files.schedule, "--ranks", 2)
 
 
 def test_torchruns_ranks_have_one_output(ran, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twinstream.commands.arguments.inputs import read_as, top_level_keys
 from twinstream.commands.arguments.options import Profiles
-from twinstream.commands.ranks.places import place_of
+from twinstream.commands.places import place_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

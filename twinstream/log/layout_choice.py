@@ -12,3 +12,10 @@ class LayoutChoice(Node):
     chosen: str
     others: tuple[str, ...] = ()
     assumed: str
+
+    @property
+    def why(self) -> str:
+        """Why it was chosen."""
+        if not self.others:
+            return "as asked"
+        return f"the fastest of {1 + len(self.others)} that were looked at"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from twinstream.hardware_profiles.clusters.loader import node_file
 from twinstream.log.metrics import FILE
 from twinstream.schedule.files import DocumentError, told
 
@@ -20,16 +21,27 @@ class RunFiles:
         self.metrics, self.options = folder / FILE, folder / OPTIONS
         self.plan, self.comparison = folder / PLAN, folder / COMPARISON
         self.cluster, self.profile = folder / CLUSTER, folder / PROFILE
+        self.node = node_file(self.profile)
         self.layouts, self.measured = folder / LAYOUTS, folder / MEASURED
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
         self.model, self.tokens = folder / MODEL, folder / TOKENS
+
+    @property
+    def read(self) -> tuple[Path, ...]:
+        """What the page of a run is made from."""
+        return (
+            self.metrics, self.options, self.plan, self.comparison, *self._of_ranks
+        )  # fmt: skip
+
+    @property
+    def _of_ranks(self) -> tuple[Path, ...]:
+        return self.cluster, self.profile, self.node, self.layouts, self.measured
 
     def forget_ranks(self) -> None:
         """Before one device goes on: remove what is of ranks."""
         if self.cluster.exists():
             self.comparison.unlink(missing_ok=True)
-        node = self.profile.with_name(f"{self.profile.stem}_node.toml")
-        for path in (self.cluster, self.profile, node, self.layouts, self.measured):
+        for path in self._of_ranks:
             path.unlink(missing_ok=True)
 
     def forget_one_device(self) -> None:

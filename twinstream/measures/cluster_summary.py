@@ -27,7 +27,7 @@ class ClusterSummary(Node):
     `mfu` is of the bf16 peak, or of that of the narrowest dtype in which matrices are multiplied.
     `memory_bytes` is, by class of ranks, a rank's device memory by role of tensor (`arena`: what
     is not alive at its fullest moment), and the `reserve` of context and libraries; `device_bytes`
-    is what a device has (None: the profile does not say). `host_bytes` is a rank's host arena.
+    is what a device has, or its cap (None: neither is known). `host_bytes` is a rank's host arena.
     `exposed` has where the step of each class goes, `mean_fraction` its share by cause, mean over
     ranks, `compute` among them.
     """
@@ -78,7 +78,7 @@ def summarize_cluster(
     exposed = exposed_times(schedule, timeline)
     step_s = timeline.step_ns / 1e9
     peak = machine.number(PEAK_OF_DTYPE[matmul_dtype(schedule)])
-    tokens = schedule.seq_len * schedule.global_batch
+    tokens = schedule.tokens_per_step
     known = {
         one.schedule: device_memory(schedule.of(one), timeline.classes[one.name].passes[-1])
         for one in schedule.classes
@@ -95,10 +95,20 @@ def summarize_cluster(
         mfu=schedule.model_flops / (step_s * schedule.mesh.size * peak),
         memory_bytes={one.name: known[one.schedule] | reserve for one in schedule.classes},
         host_bytes={one.name: arena_bytes(schedule.of(one), HOST) for one in schedule.classes},
-        device_bytes=_stated(machine, "device_memory_bytes"),
+        device_bytes=_device_bytes(schedule, machine),
         exposed=exposed,
         mean_fraction={cause: ns / max(1.0, sum(mean.values())) for cause, ns in mean.items()},
     )
+
+
+def _device_bytes(schedule: ClusterSchedule, machine: Machine) -> int | None:
+    """What a device has; where every class is planned within a cap, the largest of these."""
+    has = _stated(machine, "device_memory_bytes")
+    caps = [schedule.of(one).caps.device_bytes for one in schedule.classes]
+    known = [cap for cap in caps if cap is not None]
+    if len(known) < len(caps):
+        return has
+    return max(known) if has is None else min(has, max(known))
 
 
 def device_memory(schedule: Schedule, spans: PassSpans) -> dict[str, int]:

@@ -17,7 +17,7 @@ from twinstream.log.metrics import (
     of_kind,
     read_metrics,
 )
-from twinstream.log.run_files import COMPARISON, OPTIONS, PLAN
+from twinstream.log.run_files import CLUSTER, COMPARISON, OPTIONS, PLAN
 from twinstream.schedule.analysis.comparison import Comparison
 from twinstream.schedule.files import DocumentError, read_document, told
 from twinstream.schedule.node import Node
@@ -27,7 +27,10 @@ _NUM_NAMED = 8
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The events of a run, and what lies beside them; what is None is not there."""
+    """The events of a run, and what lies beside them; what is None is not there.
+
+    `comparison` is of one device; that of ranks is made anew from their timelines.
+    """
 
     path: Path
     events: list[AnyEvent]
@@ -76,11 +79,12 @@ def read_run_folder(folder: Path) -> RunFolder:
     log, options, comparison = (folder / name for name in (FILE, OPTIONS, COMPARISON))
     if not log.is_file():
         raise DocumentError(_no_run(folder))
+    of_one_device = comparison.exists() and not (folder / CLUSTER).exists()
     return RunFolder(
         folder,
         read_metrics(log),
         _text(options) if options.exists() else None,
-        read_document(Comparison, comparison) if comparison.exists() else None,
+        read_document(Comparison, comparison) if of_one_device else None,
     )
 
 

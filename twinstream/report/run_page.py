@@ -3,9 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from twinstream.log.run_files import CLUSTER, OPTIONS, PLAN
+from twinstream.log.run_files import OPTIONS, PLAN
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.residence import residence
+from twinstream.report.cluster.run_on_ranks import RunOnRanks
 from twinstream.report.page import Card, Page, Section, Table, Text, html_of
 from twinstream.report.run_figures import (
     FEW_STEPS,
@@ -29,19 +30,26 @@ _NUM_NAMED = 5
 
 
 def run_html(
-    run: RunFolder, *, schedule: Schedule | None = None, predicted: Timeline | None = None
+    run: RunFolder,
+    *,
+    schedule: Schedule | None = None,
+    predicted: Timeline | None = None,
+    ranks: RunOnRanks | None = None,
 ) -> str:
     """One self-contained page about a run.
 
     Args:
         schedule: by which it trained, if known.
         predicted: of the schedule; without it memory is shown with one op after the other.
+        ranks: that trained it, where it was no single device.
 
     Raises:
-        TimelineMismatch: the timeline is not of the schedule.
+        TimelineMismatch: a timeline is not of its schedule.
     """
     summary = run_summary(run)
     sections = [_loss(run), *_of_steps(run)]
+    if ranks is not None:
+        sections += ranks.sections()
     if schedule is not None:
         sections += _memory(schedule, predicted)
     sections.append(_checkpoints(run))
@@ -49,12 +57,14 @@ def run_html(
         sections.append(_compared(run.comparison))
     if run.options is not None:
         sections.append(Section("Options", f"As {OPTIONS} has them.", Text(run.options)))
-    name = run.path.resolve().name
+    name, model = run.path.resolve().name, schedule.model.name if schedule else None
+    if ranks is not None:
+        model = str(ranks.schedule.model["name"])
     return html_of(
         Page(
-            title=f"{schedule.model.name}: {name}" if schedule else name,
-            subtitle=_subtitle(run, schedule),
-            cards=_cards(run, summary, schedule),
+            title=f"{model}: {name}" if model else name,
+            subtitle=_subtitle(run, schedule, ranks),
+            cards=[*_cards(run, summary, schedule), *([] if ranks is None else ranks.cards())],
             sections=sections,
             footer="Made by twinstream report. A figure is zoomed by dragging along it, and reset "
             "by a double click; a click on the legend hides, a double click isolates.",
@@ -62,13 +72,13 @@ def run_html(
     )
 
 
-def _subtitle(run: RunFolder, schedule: Schedule | None) -> str:
+def _subtitle(run: RunFolder, schedule: Schedule | None, ranks: RunOnRanks | None) -> str:
     told = [f"A run in {run.path}"]
     if run.events:
         first, last = (event.at[:19].replace("T", " ") for event in (run.events[0], run.events[-1]))
         told.append(f"events from {first} to {last} UTC")
-    if schedule is None and (run.path / CLUSTER).exists():
-        return f"{', '.join(told)}. Several ranks train it by {CLUSTER}."
+    if ranks is not None:
+        return f"{', '.join(told)}. {ranks.told}"
     if schedule is None:
         return f"{', '.join(told)}. It has no {PLAN}."
     work = schedule.workload

@@ -180,8 +180,9 @@ class Trainer:
         self._checkpoints.remove_partial()
         write_options(prepared.options, folder)
         keep_machine(prepared.here, folder)
-        self._files.forget_ranks()
-        write_document(prepared.plan.schedule, self._files.plan)
+        if self.steps_done < prepared.num_steps:
+            self._files.forget_ranks()
+            write_document(prepared.plan.schedule, self._files.plan)
 
     def _compared(self, prepared: Prepared, part: Segment, timeline: Timeline) -> Summary:
         """Write the comparison, op by op, beside the log."""

@@ -1,6 +1,7 @@
 """What the commands do with the schedule of a cluster, recognised by its content."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.cluster_inputs import (
@@ -8,13 +9,16 @@ from twinstream.commands.cluster_inputs import (
     cluster_inputs,
 )
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.log.layout_choice import LayoutChoice
+from twinstream.log.run_files import RunFiles
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.files import write_document, write_text
+from twinstream.schedule.files import read_document, write_document, write_text
 from twinstream.screens.cluster_screen import cluster_screen
 
-_BROKEN = 2
+if TYPE_CHECKING:
+    from twinstream.report.cluster.run_on_ranks import RunOnRanks
 
 
 def simulate_cluster_file(
@@ -83,10 +87,45 @@ def report_cluster_file(
         write_text(html, output)
     size_bytes = output.stat().st_size
     if as_json:
-        figures = _figures(inputs, timeline, summary)
-        print_json({"output": output, "size_bytes": size_bytes, "predicted": figures})
+        figures = _both(inputs, timeline, summary, after)
+        print_json({"output": output, "size_bytes": size_bytes} | figures)
     else:
         print_report(f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in any browser.")
+
+
+def ranks_of_run(files: RunFiles, where: Profiles) -> tuple["RunOnRanks", dict[str, object]]:
+    """What the page of a run has of its ranks, and the figures that `--json` prints.
+
+    Raises:
+        TwinstreamError: as `cluster_inputs` and `ClusterInputs.measured`.
+    """
+    from twinstream.report.cluster.run_on_ranks import RunOnRanks
+
+    inputs = cluster_inputs(files.cluster, where)
+    timeline = inputs.timeline()
+    summary = summarize_cluster(inputs.schedule, timeline, inputs.machine)
+    after = inputs.measured(files.measured) if files.measured.exists() else None
+    choice = read_document(LayoutChoice, files.layouts) if files.layouts.exists() else None
+    ranks = RunOnRanks(inputs.schedule, timeline, summary, after, choice, inputs.told)
+    return ranks, _both(inputs, timeline, summary, after)
+
+
+def _both(
+    inputs: ClusterInputs,
+    timeline: ClusterTimeline,
+    summary: ClusterSummary,
+    measured: ClusterTimeline | None,
+) -> dict[str, object]:
+    found: dict[str, object] = {"predicted": _figures(inputs, timeline, summary)}
+    if measured is not None:
+        step_s = measured.step_ns / 1e9
+        found["measured"] = {
+            "step_time_s": step_s,
+            "cold_step_time_s": measured.cold_ns / 1e9,
+            "tokens_per_s": summary.tokens_per_step / step_s,
+            "clock_error_ns": measured.clock_error_ns,
+        }
+    return found
 
 
 def _figures(

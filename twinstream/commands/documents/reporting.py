@@ -16,8 +16,9 @@ from twinstream.commands.arguments.inputs import (
 )
 from twinstream.commands.arguments.outputs import output_option, require_own_outputs
 from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
-from twinstream.commands.documents.clusters import report_cluster_file
+from twinstream.commands.documents.clusters import ranks_of_run, report_cluster_file
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.log.run_files import CLUSTER, PLAN, RunFiles
 from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.schedule.document import Schedule
@@ -47,7 +48,8 @@ def report(
     if holds_cluster(subject):
         report_cluster_file(subject, where, predicted, measured, output, as_json=as_json)
         return
-    refuse_cluster_options(subject, where)
+    if not holds_cluster(subject / CLUSTER):
+        refuse_cluster_options(subject, where)
     with progress(f"drawing {subject}", quiet=as_json):
         if subject.is_dir():
             if predicted is not None or measured is not None:
@@ -55,7 +57,7 @@ def report(
                     f"{subject} is a folder, and --predicted and --measured are timelines of a "
                     "schedule: give the schedule instead, or leave them out"
                 )
-            html, figures = _of_run(subject, where.machine, output)
+            html, figures = _of_run(subject, where, output)
         else:
             html, figures = _of_schedule(subject, predicted, measured, where.machine)
         write_text(html, output)
@@ -84,19 +86,20 @@ def _of_schedule(
     return html, figures
 
 
-def _of_run(folder: Path, machine: str | None, output: Path) -> tuple[str, dict[str, object]]:
+def _of_run(folder: Path, where: options.Profiles, output: Path) -> tuple[str, dict[str, object]]:
     """The page, and the figures that `--json` prints."""
-    from twinstream.log.metrics import FILE
-    from twinstream.log.run_files import COMPARISON, OPTIONS, PLAN
     from twinstream.report.run_folder import read_run_folder, run_summary
     from twinstream.report.run_page import run_html
 
-    files = {name: folder / name for name in (FILE, PLAN, OPTIONS, COMPARISON)}
-    require_own_outputs(files | {"output": output})
+    require_own_outputs({path.name: path for path in RunFiles(folder).read} | {"output": output})
     run = read_run_folder(folder)
+    figures: dict[str, object] = {"run": run_summary(run)}
+    if (folder / CLUSTER).exists():
+        ranks, of_ranks = ranks_of_run(RunFiles(folder), where)
+        return run_html(run, ranks=ranks), figures | of_ranks
     schedule = checked_schedule(folder / PLAN) if (folder / PLAN).exists() else None
-    before = None if schedule is None else _predicted(schedule, machine)
-    return run_html(run, schedule=schedule, predicted=before), {"run": run_summary(run)}
+    before = None if schedule is None else _predicted(schedule, where.machine)
+    return run_html(run, schedule=schedule, predicted=before), figures
 
 
 def _predicted(schedule: Schedule, machine: str | None) -> Timeline | None:

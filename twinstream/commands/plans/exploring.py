@@ -3,6 +3,7 @@
 import errno
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -33,14 +34,42 @@ class Address:
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port.")] = 8050
 
 
+@dataclass(frozen=True)
+class BesideSchedules:
+    """Where schedules of clusters ran, and what their ranks measured."""
+
+    cluster: ClusterIfKnown = None
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="What ranks of a schedule measured; one for each, in their order."
+        ),
+    ] = None
+
+    def measured_of(self, schedules: Sequence[Path]) -> list[Path | None]:
+        """By schedule.
+
+        Raises:
+            ExploreError: they are not as many as the schedules.
+        """
+        if not self.measured:
+            return [None for _ in schedules]
+        if len(self.measured) != len(schedules):
+            raise ExploreError(
+                f"there are {len(schedules)} schedules, and {len(self.measured)} --measured: give "
+                "what the ranks of each measured, in the same order"
+            )
+        return list(self.measured)
+
+
 @grouped()
 def explore(
     address: Address,
+    beside: BesideSchedules,
     schedules: Annotated[
         list[Path] | None,
         typer.Argument(metavar="CLUSTER-SCHEDULE", help="To be shown below the plans."),
     ] = None,
-    cluster: ClusterIfKnown = None,
     machine: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="A TOML profile to offer, too; repeatable."),
@@ -53,7 +82,8 @@ def explore(
 ) -> None:
     """Serve a page with model, machines, caps and sequence length as controls; Ctrl-C ends it.
 
-    Below stand the schedules of clusters that are given, simulated, with a group of lanes a class.
+    Below stand the schedules of clusters that are given, simulated, with a group of lanes a class,
+    and what their ranks measured.
     """
     try:
         from werkzeug.serving import run_simple
@@ -68,12 +98,16 @@ def explore(
         ) from None
     machines = {load_machine(path).name: str(path) for path in machine or ()}
     models = {load_model(path).name: str(path) for path in model or ()}
+    measured = beside.measured_of(schedules or [])
     _require_free(address.host, address.port)
     shown = []
-    for path in schedules or ():
+    for path, ran in zip(schedules or (), measured, strict=True):
         with progress(f"simulating {path}", quiet=as_json), gc_paused():
-            given = cluster_inputs(path, Profiles(cluster=cluster))
-            one = ShownCluster(path.name, given.schedule, given.timeline(), given.machine)
+            given = cluster_inputs(path, Profiles(cluster=beside.cluster))
+            one = ShownCluster(
+                path.name, given.schedule, given.timeline(), given.machine, given.measured(ran),
+                given.told,
+            )  # fmt: skip
         shown.append(one)
     app = explorer(Answers(models, machines), shown)
     url = f"http://{address.host}:{address.port}/"

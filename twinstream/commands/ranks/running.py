@@ -20,7 +20,7 @@ from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.ranks.places import Place, place_of
+from twinstream.commands.places import Place, place_of
 from twinstream.commands.ranks.planning import planned_for_ranks
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
@@ -126,7 +126,7 @@ def _predicted(job: _Job, *, quiet: bool) -> ClusterSummary | None:
 
 def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
     schedule, timeline, step_s = job.schedule, run.timeline, run.timeline.step_ns / 1e9
-    tokens = schedule.seq_len * schedule.global_batch
+    tokens = schedule.tokens_per_step
     predicted = _predicted(job, quiet=as_json)
     assumed = job.place.assumed if job.place else ""
     if as_json:

@@ -24,7 +24,6 @@ from twinstream.training.checkpoints import written_names
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import RanksPlan
 from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.shared_machine import assumed_of, cores_here
 from twinstream.training.ranks.trainer import RanksResult
 
 
@@ -92,15 +91,14 @@ def ranks_screen(prepared: RanksPrepared, done: int) -> Group:
     table.add_column(overflow="fold")
     table.add_row("data", prepared.data_line)
     table.add_row("a step", f"{prepared.tokens_per_step:,} tokens: {workload_line(plan.workload)}")
-    chosen, others = plan.chosen, plan.others
-    why = f", the fastest of {len(plan.candidates)} that were looked at" if others else ", as asked"
-    table.add_row("layout", f"{chosen}{why}")
-    for other in others:
+    choice = plan.choice
+    table.add_row("layout", f"{choice.chosen}, {choice.why}")
+    for other in choice.others:
         table.add_row("", f"not {other}")
     table.add_row(
         "predicted", f"{rate_text(plan.tokens_per_s)} tokens/s, {seconds(plan.step_s)} a step"
     )
-    table.add_row("assumed", assumed_of(ranks, cores_here()))
+    table.add_row("assumed", choice.assumed)
     left = max(0, prepared.num_steps - done)
     of = f" of {prepared.num_steps:,}" if done else ""
     table.add_row("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps")

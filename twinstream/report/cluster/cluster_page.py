@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from twinstream.measures.cluster_comparison import by_rank
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import rate_text
 from twinstream.report.cluster.lane_bars import (
@@ -88,10 +89,22 @@ def cluster_sections(
     return _sections(ClusterView(schedule, timeline), summary, ran)
 
 
-def step_figure(schedule: ClusterSchedule, timeline: ClusterTimeline) -> go.Figure:
-    """The lanes of a whole step, of at most 16 classes."""
-    view = ClusterView(schedule, timeline)
-    return _lanes(shown_classes(view.classes, MOST_CLASSES), view.whole, view.whole)
+def step_figures(
+    schedule: ClusterSchedule, timeline: ClusterTimeline, measured: ClusterTimeline | None = None
+) -> list[go.Figure]:
+    """The lanes of a whole step, of at most 16 classes; below, of the ranks that ran, as long."""
+    views = [ClusterView(schedule, timeline)]
+    if measured is not None:
+        views.append(ClusterView(*by_rank(schedule, measured)))
+    lasting_ns = max(view.whole.lasting_ns for view in views)
+    return [
+        _lanes(shown_classes(view.classes, MOST_CLASSES), view.whole, _axis(view, lasting_ns))
+        for view in views
+    ]
+
+
+def _axis(view: ClusterView, lasting_ns: int) -> Span:
+    return Span(view.whole.start_ns, view.whole.start_ns + lasting_ns)
 
 
 def _lanes(classes: Sequence[ClassLanes], whole: Span, axis: Span) -> go.Figure:
@@ -104,7 +117,9 @@ def _layout_told(schedule: ClusterSchedule) -> str:
     names = ("pipeline", "micro_batch", "zero", "recompute")
     said = (f"{name.replace('_', '-')} {schedule.layout[name]}" for name in names
             if name in schedule.layout)  # fmt: skip
-    return ", ".join((f"{schedule.global_batch:,} sequences of {schedule.seq_len:,}", *said))
+    most = "at most " if schedule.is_packed else ""
+    sequences = f"{schedule.global_batch:,} sequences of {most}{schedule.seq_len:,}"
+    return ", ".join((sequences, *said))
 
 
 def _cards(summary: ClusterSummary) -> list[Card]:
@@ -147,7 +162,6 @@ def _sections(
         )
     whole = view.whole
     lasting_ns = max(whole.lasting_ns, 0 if ran is None else ran.lasting_ns)
-    axis = Span(whole.start_ns, whole.start_ns + lasting_ns)
     return [
         Section(
             "The whole step" if ran is None else "The whole step, as predicted",
@@ -155,7 +169,7 @@ def _sections(
             "axis, from when all its sides have come; before that whoever has come waits for the "
             "others. Where there are too many ops, those near to each other are one bar that is as "
             f"long as they together.{few}",
-            _lanes(classes, whole, axis),
+            _lanes(classes, whole, _axis(view, lasting_ns)),
         ),
         *([] if ran is None else [ran.lanes(lasting_ns)]),
         *_window(view, classes),

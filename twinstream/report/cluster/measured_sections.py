@@ -9,6 +9,7 @@ from twinstream.report.cluster.lanes_figure import lanes_figure
 from twinstream.report.cluster.share_figures import exposed_figure
 from twinstream.report.page import Card, Section, Table
 from twinstream.report.view import Span
+from twinstream.schedule.analysis.comparison import GroupComparison
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.exposed import exposed_times, mean_causes_ns
@@ -72,7 +73,7 @@ class MeasuredRanks:
         axis = Span(whole.start_ns, whole.start_ns + lasting_ns)
         return Section(
             "The whole step, as measured",
-            "The last step of the ranks that ran, a group of lanes for each, on one clock that is "
+            "The last step that was timed, a group of lanes for each rank, on one clock that is "
             f"right within {self._found.clock_error_ns / 1e3:.0f} us (the shortest of 16 round "
             "trips to rank 0). The axis is as long as that of the prediction.",
             lanes_figure(self._classes, bars, axis, waiting_bars(self._classes, whole)),
@@ -95,7 +96,7 @@ class MeasuredRanks:
         rows += [("all ranks", readable(kind.name), *pair_ns(kind.busy_ns)) for kind in found.kinds]
         for one in found.ranks:
             groups = (*one.comparison.streams, *one.said)
-            rows += [(one.name, readable(group.name), *pair_ns(group.busy_ns)) for group in groups]
+            rows += [(one.name, _name(group), *pair_ns(group.busy_ns)) for group in groups]
         heads = ("rank", "time of", "predicted", "measured", "error")
         return Section(
             "Predicted against measured",
@@ -103,3 +104,8 @@ class MeasuredRanks:
             "rank has come; below it is cut into waiting for others, and the rest.",
             Table(heads, rows, num_left=2),
         )
+
+
+def _name(group: GroupComparison) -> str:
+    """Of a stream its queue, without the device before it, which is each rank's own."""
+    return readable(group.name.rpartition(":")[2])

@@ -95,6 +95,19 @@ class ClusterSchedule(Node):
 
     __str__ = __repr__
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences are documents side by side, of at most `seq_len` tokens."""
+        return any(part.workload.packing is not None for part in self.schedules.values())
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all replicas together."""
+        if not self.is_packed:
+            return self.seq_len * self.global_batch
+        replicas = self.mesh.length("dp") if "dp" in self.mesh.names else 1
+        return self.of(self.classes[0]).workload.tokens_per_step * replicas
+
     def of(self, one: RankClass) -> Schedule:
         """The schedule of a class."""
         return self.schedules[one.schedule]

@@ -8,6 +8,7 @@ from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.data.training_data import TrainingData
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.log.layout_choice import LayoutChoice
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
@@ -24,7 +25,12 @@ from twinstream.training.expected import expected_packing
 from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import FEW_STEPS, StepPlan
-from twinstream.training.ranks.shared_machine import cluster_here, cores_here, rank_machine
+from twinstream.training.ranks.shared_machine import (
+    assumed_of,
+    cluster_here,
+    cores_here,
+    rank_machine,
+)
 
 _TO_FIT = (1, 2, 3)  # of ZeRO, the less there is to say the earlier
 _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
@@ -66,14 +72,14 @@ class RanksPlan(StepPlan):
     machine: Machine
 
     @property
-    def chosen(self) -> Candidate:
-        """The plan's own layout."""
-        return next(one for one in self.candidates if one.layout == self.layout)
-
-    @property
-    def others(self) -> list[Candidate]:
-        """The layouts that were looked at beside it."""
-        return [one for one in self.candidates if one is not self.chosen]
+    def choice(self) -> LayoutChoice:
+        """The layout, the others that were looked at, and what is assumed of this machine."""
+        chosen = next(one for one in self.candidates if one.layout == self.layout)
+        return LayoutChoice(
+            chosen=str(chosen),
+            others=tuple(str(one) for one in self.candidates if one is not chosen),
+            assumed=assumed_of(self.schedule.mesh.size, cores_here()),
+        )
 
     @property
     def workload(self) -> Workload:

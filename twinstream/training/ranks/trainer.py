@@ -8,7 +8,6 @@ from statistics import median
 
 from twinstream.api import require_torch
 from twinstream.hardware_profiles.clusters.loader import save_with_node
-from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.metrics import StepMetrics
 from twinstream.log.run_files import RunFiles
 from twinstream.log.tensorboard import require_tensorboard
@@ -38,7 +37,6 @@ from twinstream.training.ranks.planning import RanksPlan
 from twinstream.training.ranks.preparing import RanksPrepared, prepare_ranks
 from twinstream.training.ranks.ranks_run import RanksRun
 from twinstream.training.ranks.refusals import require_possible
-from twinstream.training.ranks.shared_machine import assumed_of, cores_here
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.stopping import Stop
 
@@ -188,16 +186,14 @@ class RanksTrainer:
         self._checkpoints.remove_partial()
         write_options(prepared.options, folder)
         keep_machine(prepared.here, folder)
+        if self.steps_done < prepared.num_steps:
+            self._write_plan(prepared.plan)
+
+    def _write_plan(self, plan: RanksPlan) -> None:
         self._files.forget_one_device()
-        plan = prepared.plan
         write_document(plan.schedule, self._files.cluster)
         save_with_node(plan.cluster, plan.machine, self._files.profile)
-        choice = LayoutChoice(
-            chosen=str(plan.chosen),
-            others=tuple(map(str, plan.others)),
-            assumed=assumed_of(plan.schedule.mesh.size, cores_here()),
-        )
-        write_document(choice, self._files.layouts)
+        write_document(plan.choice, self._files.layouts)
 
     def _compare(self, plan: RanksPlan, measured: ClusterTimeline) -> None:
         """Write when all ranks did what, and the comparison, op by op."""
