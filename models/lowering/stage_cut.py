@@ -6,6 +6,7 @@ from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.trained import all_groups, first_backward_layer, layer_of, trained_groups
+from twinstream.schedule.ops import Reduction
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class StageCut:
     which gradients are summed, and `sharding` what each of the replicas keeps, if not all. With
     `tied` embeddings the head reads the embedding's: the first and the last stage then both have
     them, and update them alike. Where it `overlaps`, gradients are summed over replicas beside the
-    backward pass, else that waits for each sum.
+    backward pass, else that waits for each sum; the `reduction` says how.
     """
 
     spans: tuple[range, ...]
@@ -28,6 +29,7 @@ class StageCut:
     sharding: Sharding | None = None
     tied: bool = False
     overlaps: bool = True
+    reduction: Reduction = "rank_order"
 
     @property
     def first(self) -> bool:

@@ -39,7 +39,8 @@ class StageOptimizer(OptimizerTasks):
             sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
             size = sizes["grad.embedding"]
             builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
-        self.communications = CommunicationTasks(builder)
+        by_library = cut.replicas if cut.reduction == "library" else ()
+        self.communications = CommunicationTasks(builder, by_library)
         self._summing: str | None = None
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:

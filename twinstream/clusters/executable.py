@@ -148,6 +148,7 @@ def chain_of_stage(stages: Stages, stage: int) -> Chain:
         replicas=("dp",) if layout.dp > 1 else (),
         sharding=sharding_of(layout),
         overlaps=layout.dp_overlap,
+        reduction=layout.reduction,
     )
     return lower_stage(stages.spec, stages.workload, stages.recipe, cut)
 

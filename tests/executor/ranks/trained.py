@@ -39,10 +39,11 @@ class Case:
     max_norm: float = 0.0
     caps: Caps | None = None
     preset: str = "tiny"
+    dtype: str = "bfloat16"
 
     @property
     def spec(self) -> ModelSpec:
-        return load_preset(self.preset).model_copy(update={"dtype": "bfloat16"})
+        return load_preset(self.preset).model_copy(update={"dtype": self.dtype})
 
     def training(self, replica: int) -> Training:
         first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step
