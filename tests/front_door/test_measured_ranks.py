@@ -16,6 +16,7 @@ from tests.helpers.trace_rules import faults
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import save_machine
 from twinstream.measures.cluster_summary import summarize_cluster
+from twinstream.report.cluster.cluster_page import cluster_html, step_figures
 from twinstream.report.cluster.lane_bars import WAITING, waiting_bars
 from twinstream.report.cluster.lanes import ClusterView
 from twinstream.report.view import Span
@@ -24,6 +25,7 @@ from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.files import read_document, write_document
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.workload import Packing
 
 SLOWER = 2
 RANKS = [f"stage {pp}, dp {dp}" for pp in (0, 1) for dp in (0, 1)]
@@ -105,7 +107,7 @@ def figure_of(section: str) -> dict[str, dict[str, object]]:
     return json.loads(text)
 
 
-def test_one_page_has_the_lanes_of_all_ranks_measured_below_those_predicted(page):
+def test_one_page_has_the_lanes_of_all_ranks_measured_below_those_predicted(four, page):
     sections = sections_of(page)
     names = list(sections)
     before, after = (f"The whole step, as {what}" for what in ("predicted", "measured"))
@@ -115,6 +117,10 @@ def test_one_page_has_the_lanes_of_all_ranks_measured_below_those_predicted(page
     assert groups[0] == ["<b>stage 0</b>, 2 ranks", "<b>stage 1</b>, 2 ranks"]
     assert groups[1] == [f"<b>{name}</b>, 1 rank" for name in RANKS]
     assert shown[0]["xaxis"]["range"] == shown[1]["xaxis"]["range"]
+    alone = page.with_name("alone.html")
+    assert call("report", four.plan, "-o", alone).code == 0
+    ends = figure_of(sections_of(alone)["The whole step"])["layout"]["xaxis"]["range"]
+    assert shown[0]["xaxis"]["range"][1] == pytest.approx(SLOWER * ends[1])
     assert "right within 7 us" in sections[after]
 
 
@@ -194,7 +200,9 @@ def test_the_explorer_shows_both(four):
     assert "Assumed: all." in shown.lines() and "Assumed: all." in shown.page()
     assert "The whole step, as measured" in shown.page()
     before, after = shown.figures()
+    (short,) = step_figures(schedule, lines[0])
     assert before.layout.xaxis.range == after.layout.xaxis.range
+    assert after.layout.xaxis.range[1] == pytest.approx(SLOWER * short.layout.xaxis.range[1])
     assert after.layout.annotations[0].text == "<b>stage 0, dp 0</b>, 1 rank"
     drawn = str(clusters_part([shown]))
     assert "cluster-0" in drawn and "measured-0" in drawn
@@ -244,6 +252,25 @@ def test_who_comes_early_waits_in_its_lane():
     assert (wait.queue, wait.key, wait.start_ns, wait.end_ns) == ("recv", WAITING, 100, 140)
     assert "b waits 0.05 us for the others" in wait.text
     assert waiting_bars(view.classes, Span(140, 170))["b"] == []
+
+
+def test_packed_sequences_are_shorter_and_the_tokens_of_a_step_are_those_of_its_chunks(four):
+    schedule = read_document(ClusterSchedule, four.plan)
+    predicted = read_document(ClusterTimeline, four.predicted)
+    assert (schedule.tokens_per_step, schedule.is_packed) == (256, False)
+    packing = Packing(most_sequences=2, expected_lengths=(48, 16))
+    parts = {
+        name: part.model_copy(
+            update={"workload": part.workload.model_copy(update={"packing": packing})}
+        )
+        for name, part in schedule.schedules.items()
+    }
+    packed = schedule.model_copy(update={"schedules": parts, "global_batch": 8})
+    assert (packed.tokens_per_step, packed.is_packed) == (256, True)
+    machine = machine_of(load_cluster("h100_dgx"))
+    summary = summarize_cluster(packed, predicted, machine)
+    assert summary.tokens_per_s == pytest.approx(256e9 / predicted.step_ns)
+    assert "8 sequences of at most 64" in cluster_html(packed, predicted, summary, "here")
 
 
 def test_the_cap_of_ranks_is_what_a_rank_has(four):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
+from tests.helpers.ports import free_port
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document, write_document
@@ -221,3 +222,22 @@ def test_torchruns_ranks_have_one_output(ran, tmp_path):
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["losses"] == ran.told["losses"]
     assert read_document(ClusterTimeline, measured).step_ns > 0
+
+
+def test_torchruns_ranks_with_other_texts_are_refused(ran, tmp_path):
+    port, started = free_port(), []
+    for rank in range(2):
+        text = tmp_path / f"{rank}.txt"
+        text.write_text(f"Rank {rank} reads this. " * 50, encoding="utf-8")
+        where = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
+        command = [sys.executable, "-m", "twinstream", "run", str(ran.plan), "--text", str(text)]
+        started.append(
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | where)
+        )
+    for one in started:
+        error = one.communicate(timeout=120)[1]
+        assert one.returncode == 2
+        assert "rank 1 has a text of hash " in error
+        assert "all ranks need the same" in error
+        assert "Traceback" not in error

@@ -17,9 +17,13 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
+from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE
 
 SPEC = small("tiny", num_layers=8)
 WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
@@ -33,12 +37,7 @@ def given(part: RankPart) -> RankInputs:
     return RankInputs(host_work, initial_state(spec, seed=1, recipe=recipe))
 
 
-@pytest.mark.parametrize(
-    ("order", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("ring", 2)]
-)
-def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, virtual):
-    layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
-    schedule = executable(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+def assert_one_device_s_bits(four: RankProcesses, schedule: ClusterSchedule) -> None:
     require_safe_cluster(schedule)
     outcomes = four.execute(schedule, partial(given), RunOptions(num_passes=3))
     expected = bits_of(planned(lower(SPEC, WORKLOAD), MACHINE, Caps(), "resident"))
@@ -49,3 +48,35 @@ def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, vir
     assert found.keys() == expected.state.keys()
     for name, flat in expected.state.items():
         assert torch.equal(found[name], flat), name
+
+
+def num_ops(schedule: ClusterSchedule, kind: type) -> int:
+    return sum(isinstance(op, kind) for part in schedule.schedules.values() for op in part.ops)
+
+
+@pytest.mark.parametrize(
+    ("order", "virtual"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("ring", 2)]
+)
+def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, virtual):
+    layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
+    schedule = executable(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+    assert_one_device_s_bits(four, schedule)
+
+
+@pytest.mark.parametrize(
+    ("order", "virtual", "host"),
+    [("1f1b", 1, 0.6), ("gpipe", 1, 0.45), ("interleaved", 2, 0.45), ("ring", 2, 0.45)],
+)
+def test_stages_that_offload_and_recompute_have_them_too(four, order, virtual, host):
+    """Each with 60 % of the device memory that it would use, and less of the host's."""
+    stages = Stages(SPEC, WORKLOAD, Recipe(), Layout(pp=4, pipeline=order, virtual_stages=virtual))
+    ample = executable(stages, MACHINE)
+    used = [arena_bytes(part, DEVICE) for part in ample.schedules.values()]
+    caps = {
+        stage: Caps(device_bytes=size * 6 // 10, host_bytes=int(size * host))
+        for stage, size in enumerate(used)
+    }
+    schedule = executable(stages, MACHINE, caps)
+    assert num_ops(schedule, Copy) > 2 * num_ops(ample, Copy)
+    assert num_ops(schedule, Compute) > num_ops(ample, Compute)
+    assert_one_device_s_bits(four, schedule)

@@ -1,6 +1,5 @@
 """Ranks that others have started: by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
 
-import socket
 import subprocess
 import sys
 from time import monotonic
@@ -10,16 +9,11 @@ import pytest
 from tests.contract.package_tree import REPO
 from tests.executor.ranks.faulty import summing
 from tests.executor.ranks.talks import value
+from tests.helpers.ports import free_port
 from twinstream.executor.ranks.rank_run import RankRun
 from twinstream.schedule.errors import ArgumentError
 
 SCRIPT = "tests.executor.ranks.under_torchrun"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def started(how: str, rank: int, port: int) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ def join_as_rank(
 
     Raises:
         NotRunnableError: the schedule is one of shapes alone.
+        RanksDifferError: a rank has another text, learning rate or seed.
         TwinstreamError: the text does not suit the model; as `RankRun.joined`.
     """
     import torch.distributed as dist
@@ -102,6 +104,7 @@ def join_as_rank(
 
     inputs = inputs_of(schedule, settings, tokens)
     with RankRun.joined(schedule, choose_backend(settings.backend)) as run:
+        run.world.agree("inputs", _claims(settings, tokens))
         outcome = run.execute(inputs(run.part), options_of(settings))
         outcome = _without_state(outcome)
         found: list[RankOutcome | None] = [None] * schedule.mesh.size
@@ -110,6 +113,15 @@ def join_as_rank(
         return None
     outcomes = [one for one in found if one is not None]
     return joined_run(schedule, outcomes, settings.num_steps)
+
+
+def _claims(settings: RankSettings, tokens: NDArray[np.int32]) -> dict[str, str]:
+    """What all ranks need alike, and no schedule says."""
+    return {
+        "a text of hash": hashlib.sha256(tokens.tobytes()).hexdigest()[:16],
+        "learning rate": f"{settings.learning_rate:g}",
+        "seed": str(settings.seed),
+    }
 
 
 def joined_run(
