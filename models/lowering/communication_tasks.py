@@ -10,10 +10,14 @@ COMMUNICATE = "communicate"  # the kernel of such tasks
 
 
 class CommunicationTasks:
-    """Adds them to a chain. Messages go along axis `pp`."""
+    """Adds them to a chain. Messages go along axis `pp`.
 
-    def __init__(self, builder: ChainBuilder) -> None:
+    Sums over the axes `by_library` are as the library does them, all others in rank order.
+    """
+
+    def __init__(self, builder: ChainBuilder, by_library: Sequence[str] = ()) -> None:
         self.builder = builder
+        self._by_library = tuple(by_library)
 
     def send(self, tensor: str, shift: int, round_: int) -> None:
         """The newest version, to the rank `shift` further."""
@@ -32,12 +36,13 @@ class CommunicationTasks:
         self, task_id: str, collective: str, axes: Sequence[str], queue: str,
         operands: list[TaskOperand], label: Label,
     ) -> None:  # fmt: skip
-        """Of all ranks that differ along these axes only; sums are in rank order."""
+        """Of all ranks that differ along these axes only."""
         attributes: dict[str, Attribute] = {
             "collective": collective, "axes": " ".join(axes), "queue": queue,
         }  # fmt: skip
         if collective in ("all_reduce", "reduce_scatter"):
-            attributes["reduction"] = "rank_order"
+            is_librarys = tuple(axes) == self._by_library
+            attributes["reduction"] = "library" if is_librarys else "rank_order"
         self._add(task_id, attributes, operands, label)
 
     def _add(

@@ -6,6 +6,7 @@ from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.trained import all_groups, first_backward_layer, layer_of, trained_groups
+from twinstream.schedule.ops import Reduction
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class StageCut:
     evaluate, which of its virtual stages, which microbatch. `replicas` are axes of a mesh over
     which gradients are summed, and `sharding` what each of the replicas keeps, if not all. With
     `tied` embeddings the head reads the embedding's: the first and the last stage then both have
-    them, and update them alike.
+    them, and update them alike. Where it `overlaps`, gradients are summed over replicas beside the
+    backward pass, else that waits for each sum; the `reduction` says how.
     """
 
     spans: tuple[range, ...]
@@ -26,6 +28,8 @@ class StageCut:
     replicas: tuple[str, ...] = ()
     sharding: Sharding | None = None
     tied: bool = False
+    overlaps: bool = True
+    reduction: Reduction = "rank_order"
 
     @property
     def first(self) -> bool:

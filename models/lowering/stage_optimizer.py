@@ -23,6 +23,9 @@ class StageOptimizer(OptimizerTasks):
 
     Each stage has zeros for groups of others, so that the sum over stages is what each owner has,
     and the norm is summed in the order of one device.
+
+    A gradient is summed over replicas once it is complete, and what follows that comes after the
+    next group's backward, which so runs beside the sum.
     """
 
     def __init__(
@@ -36,7 +39,9 @@ class StageOptimizer(OptimizerTasks):
             sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
             size = sizes["grad.embedding"]
             builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
-        self.communications = CommunicationTasks(builder)
+        by_library = cut.replicas if cut.reduction == "library" else ()
+        self.communications = CommunicationTasks(builder, by_library)
+        self._summing: str | None = None
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
         """The head's contributions to a shared embedding are added up by themselves."""
@@ -52,6 +57,19 @@ class StageOptimizer(OptimizerTasks):
     def _complete(self, group: str) -> None:
         if self._replicas:
             self._sum_over_replicas(group)
+        if self._replicas and self._cut.overlaps:
+            self._follow_summed()
+            self._summing = group
+        else:
+            self._follow(group)
+
+    def _follow_summed(self) -> None:
+        if self._summing is not None:
+            self._follow(self._summing)
+        self._summing = None
+
+    def _follow(self, group: str) -> None:
+        """What comes once a gradient is summed."""
         if self.recipe.clips and self._cut.squares(group):
             self._sum_squares(group)
         if self.recipe.optimizer == "device":
@@ -62,6 +80,7 @@ class StageOptimizer(OptimizerTasks):
         if self._shares_gradient:
             self._sum_over_ends()
             self._complete("embedding")
+        self._follow_summed()
         if self.recipe.clips:
             self._sum_over_stages()
             self._take_norm()

@@ -131,6 +131,7 @@ def test_ranks_are_planned_with_a_prediction_where_their_cluster_is_known(profil
     [
         (("--pp", 3), "pp 3 x dp 0 are not the 2 ranks"),
         (("--pipeline", "zero_bubble"), "'zero_bubble' is none that ranks run"),
+        (("--reduction", "fast"), "--reduction 'fast' is unknown; known: rank_order, library"),
         (("--virtual-stages", 2, "--pipeline", "gpipe"), "interleaved and ring, not of gpipe"),
         (("--tp", 2), "--tp is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
@@ -160,6 +161,23 @@ def test_ranks_are_planned_and_run_in_one_command(ran, profile, tmp_path):
     assert found["predicted"]["step_time_s"] == simulated["step_time_s"]
     timeline = read_document(ClusterTimeline, measured)
     assert timeline.step_ns == pytest.approx(1e9 * found["step_time_s"])
+
+
+def test_the_library_sums_where_it_is_asked_to(tmp_path):
+    wanted = (*TINY_STEP, *CUT, "--ranks", 2, "--dp", 2)
+    plan, wrong = tmp_path / "plan.json", tmp_path / "wrong.json"
+    planned = call("plan", *wanted, "--machine", "cpu", "--reduction", "library", "-o", plan)
+    assert planned.code == 0, planned.err
+    document = read_document(ClusterSchedule, plan)
+    sums = [op for op in document.schedules["stage 0"].ops if op.op_id.startswith("reduce.")]
+    assert {op.reduction for op in sums} == {"library"}
+    other = document.layout | {"reduction": "rank_order"}
+    write_document(document.model_copy(update={"layout": other}), wrong)
+    assert "'reduce.0' is not what its stage says" in call("verify", wrong).out
+    assert "is of ranks that run" in error_of(
+        "plan", "--model", "llama3-8b", "--seq-len", 4096, "--cluster", "h100_dgx", "--gpus", 8,
+        "--global-batch", 8, "--reduction", "library",
+    )  # fmt: skip
 
 
 def test_people_see_the_prediction_beside_what_was_measured(ran, profile):

@@ -7,6 +7,7 @@ from pydantic import Field
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, PositiveCount
+from twinstream.schedule.ops import Reduction
 
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
 Recompute = Literal["none", "selective", "mlp", "full"]
@@ -33,6 +34,8 @@ class Layout(Node):
             beside the forward; otherwise all at the end.
         stage_layers: layers of every virtual stage in the order of the model; None: as even as
             can be (`stages_of`).
+        reduction: how ranks that run sum gradients over replicas: in `rank_order`, in float32 and
+            with the same bits on any transport, or as the `library` of the transport does it.
         gradient_dtype: in which gradients are summed, over microbatches and over ranks.
         expert_imbalance: how many times the mean the busiest rank's experts get.
         offload: parameters, gradients, state and activations may be on the host.
@@ -51,6 +54,7 @@ class Layout(Node):
     recompute: Recompute = "none"
     sequence_parallel: bool = True
     dp_overlap: bool = True
+    reduction: Reduction = "rank_order"
     stage_layers: tuple[Count, ...] | None = None
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0

@@ -124,6 +124,9 @@ class Fetch(OpBase):
     sink: str
 
 
+Reduction = Literal["rank_order", "library"]
+
+
 class Communicate(OpBase):
     """One side of a collective, or of a message, among the ranks of a mesh (`schedule.cluster`).
 
@@ -146,7 +149,7 @@ class Communicate(OpBase):
     shift: Annotated[int, Field(ge=-(2**20), le=2**20)] = 0
     sequence: Count
     operands: Annotated[tuple[Operand, ...], Field(min_length=1)]
-    reduction: Literal["rank_order", "library"] = "library"
+    reduction: Reduction = "library"
     label: Label
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ OUTCOME = (
     "status", "reason", "plan_of", "enough_device_bytes", "enough_host_bytes", "less_may_do",
     "seconds",
 )  # fmt: skip
-_LAYOUT = tuple(name for name in Layout.model_fields if name != "stage_layers")
+_LAYOUT = tuple(name for name in Layout.model_fields if name not in ("stage_layers", "reduction"))
 LAYOUT_FIGURES = (
     "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
     "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap", "num_layouts",

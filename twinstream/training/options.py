@@ -13,6 +13,7 @@ from twinstream.log.run_files import OPTIONS, RunFiles
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import told, write_text
 from twinstream.schedule.node import Node
+from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
 
 _SHOWN = 3
@@ -165,6 +166,9 @@ class TrainOptions(Node):
     )
     zero: Literal[0, 1, 2, 3] | None = _option(
         RANKS, "STAGE", "What replicas shard, by ZeRO (0 to 3); by default what is needed to fit."
+    )
+    reduction: Reduction = _option(
+        RANKS, "NAME", "How gradients of replicas are summed: rank_order or library.", "rank_order"
     )
     pipeline: Literal["gpipe", "1f1b", "interleaved", "ring"] | None = _option(
         RANKS, "NAME", "gpipe, 1f1b, interleaved or ring; by default 1f1b."

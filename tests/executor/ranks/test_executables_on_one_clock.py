@@ -34,6 +34,8 @@ WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
         ({"pp": 4, "pipeline": "ring", "virtual_stages": 2}, None),
         ({"pp": 4, "pipeline": "ring", "virtual_stages": 2}, 700_000),
         ({"dp": 2, "zero": 0}, None),
+        ({"dp": 2, "zero": 0, "dp_overlap": False}, None),
+        ({"dp": 4, "zero": 2}, None),
         ({"dp": 4, "zero": 3}, None),
         ({"pp": 2, "dp": 2, "zero": 1}, None),
     ],

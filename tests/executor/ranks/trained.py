@@ -20,6 +20,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
@@ -38,10 +39,11 @@ class Case:
     max_norm: float = 0.0
     caps: Caps | None = None
     preset: str = "tiny"
+    dtype: str = "bfloat16"
 
     @property
     def spec(self) -> ModelSpec:
-        return load_preset(self.preset).model_copy(update={"dtype": "bfloat16"})
+        return load_preset(self.preset).model_copy(update={"dtype": self.dtype})
 
     def training(self, replica: int) -> Training:
         first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step
@@ -86,11 +88,16 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
     return RankInputs(work, state)
 
 
-def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
-    """Proven safe before."""
+def planned_ranks(case: Case) -> ClusterSchedule:
+    """Proven safe."""
     stages = Stages(case.spec, WORKLOAD, case.recipe, case.layout)
     schedule = executable(stages, load_machine("cpu"), case.caps)
     require_safe_cluster(schedule)
+    return schedule
+
+
+def train_ranks(case: Case, processes: RankProcesses) -> list[RankOutcome]:
+    schedule = planned_ranks(case)
     options = RunOptions(backend="cpu", num_passes=NUM_STEPS)
     return processes.execute(schedule, partial(inputs, case), options)
 

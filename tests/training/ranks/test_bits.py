@@ -7,8 +7,6 @@ import pytest
 from tests.training.ranks.rank_runs import STEPS, one_device, rank_options, rank_trained
 from tests.training.small_runs import state_files, trained
 from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
-from twinstream.report.run_folder import read_run_folder
-from twinstream.report.run_page import run_html
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Copy
@@ -63,8 +61,6 @@ def test_a_ring_that_offloads_has_the_bits_of_one_device(tmp_path: Path) -> None
 def test_replicas_share_the_data_of_one_device(tmp_path: Path) -> None:
     _, alone = trained(rank_options(tmp_path / "one"))
     _, seen = rank_trained(rank_options(tmp_path / "two", ranks=2, dp=2))
-    page = run_html(read_run_folder(tmp_path / "two" / "run"))
-    assert "Several ranks train it by cluster.json" in page
     # float32: the sums are grouped otherwise
     assert seen.losses == pytest.approx(alone.losses, rel=1e-5)
     assert [step.tokens for step in seen.steps] == [step.tokens for step in alone.steps]

@@ -45,6 +45,12 @@ def test_what_is_given_of_a_layout_is_taken(tmp_path: Path) -> None:
     assert found.plan.chunks_of_a_replica == 4 and found.plan.workload.rounds_per_step == 8
 
 
+def test_the_library_sums_gradients_where_it_is_asked_to(tmp_path: Path) -> None:
+    found = prepared(rank_options(tmp_path, ranks=2, dp=2, reduction="library")).plan
+    ops = found.schedule.schedules["stage 0"].ops
+    assert {op.reduction for op in ops if op.op_id.startswith("reduce.")} == {"library"}  # type: ignore[union-attr]
+
+
 def test_a_cap_of_each_rank_leaves_out_what_does_not_fit(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path, ranks=2)
     whole = max(one for one in _arenas(prepared(wanted)))

@@ -43,6 +43,14 @@ class RanksOptions:
         ),
     ] = None  # fmt: skip
 
+    reduction: Annotated[
+        str | None,
+        _option(
+            _FIXED, "NAME", "How ranks that run sum gradients of replicas: rank_order (the same "
+            "bits on any transport; the default) or library (the transport's own sums).",
+        ),
+    ] = None  # fmt: skip
+
     def given(self) -> list[str]:
         """The flags that are set."""
         names = [name for name, value in vars(self).items() if value not in (None, False)]
@@ -138,12 +146,14 @@ class ClusterOptions(RanksOptions):
         """
         names = ("tp", "cp", "pp", "dp", "ep", "virtual_stages", "micro_batch", "pipeline", "zero")
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        _require_known("--pipeline", self.pipeline, get_args(Pipeline))
-        _require_known("--recompute", wanted.recompute, get_args(Recompute))
+        if self.reduction is not None:
+            raise LayoutError("--reduction is of ranks that run: leave it out, or add --ranks N")
+        require_known("--pipeline", self.pipeline, get_args(Pipeline))
+        require_known("--recompute", wanted.recompute, get_args(Recompute))
         if wanted.recompute is not None:
             found["recompute"] = wanted.recompute
         if wanted.gradients is not None:
-            _require_known("--gradients", wanted.gradients, ("float32", "model"))
+            require_known("--gradients", wanted.gradients, ("float32", "model"))
             found["gradient_dtype"] = "float32" if wanted.gradients == "float32" else "bfloat16"
         if self.offload:
             found["offload"] = True
@@ -167,6 +177,11 @@ def require_machine(
 _OF_BOTH = ("--model", "--seq-len", "--recompute", "--gradients")
 
 
-def _require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+def require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+    """Refuse a name that an option does not know.
+
+    Raises:
+        LayoutError: it is none of these.
+    """
     if name is not None and name not in known:
         raise LayoutError(f"{flag} {name!r} is unknown; known: {', '.join(known)}")

@@ -4,11 +4,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
+from twinstream.commands.arguments.cluster_options import (
+    ClusterOptions,
+    RanksOptions,
+    require_known,
+)
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
@@ -22,6 +26,7 @@ from twinstream.planner.search.chunking import chunkings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Caps
 from twinstream.schedule.files import write_document
+from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
 from twinstream.simulator.cluster.simulate import simulate_cluster
@@ -147,6 +152,7 @@ def _layout(num_ranks: int, asked: RanksOptions) -> Layout:
     virtual = asked.virtual_stages or 1
     fields: dict[str, Any] = {
         "pp": pp, "dp": dp, "virtual_stages": virtual, "zero": asked.zero or 0,
+        "reduction": asked.reduction or "rank_order",
         "pipeline": asked.pipeline or ("interleaved" if virtual > 1 else "1f1b"),
     }  # fmt: skip
     if fields["pipeline"] not in _PIPELINES:
@@ -154,6 +160,7 @@ def _layout(num_ranks: int, asked: RanksOptions) -> Layout:
             f"--pipeline '{fields['pipeline']}' is none that ranks run; these are: "
             f"{', '.join(_PIPELINES)}"
         )
+    require_known("--reduction", asked.reduction, get_args(Reduction))
     if virtual > 1 and fields["pipeline"] in ("gpipe", "1f1b"):
         raise LayoutError(
             f"--virtual-stages {virtual} is of the pipelines interleaved and ring, not of "

@@ -241,6 +241,7 @@ def _layouts(options: TrainOptions) -> Iterator[Layout]:
         replicas, several = ranks // stages, stages > 1
         yield Layout(
             pp=stages, dp=replicas, zero=(options.zero or 0) if replicas > 1 else 0,
+            reduction=options.reduction,
             virtual_stages=virtual if several else 1,
             pipeline=(options.pipeline if several else None) or "1f1b",
         )  # fmt: skip
