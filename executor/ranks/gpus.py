@@ -3,10 +3,19 @@
 Not yet run on a GPU (see docs/benchmarks/README.md). It is tested with stand-ins.
 """
 
+import subprocess
+import sys
+
 import torch
 import torch.distributed as dist
 
 from twinstream.executor.ranks.errors import TooFewGpusError
+
+_LOOK = """
+import sys
+import torch
+print(min(torch.cuda.mem_get_info(gpu)[0] for gpu in range(int(sys.argv[1]))))
+"""
 
 
 def require_gpus(num_ranks: int) -> None:
@@ -20,6 +29,29 @@ def require_gpus(num_ranks: int) -> None:
             f"{num_ranks} ranks on one machine need a GPU each, and it has {found}: plan for "
             f"{found} ranks, or run on its cores (--backend cpu)"
         )
+
+
+def num_gpus() -> int:
+    """Of this machine, as far as this process may use them."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def least_free_bytes(num_ranks: int) -> int:
+    """The least that is free of the GPUs of so many ranks.
+
+    A process of its own looks: CUDA's context, which stays on each GPU that one has looked at,
+    ends with it.
+
+    Raises:
+        TooFewGpusError: it could not look.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK, str(num_ranks)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        why = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise TooFewGpusError(f"the free memory of {num_ranks} GPUs cannot be read: {why}")
+    return int(done.stdout)
 
 
 def take_gpu(local_rank: int) -> torch.device:

@@ -1,29 +1,13 @@
 """On which cluster a schedule's ranks run, where the user does not say so."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream.clusters.running.run_ranks import NotRunnableError, spec_of
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster, machine_of
-from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.training.ranks.shared_machine import (
-    assumed_of,
-    cluster_here,
-    cores_here,
-    rank_machine,
-)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A cluster and the profile of its nodes; `assumed` is what nobody measured, or empty."""
-
-    cluster: Cluster
-    machine: Machine
-    assumed: str = ""
+from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
 
 
 def place_of(
@@ -31,8 +15,8 @@ def place_of(
 ) -> Place | None:
     """The cluster given, the shipped one that the schedule was made for, or that beside its file.
 
-    Where there is none of these, and ranks can run the schedule on CPUs, they are processes of
-    this machine: links between them are assumed. None where nobody knows.
+    Where there is none of these, and ranks can run the schedule, they are on this machine: links
+    between them are assumed. None where nobody knows.
 
     Args:
         machine: of a node, by name or file; by default the cluster's, or the schedule's.
@@ -54,15 +38,13 @@ def place_of(
 
 def _processes_here(schedule: ClusterSchedule, given: str | None) -> Place | None:
     machine = _rank_s_machine(schedule, given)
-    if machine is None or machine.device != "cpu":
+    if machine is None:
         return None
     try:
         spec_of(schedule)
     except NotRunnableError:
         return None
-    ranks, cores = schedule.mesh.size, cores_here()
-    shared = rank_machine(machine, ranks, cores)
-    return Place(cluster_here(machine, ranks), shared, assumed_of(ranks, cores))
+    return place_here(machine, schedule.mesh.size, cores_here())
 
 
 def _rank_s_machine(schedule: ClusterSchedule, given: str | None) -> Machine | None:

@@ -8,6 +8,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.training.options import TrainOptions
 
+_NCCL_BYTES = 2**30  # assumed: buffers of a handful of communicators
 _SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
@@ -88,9 +89,7 @@ def _free(
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
     free_host = int(_SHARE_OF_FREE * min(known)) if known else None
     if backend == "cuda":
-        import torch
-
-        free_device: int | None = torch.cuda.mem_get_info()[0]
+        free_device: int | None = _free_on_gpus(options.ranks or 1)
     else:
         free_device = None if free_host is None else int(_DEVICE_SHARE_OF_CPU * free_host)
         free_host = None if free_host is None or free_device is None else free_host - free_device
@@ -98,6 +97,17 @@ def _free(
         _least(options.device_mem, free_device, machine, "device_memory_bytes"),
         _least(options.host_mem, free_host, machine, "host_memory_bytes"),
     )
+
+
+def _free_on_gpus(num_ranks: int) -> int:
+    """Of one GPU; of several the least, without what NCCL is assumed to take of each."""
+    import torch
+
+    if num_ranks == 1:
+        return torch.cuda.mem_get_info()[0]
+    from twinstream.executor.ranks.gpus import least_free_bytes
+
+    return max(0, least_free_bytes(num_ranks) - _NCCL_BYTES)
 
 
 def _least(

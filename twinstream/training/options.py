@@ -155,8 +155,8 @@ class TrainOptions(Node):
     attention: str | None = _option(PLAN, "NAME", "An attention implementation.")
 
     ranks: int | None = _option(
-        RANKS, "N", "Train on so many processes of this machine; by default on one device.", ge=1,
-        le=64,
+        RANKS, "N", "Train on so many GPUs or processes of this machine; by default on all GPUs "
+        "that it has, or one process.", ge=1, le=64,
     )  # fmt: skip
     pp: int | None = _option(
         RANKS, "N", "Stages of the pipeline; by default what is predicted to be fastest.", ge=1

@@ -23,6 +23,8 @@ from twinstream.schedule.errors import ArgumentError, TwinstreamError
 
 TIMEOUT_S = 2.0
 OP = r"op 'all_reduce\.x\.' \(all_reduce\) of pass 2"
+# Who dies while it feeds the second pass may not have met the others in the first.
+EARLY = OP.replace("pass 2", "pass [12]")
 START = """
 import sys, time
 from twinstream.executor.launch.rank_processes import RankProcesses
@@ -51,8 +53,8 @@ def ended(pids: list[int], limit_s: float = 10.0) -> bool:
 @pytest.mark.parametrize(
     ("how", "message", "limit_s"),
     [
-        ("killed", rf"rank 1 was killed by signal 9 \(SIGKILL\): rank [02] .*{OP}", 4.0),
-        ("exits", rf"rank 1 ended with exit code 7: rank [02] .*{OP}", 4.0),
+        ("killed", rf"rank 1 was killed by signal 9 \(SIGKILL\): rank [02] .*{EARLY}", 4.0),
+        ("exits", rf"rank 1 ended with exit code 7: rank [02] .*{EARLY}", 4.0),
         ("stopped", rf"rank 1 does not answer: rank [02] .* waited 2 s .*{OP}", TIMEOUT_S + 6),
         ("sleeps", rf"rank 1 does not get there: rank [02] .* waited 2 s .*{OP}", TIMEOUT_S + 4),
         ("refuses", "^rank 1: the data ends here$", 4.0),

@@ -13,7 +13,7 @@ from twinstream.commands.runs.train_screen import ranks_json, ranks_screen
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.shared_machine import cluster_here, rank_machine, share_of_cores
+from twinstream.training.ranks.shared_machine import place_here, rank_machine, share_of_cores
 from twinstream.training.ranks.trainer import RanksTrainer
 
 
@@ -87,7 +87,6 @@ def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"fp32_tail": 2}, "fp32_tail"),
-        ({"backend": "cuda"}, "backend cuda"),
         ({"policy": "streaming"}, "policy 'streaming'"),
         ({"recompute": "full"}, "recompute"),
         ({"pp": 3}, "pp 3 x dp open are not the 2 ranks"),
@@ -125,4 +124,5 @@ def test_ranks_share_the_cores(tmp_path: Path) -> None:
     half = rank_machine(machine, 4, 2)
     assert half.number("hbm_bytes_per_s") == machine.number("hbm_bytes_per_s") / 2
     assert share_of_cores(8, 2) == 0.25 and share_of_cores(1, 2) == 1.0
-    assert cluster_here(machine, 4).count("gpus_per_node") == 4
+    assert place_here(machine, 4, 2).machine == half
+    assert place_here(machine, 4, 2).cluster.count("gpus_per_node") == 4

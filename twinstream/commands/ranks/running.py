@@ -20,7 +20,7 @@ from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.places import Place, place_of
+from twinstream.commands.places import place_of
 from twinstream.commands.ranks.planning import planned_for_ranks
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
@@ -30,6 +30,7 @@ from twinstream.screens.ranks_compared import speeds_table
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.tables import losses_line, seconds
 from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.training.ranks.shared_machine import Place
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.data.training_data import TrainingData
-from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -25,12 +23,7 @@ from twinstream.training.expected import expected_packing
 from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import FEW_STEPS, StepPlan
-from twinstream.training.ranks.shared_machine import (
-    assumed_of,
-    cluster_here,
-    cores_here,
-    rank_machine,
-)
+from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
 
 _TO_FIT = (1, 2, 3)  # of ZeRO, the less there is to say the earlier
 _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
@@ -60,7 +53,7 @@ class Candidate:
 class RanksPlan(StepPlan):
     """The schedule of all ranks, what is predicted of it, and what else there was to choose.
 
-    `cluster` and `machine`, of one rank, are what it is predicted with.
+    It is predicted at `place`, whose machine is one rank's.
     """
 
     schedule: ClusterSchedule
@@ -68,8 +61,7 @@ class RanksPlan(StepPlan):
     layout: Layout
     total: Workload
     candidates: tuple[Candidate, ...]
-    cluster: Cluster
-    machine: Machine
+    place: Place
 
     @property
     def choice(self) -> LayoutChoice:
@@ -78,7 +70,7 @@ class RanksPlan(StepPlan):
         return LayoutChoice(
             chosen=str(chosen),
             others=tuple(str(one) for one in self.candidates if one is not chosen),
-            assumed=assumed_of(self.schedule.mesh.size, cores_here()),
+            assumed=self.place.assumed,
         )
 
     @property
@@ -204,19 +196,17 @@ class _Trial:
 
     def plan(self, layout: Layout) -> RanksPlan | Candidate:
         """Or why it is none."""
-        ranks = layout.num_gpus
-        machine = rank_machine(self.here.machine, ranks, cores_here())
+        place = place_here(self.here.machine, layout.num_gpus, cores_here())
         try:
             if why := _why_not(layout, self.spec, self.workload):
                 raise LayoutError(why)
             replica = _of_replica(self.workload, layout.dp)
             stages = Stages(self.spec, replica, self.recipe, layout)
-            schedule = executable(stages, machine, _caps(self.options, self.here))
+            schedule = executable(stages, place.machine, _caps(self.options, self.here))
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
-        cluster = cluster_here(self.here.machine, ranks)
-        predicted = simulate_cluster(schedule, cluster, machine)
-        return RanksPlan(schedule, predicted, layout, self.workload, (), cluster, machine)
+        predicted = simulate_cluster(schedule, place.cluster, place.machine)
+        return RanksPlan(schedule, predicted, layout, self.workload, (), place)
 
 
 def _layouts(options: TrainOptions) -> Iterator[Layout]:
@@ -263,7 +253,7 @@ def _of_replica(workload: Workload, replicas: int) -> Workload:
 
 
 def _caps(options: TrainOptions, here: Here) -> Caps:
-    """Of a rank: those given, or its share of what is free."""
+    """Of a rank: those given, or its share of what is free; a GPU is its own."""
     assert options.ranks is not None
 
     def own(given: str | None, found: str | int | None) -> str | int | None:
@@ -271,5 +261,7 @@ def _caps(options: TrainOptions, here: Here) -> Caps:
             return given
         return found // options.ranks if options.ranks else found
 
-    device = own(options.device_mem, here.device_mem)
+    device = here.device_mem
+    if here.backend == "cpu":
+        device = own(options.device_mem, device)
     return caps_of(here.machine, device, own(options.host_mem, here.host_mem))

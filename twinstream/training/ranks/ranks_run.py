@@ -97,13 +97,16 @@ class RanksRun:
         from twinstream.executor.program.options import RunOptions
         from twinstream.executor.ranks.errors import RanksError
         from twinstream.executor.ranks.world import Patience
+        from twinstream.executor.run.execute import choose_backend
 
         require_safe_cluster(self._prepared.plan.schedule)
         prepared, plan, self.checkpoint = self._prepared, self._prepared.plan, checkpoint
         self._first, last = first, prepared.num_steps
         start = Position() if checkpoint is None else checkpoint.state.position.position()
         # the last pass is never begun, so that the last two steps are timed
-        options = RunOptions("cpu", 2 + last - first, timed_passes=3)
+        options = RunOptions(
+            choose_backend(prepared.here.backend), 2 + last - first, timed_passes=3
+        )
         num_ranks, patience = len(self._parts), Patience(self._timeout_s)
         with (
             plan.chunks(prepared.data, prepared.options.seed, start) as stream,

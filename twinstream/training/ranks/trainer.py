@@ -131,10 +131,15 @@ class RanksTrainer:
             TwinstreamError: something cannot be used, or nothing fits.
         """
         if self._prepared is None:
+            from twinstream.executor.ranks.gpus import require_gpus
+            from twinstream.executor.run.execute import choose_backend
+
             options = self._options
             model = open_model(options)
+            if (backend := choose_backend(options.backend)) == "cuda":
+                require_gpus(options.ranks or 1)
             self._tell("looking at this machine")
-            here = machine_here(options, options.output, "cpu", model.spec.dtype)
+            here = machine_here(options, options.output, backend, model.spec.dtype)
             self._prepared = prepare_ranks(options, here, model, self._checkpoint, self._tell)
         return self._prepared
 
@@ -192,7 +197,7 @@ class RanksTrainer:
     def _write_plan(self, plan: RanksPlan) -> None:
         self._files.forget_one_device()
         write_document(plan.schedule, self._files.cluster)
-        save_with_node(plan.cluster, plan.machine, self._files.profile)
+        save_with_node(plan.place.cluster, plan.place.machine, self._files.profile)
         write_document(plan.choice, self._files.layouts)
 
     def _compare(self, plan: RanksPlan, measured: ClusterTimeline) -> None:

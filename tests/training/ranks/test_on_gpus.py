@@ -1,0 +1,141 @@
+"""Training on the GPUs of a machine, on stand-ins: which, in what memory, by what links."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.ranks.rank_runs import rank_options
+from twinstream.executor.launch import rank_processes
+from twinstream.executor.ranks import gpus
+from twinstream.executor.ranks.errors import TooFewGpusError
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.ranks.shared_machine import place_here
+from twinstream.training.ranks.trainer import RanksTrainer
+from twinstream.training.trainer import Trainer, trainer_of
+
+GIB = 2**30
+FREE = [40 * GIB, 30 * GIB, 50 * GIB, 60 * GIB]
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with three H100, of which the second has least free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+
+    def looked(command: list[str], **_: Any) -> SimpleNamespace:
+        least = min(FREE[: int(command[-1])])
+        return SimpleNamespace(returncode=0, stdout=f"{least}\n", stderr="")
+
+    monkeypatch.setattr(gpus.subprocess, "run", looked)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "told"),
+    [
+        ({}, 3, "training on all 3 GPUs of this machine; --ranks 1 takes one of them"),
+        ({"backend": "cuda"}, 3, "training on all 3 GPUs"),
+        ({"backend": "cpu"}, None, ""),
+        ({"ranks": 1}, 1, ""),
+        ({"ranks": 2}, 2, ""),
+        ({"policy": "streaming"}, None, "training on one of 3 GPUs: several do not do policy"),
+    ],
+)
+def test_all_gpus_are_taken_unless_it_is_said_how_many(
+    given: dict[str, Any], ranks: int | None, told: str, three_gpus: None, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    found = trainer_of(rank_options(tmp_path, **({"backend": "auto"} | given)), tell=lines.append)
+    assert found._options.ranks == ranks
+    assert isinstance(found, RanksTrainer if (ranks or 1) > 1 else Trainer)
+    assert "".join(lines).startswith(told) and len(lines) == bool(told)
+
+
+def test_without_gpus_one_process_trains(tmp_path: Path) -> None:
+    assert isinstance(trainer_of(rank_options(tmp_path, backend="auto")), Trainer)
+
+
+def test_a_rank_s_caps_are_its_gpu_s_and_its_share_of_the_host(
+    three_gpus: None, tmp_path: Path
+) -> None:
+    asked = {"backend": "cuda", "machine": None, "ranks": 2, "host_mem": "4GiB"}
+    plan = RanksTrainer(rank_options(tmp_path, **asked)).prepare().plan
+    caps = {
+        (part.caps.device_bytes, part.caps.host_bytes) for part in plan.schedule.schedules.values()
+    }
+    assert caps == {(29 * GIB, 4 * GIB)}  # the least that is free, without what NCCL takes
+    shared = RanksTrainer(rank_options(tmp_path, **(asked | {"host_mem": None}))).prepare()
+    (host_bytes,) = {part.caps.host_bytes for part in shared.plan.schedule.schedules.values()}
+    assert shared.here.host_mem == pytest.approx(2 * host_bytes, abs=2)
+    assert plan.place.machine == load_machine("h100")  # no cores are shared
+    assert plan.choice.assumed == "links between GPUs as h100_dgx has them"
+
+
+@pytest.mark.parametrize(
+    ("machine", "assumed", "rate"),
+    [
+        ("h200", "links between GPUs as h200_dgx has them", 450e9),
+        ("rtx3090", "GPUs linked by PCIe alone", None),
+    ],
+)
+def test_links_are_those_of_a_cluster_of_the_same_gpus_or_pcie(
+    machine: str, assumed: str, rate: float | None
+) -> None:
+    node = load_machine(machine)
+    place = place_here(node, 4, num_cores=2)
+    assert place.assumed.startswith(assumed)
+    assert place.machine == node
+    assert place.cluster.count("gpus_per_node") == 4
+    assert place.cluster.machine == machine
+    assert not place.cluster.curves
+    link = place.cluster.node_bytes_per_s
+    assert link is not None
+    assert link.value == (rate or node.number("pcie_d2h_bytes_per_s"))
+
+
+def test_more_ranks_than_gpus_are_refused_before_anything_is_looked_at(
+    three_gpus: None, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        TooFewGpusError, match="4 ranks on one machine need a GPU each, and it has 3"
+    ):
+        RanksTrainer(rank_options(tmp_path, ranks=4, backend="auto")).prepare()
+
+
+def test_ranks_are_told_to_run_on_gpus(
+    three_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told(TwinstreamError):
+        pass
+
+    class Processes:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.pids: list[int] = []
+
+        def __enter__(self) -> "Processes":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def kill(self) -> None:
+            pass
+
+        close = kill
+
+        def execute(self, schedule: object, make: object, options: Any) -> None:
+            raise Told(options.backend)
+
+    monkeypatch.setattr(rank_processes, "RankProcesses", Processes)
+    with pytest.raises(Told, match="cuda"):
+        RanksTrainer(rank_options(tmp_path, ranks=2, backend="cuda")).train()
+
+
+def test_gpus_that_cannot_be_looked_at_are_said_so() -> None:
+    with pytest.raises(TooFewGpusError, match="free memory of 2 GPUs cannot be read: "):
+        gpus.least_free_bytes(2)  # there are none here
