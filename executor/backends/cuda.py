@@ -6,7 +6,7 @@ which runs streams in any order that they allow.
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -16,6 +16,7 @@ from twinstream.executor.backends.host_thread import HostThread
 from twinstream.executor.backends.op_times import OpTimes
 from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
 from twinstream.executor.program.compiled import Launch, Program, Work
+from twinstream.schedule.timeline import PassSpans
 
 HostEvent = threading.Event
 CudaEvent = GpuEvent | HostEvent
@@ -45,7 +46,8 @@ class CudaBackend:
     pass before their slot is written again. That is how far launches run ahead.
 
     Times count from `zero_ns`, a reading of the host's clock, by default from now. The device's
-    clock is the host's within `clock_error_ns`, which is known when the passes are over.
+    clock is read beside the host's before and after the passes, within `clock_error_ns`, and taken
+    to go evenly in between.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class CudaBackend:
         self.events = event_table(program, gpu)
         self._program = program
         self._works = works
-        self._host = HostThread()
+        self._host = HostThread(gpu.enter_thread)
         self._current: Any = None
         self._number = -1
         self._times = OpTimes(gpu)
@@ -154,9 +156,9 @@ class CudaBackend:
         self.gpu.synchronize()
         if self._host.error is not None:
             raise self._host.error
-        self._compare_clocks()
-        spans = self._times.spans()
-        return [PassTimes(end_ns, spans.get(i)) for i, end_ns in enumerate(self._end_ns)]
+        on_host = self._compare_clocks()
+        spans = {i: self._put_right(one, on_host) for i, one in self._times.spans().items()}
+        return [PassTimes(on_host(end_ns), spans.get(i)) for i, end_ns in enumerate(self._end_ns)]
 
     def abort(self) -> None:
         self._host.stop()
@@ -190,13 +192,25 @@ class CudaBackend:
             found.append(_Moment(half_ns, before_ns + half_ns, event))
         return min(found, key=lambda moment: moment.error_ns)
 
-    def _compare_clocks(self) -> None:
-        """The device's clock has gone on beside the host's: how far apart are they by now?"""
+    def _compare_clocks(self) -> Callable[[int], int]:
+        """What the host's clock had when the device's had so much, by both at begin and end."""
         last, now = self._end_events[-1], self._moment()
         assert last is not None
-        device_ns = self._end_ns[-1] + round(last.elapsed_time(now.event) * 1e6)
-        drift_ns = abs(now.host_ns - self._zero_ns - device_ns)
-        self.clock_error_ns = max(self.clock_error_ns, now.error_ns) + drift_ns
+        device_ns = self._end_ns[-1] + round(last.elapsed_time(now.event) * 1e6) - self._since_ns
+        host_ns = now.host_ns - self._zero_ns - self._since_ns
+        rate = host_ns / device_ns if device_ns else 1.0
+        self.clock_error_ns = max(self.clock_error_ns, now.error_ns)
+        return lambda at_ns: self._since_ns + round((at_ns - self._since_ns) * rate)
+
+    def _put_right(self, spans: PassSpans, on_host: Callable[[int], int]) -> PassSpans:
+        """What the device did, by the host's clock."""
+        at_host = [launch.on_host for launch in self._program.launches]
+
+        def right(times_ns: Sequence[int]) -> tuple[int, ...]:
+            pairs = zip(times_ns, at_host, strict=True)
+            return tuple(at_ns if on else max(0, on_host(at_ns)) for at_ns, on in pairs)
+
+        return PassSpans(start_ns=right(spans.start_ns), end_ns=right(spans.end_ns))
 
     def _close_pass(self) -> None:
         """Record when everything enqueued so far, which ends with a pass, has completed."""

@@ -53,6 +53,9 @@ class Gpu(Protocol):
         With `blocking`, a thread that waits for it sleeps.
         """
 
+    def enter_thread(self) -> None:
+        """Make it the device of this thread; a new one has the first of the machine."""
+
     def use(self, stream: Any) -> None:
         """Make a stream the current one of this thread."""
 
@@ -98,6 +101,9 @@ class TorchGpu:
             enable_timing=timing, blocking=blocking, external=True
         )
         return event
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def use(self, stream: Any) -> None:
         torch.cuda.set_stream(stream)

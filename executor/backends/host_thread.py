@@ -8,11 +8,15 @@ Job = Callable[[], None]
 
 
 class HostThread:
-    """Runs jobs in order. After the first error they are skipped; events happen all the same."""
+    """Runs jobs in order, after `begin`.
 
-    def __init__(self) -> None:
+    After the first error they are skipped; events happen all the same.
+    """
+
+    def __init__(self, begin: Job = lambda: None) -> None:
         self.error: BaseException | None = None
         self._jobs: queue.SimpleQueue[Job | threading.Event | None] = queue.SimpleQueue()
+        self._begin = begin
         self._thread = threading.Thread(target=self._serve, name="twinstream-host", daemon=True)
         self._thread.start()
 
@@ -31,6 +35,7 @@ class HostThread:
         self._thread.join()
 
     def _serve(self) -> None:
+        self._begin()
         while (job := self._jobs.get()) is not None:
             if isinstance(job, threading.Event):
                 job.set()

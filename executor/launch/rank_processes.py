@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal, Self
 
 from twinstream.executor.launch.told import ASK, Job, MakeInputs, Trouble, Waits
@@ -23,6 +23,7 @@ from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import ArgumentError
 
 _ASKED_S = 2.0  # how long a rank may take to say what it waits for
+_ASK_AGAIN_S = 0.2
 StartMethod = Literal["spawn", "forkserver"]
 
 
@@ -156,10 +157,25 @@ class RankProcesses:
         """Asks all ranks what they wait for. `first` is None where a process died."""
         troubles = [] if first is None else [first]
         waits: dict[int, Waits] = {}
+        until = monotonic() + _ASKED_S
+        while True:
+            self._ask(troubles, waits, until)
+            dead = {
+                rank: process.exitcode
+                for rank, process in enumerate(self._processes)
+                if process.exitcode is not None
+            }
+            named = {peer for said in waits.values() for one in said.now for peer in one.peers}
+            named |= {peer for one in troubles for peer in one.peers}
+            if named >= set(dead) or monotonic() >= until:
+                return verdict(troubles, waits, dead)
+            sleep(_ASK_AGAIN_S)  # those that are left may come to wait for it yet
+
+    def _ask(self, troubles: list[Trouble], waits: dict[int, Waits], until: float) -> None:
+        """What all ranks wait for, added to what is known."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(ASK.encode())
-        until = monotonic() + _ASKED_S
         silent = set(range(len(self._pipes)))
         while silent and (left := until - monotonic()) > 0:
             for rank, message in self._messages(silent, left):
@@ -169,12 +185,6 @@ class RankProcesses:
                 if isinstance(message, Waits):
                     waits[rank] = message
                 silent.discard(rank)
-        dead = {
-            rank: process.exitcode
-            for rank, process in enumerate(self._processes)
-            if process.exitcode is not None
-        }
-        return verdict(troubles, waits, dead)
 
     def _messages(
         self, ranks: set[int], limit_s: float | None

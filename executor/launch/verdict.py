@@ -22,7 +22,8 @@ def verdict(
         waits: by rank, of those that answered.
         exit_codes: of the processes that have ended by themselves.
     """
-    for rank, code in exit_codes.items():
+    # who aborts may have been told by a library that another one is gone
+    for rank, code in sorted(exit_codes.items(), key=lambda one: one[1] == -signal.SIGABRT):
         return RanksError(f"rank {rank} {_ended(code)}{_met(rank, troubles, waits)}")
     for one in troubles:
         if one.kind == "told":

@@ -87,13 +87,14 @@ def _all_reduce(meeting: Meeting, values: torch.Tensor, how: Reduction) -> list[
         typed = values.view(how.dtype)
         return [lambda: dist.all_reduce(typed, group=group.process_group) and None]
     calls: list[Call] = []
-    if how.sharded_bytes:
-        sharded = values[: how.sharded_bytes]
-        own = _own_shard(sharded, group)
+    for begin, part in how.stretches():
+        first = begin * group.size * how.dtype.itemsize
+        stretch = values[first : first + part.pieces_bytes]
+        own = _own_shard(stretch, group)
         calls += [
-            _swap(how.shard.pieces(scratch), sharded, group),
-            partial(how.shard.add, scratch, own.view(how.dtype)),
-            _gather(sharded, own, group),
+            _swap(part.pieces(scratch), stretch, group),
+            partial(part.add, scratch, own.view(how.dtype)),
+            _gather(stretch, own, group),
         ]
     if how.rest.num_elements:
         rest = values[how.sharded_bytes :]
@@ -111,10 +112,19 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
         scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
         whole = given.view(how.dtype)
         return [lambda: scatter(typed, whole, group=group.process_group) and None]
-    return [
-        _swap(how.shard.pieces(scratch), given, group),
-        partial(how.shard.add, scratch, typed),
-    ]
+    calls: list[Call] = []
+    shards = given.view(how.dtype).view(group.size, how.shard_elements)
+    for begin, part in how.stretches():
+        own = slice(begin, begin + part.num_elements)
+        sent = given
+        if part.num_elements < how.shard_elements:  # of each shard; to be sent it lies together
+            sent = scratch[part.scratch_bytes :][: part.pieces_bytes]
+            calls.append(partial(_copy, sent.view(how.dtype).view(group.size, -1), shards[:, own]))
+        calls += [
+            _swap(part.pieces(scratch), sent, group),
+            partial(part.add, scratch, typed[own]),
+        ]
+    return calls
 
 
 def _gather(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:

@@ -20,13 +20,17 @@ from twinstream.schedule.cluster.projecting import RankPart
 _EVERY_S = 0.2
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Enqueued:
-    """An op between two events."""
+    """An op between two events; while it is called there is no second."""
 
     wait: Wait
     begun: GpuEvent
-    ended: GpuEvent
+    ended: GpuEvent | None = None
+
+    @property
+    def is_through(self) -> bool:
+        return self.ended is not None and self.ended.query()
 
 
 OnFailure = Callable[[CommunicationError], None]
@@ -43,6 +47,14 @@ def _mark() -> GpuEvent:
     event: GpuEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream())
     return event
+
+
+def _not_opened(rank: int, limit_s: float) -> CommunicationError:
+    return CommunicationError(
+        f"rank {rank} waited {limit_s:g} s for the GPUs of all ranks to meet by NCCL: can they "
+        "reach one another? NCCL_DEBUG=INFO says more; NCCL_P2P_DISABLE=1 goes through the host",
+        rank=rank, op_id=None, peers=(), cause="failed",
+    )  # fmt: skip
 
 
 class DeviceWaiting(Waiting):
@@ -68,9 +80,20 @@ class DeviceWaiting(Waiting):
 
     @contextlib.contextmanager
     def during(self, stream: str, wait: Wait) -> Iterator[None]:
-        begun = self._mark()
+        op = _Enqueued(wait, self._mark())
+        self._streams[stream].append(op)
         yield
-        self._streams[stream].append(_Enqueued(wait, begun, self._mark()))
+        op.ended = self._mark()
+
+    @contextlib.contextmanager
+    def opening(self, rank: int, limit_s: float) -> Iterator[None]:
+        timer = threading.Timer(limit_s, self.failed, [_not_opened(rank, limit_s)])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextlib.contextmanager
     def watched_over(self, part: RankPart) -> Iterator[None]:
@@ -92,7 +115,7 @@ class DeviceWaiting(Waiting):
         """See where the streams are, and fail with the first op that waits for too long."""
         now_ns = perf_counter_ns()
         for stream, ops in list(self._streams.items()):
-            while ops and ops[0].ended.query():
+            while ops and ops[0].is_through:
                 ops.popleft()
             if not ops or not ops[0].begun.query():
                 self.now.pop(stream, None)

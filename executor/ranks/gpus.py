@@ -3,6 +3,7 @@
 Not yet run on a GPU (see docs/benchmarks/README.md). It is tested with stand-ins.
 """
 
+import os
 import subprocess
 import sys
 
@@ -57,10 +58,13 @@ def least_free_bytes(num_ranks: int) -> int:
 def take_gpu(local_rank: int) -> torch.device:
     """The GPU of a rank among those of its machine, in order; it is current from now on.
 
+    NCCL is told to connect whatever it may use when a group is made, not when it is used first.
+
     Raises:
         TooFewGpusError: there is none for it.
     """
     require_gpus(local_rank + 1)
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
@@ -87,6 +91,7 @@ def meet_first(
         each = torch.zeros(len(members), device=device)
         dist.all_to_all_single(torch.zeros_like(each), each, group=group)
         dist.all_gather(list(each.tensor_split(len(members))), one, group=group)
+        dist.reduce_scatter_tensor(one, each, group=group)
         dist.all_reduce(one, group=group)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

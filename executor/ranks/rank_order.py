@@ -44,6 +44,11 @@ class Sum:
     def scratch_bytes(self) -> int:
         return sum(_aligned(size) for size in self._sizes())
 
+    @property
+    def pieces_bytes(self) -> int:
+        """What all ranks have."""
+        return self._sizes()[0]
+
     def _sizes(self) -> tuple[int, int, int]:
         """Of all pieces, the sum, and one piece in float32."""
         wide = 0 if self.dtype == torch.float32 else 4 * self.num_elements
@@ -52,7 +57,7 @@ class Sum:
 
     def pieces(self, scratch: torch.Tensor) -> torch.Tensor:
         """Where to put what each rank has, in rank order, 1-D uint8."""
-        return scratch[: self._sizes()[0]]
+        return scratch[: self.pieces_bytes]
 
     def add(self, scratch: torch.Tensor, result: torch.Tensor) -> None:
         """The sum of the pieces into `result`, 1-D of the tensor's type."""

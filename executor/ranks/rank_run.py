@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from time import perf_counter_ns
 
@@ -16,18 +17,17 @@ from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.ranks.clocks import ClockOffset, clock_offset
 from twinstream.executor.ranks.communications import RankCommunications
 from twinstream.executor.ranks.device_waiting import waiting_on
-from twinstream.executor.ranks.errors import CommunicationError
 from twinstream.executor.ranks.groups import open_groups
 from twinstream.executor.ranks.resident import ResidentRank
 from twinstream.executor.ranks.waiting import Waiting
-from twinstream.executor.ranks.world import Patience, World, world_of_environment
+from twinstream.executor.ranks.world import DEFAULT_START_S, Patience, World, world_of_environment
 from twinstream.executor.run.execute import execute_proven, execute_resident, require_runnable
 from twinstream.executor.state.training_state import State, carried_names
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.errors import ArgumentError
+from twinstream.schedule.errors import ArgumentError, TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch
 from twinstream.schedule.proof.verify import require_safe
 from twinstream.schedule.timeline import Timeline
@@ -108,10 +108,11 @@ class RankRun:
         self._num_runs = 0
         world.agree("schedule", {"a schedule of hash": schedule_hash(schedule)})
         self.part: RankPart = rank_part(schedule, world.rank)
-        self._groups = open_groups(schedule, world.rank, world.device, world.group_timeout)
         self._waiting = waiting or waiting_on(
             world.device, world.patience.timeout_s, None if self.backend == "cpu" else _give_up
         )
+        with self._waiting.opening(world.rank, DEFAULT_START_S):
+            self._groups = open_groups(schedule, world.rank, world.device, world.group_timeout)
         self.communications = self._communications_of(self.part)
 
     @classmethod
@@ -131,7 +132,12 @@ class RankRun:
         """
         require_safe_cluster(schedule)
         with world_of_environment(backend, patience or Patience()) as world:
-            yield cls(schedule, world)
+            try:
+                yield cls(schedule, world)
+            except TwinstreamError as error:
+                if world.device.type == "cuda":
+                    _give_up(error)
+                raise
 
     @property
     def backend(self) -> BackendName:
@@ -157,7 +163,7 @@ class RankRun:
         found: list[Fetched] = []
         options = replace(
             options, backend=self.backend, zero_ns=zero_ns - clock.offset_ns,
-            between=inputs.between or options.between,
+            between=inputs.between or options.between, on_filled=partial(self._all_begin, world),
         )  # fmt: skip
         with self._waiting.watched_over(self.part):
             timeline, state = self._executed(inputs, options, found)
@@ -168,6 +174,10 @@ class RankRun:
             coordinates=self.part.coordinates, timeline=timeline, state=state,
             fetched=tuple(found), clock=clock, scratch_bytes=self.communications.scratch_bytes,
         )  # fmt: skip
+
+    def _all_begin(self, world: World) -> None:
+        """Some are warm and have their state before others: no op is to wait for that."""
+        world.meet("begins", world.patience.start_s)
 
     def _communications_of(self, part: RankPart) -> RankCommunications:
         return RankCommunications(part, self._groups, self._waiting, self.world.device)
@@ -191,7 +201,7 @@ class RankRun:
         return execution.timeline, execution.state
 
 
-def _give_up(error: CommunicationError) -> None:
+def _give_up(error: TwinstreamError) -> None:
     """On a GPU nothing else ends what waits for others there."""
     print(error, file=sys.stderr, flush=True)
     os._exit(2)

@@ -1,6 +1,6 @@
 """What a reduction adds up, in which type and how, and the scratch memory that takes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from twinstream.executor.ranks.rank_order import Sum, summed_dtype
 from twinstream.schedule.ops import Communicate
 
+_STRETCH_BYTES = 32 * 2**20  # exchanged at a time, so that scratch memory stays small
 _LEAST_SHARD = 256  # elements; of fewer every rank adds up all itself, in one exchange and not two
 
 
@@ -15,25 +16,37 @@ _LEAST_SHARD = 256  # elements; of fewer every rank adds up all itself, in one e
 class Reduction:
     """Of one operand of so many elements, over all ranks.
 
-    In rank order each rank adds up its shard for all, and of an all_reduce that cannot be cut into
-    equal shards all ranks add up the rest themselves.
+    In rank order each rank adds up its shard for all, a stretch after the other, and of an
+    all_reduce that cannot be cut into equal shards all ranks add up the rest themselves.
     """
 
     dtype: torch.dtype
     in_rank_order: bool
-    shard: Sum
+    num_ranks: int
+    shard_elements: int
     rest: Sum
 
     @property
     def scratch_bytes(self) -> int:
         """Beside the operand."""
-        most = max(self.shard.scratch_bytes, self.rest.scratch_bytes)
-        return most if self.in_rank_order else 0
+        if not self.in_rank_order:
+            return 0
+        stretches = list(self.stretches())
+        most = max((part.scratch_bytes for _, part in stretches), default=0)
+        sent = stretches[0][1].pieces_bytes if len(stretches) > 1 else 0
+        return max(most + sent, self.rest.scratch_bytes)
 
     @property
     def sharded_bytes(self) -> int:
         """What is added up in shards; the rest follows it."""
-        return self.shard.num_ranks * self.shard.num_elements * self.dtype.itemsize
+        return self.num_ranks * self.shard_elements * self.dtype.itemsize
+
+    def stretches(self) -> Iterator[tuple[int, Sum]]:
+        """Where in a shard each begins, in elements, and what of it is added up at a time."""
+        most = max(1, _STRETCH_BYTES // (self.num_ranks * self.dtype.itemsize))
+        for begin in range(0, self.shard_elements, most):
+            size = min(most, self.shard_elements - begin)
+            yield begin, Sum(size, self.num_ranks, self.dtype)
 
 
 def reductions_of(
@@ -62,7 +75,8 @@ def reductions_of(
             Reduction(
                 dtype=dtype,
                 in_rank_order=op.reduction == "rank_order",
-                shard=Sum(each, num_ranks, dtype),
+                num_ranks=num_ranks,
+                shard_elements=each,
                 rest=Sum(count - each * num_ranks, num_ranks, dtype),
             )
         )

@@ -63,6 +63,12 @@ class Waiting:
         del self.now[stream]
 
     @contextlib.contextmanager
+    def opening(self, rank: int, limit_s: float) -> Iterator[None]:
+        """While a rank's groups are made, which has a limit of its own on the CPU."""
+        del rank, limit_s
+        yield
+
+    @contextlib.contextmanager
     def watched_over(self, part: RankPart) -> Iterator[None]:
         """While a rank's passes run."""
         del part

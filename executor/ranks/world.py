@@ -68,6 +68,14 @@ class World:
                         "the same"
                     )
 
+    def meet(self, topic: str, limit_s: float) -> None:
+        """Return when all ranks have come to this.
+
+        Raises:
+            RendezvousError: one has not in `limit_s`.
+        """
+        self._all_say(topic, "", limit_s)
+
     def told_by_first(self, topic: str, value: int) -> int:
         """The value that rank 0 gives."""
         if self.rank == 0:
@@ -155,9 +163,10 @@ def device_of(backend: BackendName, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def in_groups(world: World) -> Iterator[World]:
-    """The world with process groups, which are gone afterwards.
+    """The world with its default process group, by gloo, which is gone afterwards.
 
-    On a GPU all communicators are made at once, for that device.
+    After an error on a GPU groups are left as they are: to end NCCL's waits for the other ranks,
+    and what is wrong would not be told.
 
     Raises:
         RendezvousError: somebody did not come.
@@ -165,18 +174,19 @@ def in_groups(world: World) -> Iterator[World]:
     """
     versions = {"twinstream": version("twinstream"), "torch": torch.__version__}
     world.agree("versions", versions)
-    on_gpu = world.device.type == "cuda"
-    if not on_gpu and _is_local(os.environ.get("MASTER_ADDR", "")):
+    if _is_local(os.environ.get("MASTER_ADDR", "")):
         _use_loopback()
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=world.store, rank=world.rank, world_size=world.size,
-        timeout=world.group_timeout, device_id=world.device if on_gpu else None,
+        "gloo", store=world.store, rank=world.rank, world_size=world.size,
+        timeout=timedelta(seconds=world.patience.timeout_s),
     )  # fmt: skip
     try:
         yield world
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if world.device.type == "cpu":
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def open_store(port: int | None) -> TCPStore:

@@ -196,6 +196,8 @@ def execute_in(
         if options.poison:
             arenas.poison()
         fill(arenas)
+        if options.on_filled is not None:
+            options.on_filled()
 
     if options.backend == "cuda":
         job = Job(schedule, program, arenas, works, fill_all)

@@ -111,6 +111,7 @@ class FakeGpu:
         self.events: list[FakeEvent] = []
         self.graphs: list[FakeGraph] = []
         self.now_ns = 0
+        self.threads: set[int] = set()
         self.num_captured_waits = 0
         self.num_releases = 0
         self.allocated = 0
@@ -128,6 +129,9 @@ class FakeGpu:
     def new_event(self, *, timing: bool = False, blocking: bool = False) -> FakeEvent:
         self.events.append(FakeEvent(self, timing=timing, blocking=blocking))
         return self.events[-1]
+
+    def enter_thread(self) -> None:
+        self.threads.add(threading.get_ident())
 
     def use(self, stream: FakeStream) -> None:
         self.current = stream

@@ -38,7 +38,7 @@ def main(folder: Path, num_kills: int) -> None:
         found = wanted.output.glob("checkpoint-*")
         in_checkpoint += any(not (path / COMPLETE).exists() for path in found)
     done = Checkpoints(wanted.output).complete()
-    assert wait(forked(lambda: trained(wanted, resume=True))) == 0
+    assert wait(forked(lambda: trained(wanted, resume=has_begun(wanted)))) == 0
     same = state_files(wanted.output, num_steps) == state_files(undisturbed.output, num_steps)
     print(
         f"{kills} kills, {in_checkpoint} of them while a checkpoint was written, the last after "
@@ -48,10 +48,14 @@ def main(folder: Path, num_kills: int) -> None:
     sys.exit(not (same and kills == num_kills))
 
 
+def has_begun(wanted: TrainOptions) -> bool:
+    """On a busy machine it may have been killed before."""
+    return (wanted.output / "run.toml").exists()
+
+
 def killed(wanted: TrainOptions, after_s: float) -> bool:
     """Start a run or go on with it, and kill it so long afterwards; whether it was not over."""
-    resume = (wanted.output / "run.toml").exists()
-    process = forked(lambda: trained(wanted, resume=resume))
+    process = forked(lambda: trained(wanted, resume=has_begun(wanted)))
     time.sleep(after_s)
     os.kill(process, signal.SIGKILL)
     return wait(process) != 0

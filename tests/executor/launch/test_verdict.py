@@ -1,5 +1,11 @@
 """Who is to blame, from what all ranks say."""
 
+import pickle
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
+
+from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.launch.told import Trouble, Waits
 from twinstream.executor.launch.verdict import verdict
 from twinstream.executor.ranks.waiting import Wait
@@ -43,6 +49,11 @@ def test_a_dead_process_comes_before_all_that_follows_from_it():
     assert str(verdict([], {}, {1: 3})) == "rank 1 ended with exit code 3"
 
 
+def test_who_was_aborted_comes_after_who_died_otherwise():
+    assert str(verdict([], {}, {0: -6, 1: -9})).startswith("rank 1 was killed by signal 9")
+    assert str(verdict([], {}, {0: -6})).startswith("rank 0 was killed by signal 6 (SIGABRT)")
+
+
 def test_what_a_rank_says_of_itself_comes_before_that_others_lost_it():
     lost = Trouble(0, "lost", "rank 0 lost rank 1", op_id="op", peers=(1,))
     told = Trouble(1, "told", "there is no data")
@@ -57,3 +68,27 @@ def test_what_a_rank_says_of_itself_comes_before_that_others_lost_it():
 def test_where_nobody_is_to_blame_the_first_is_said():
     waits = {0: waiting(0, 1), 1: waiting(1, 0)}
     assert str(verdict([waited(1, 0)], waits, {})) == "rank 1 waited for (0,)"
+
+
+def test_who_comes_to_wait_for_a_dead_rank_a_moment_later_says_in_which_op():
+    """The host of a GPU learns only then that its stream is there."""
+    (ours, theirs), (dead, end) = Pipe(), Pipe()
+    end.close()
+    asked: list[bytes] = []
+
+    def answer() -> None:
+        for said in (waiting(0), waiting(0), waiting(0, 1)):
+            asked.append(theirs.recv_bytes())
+            theirs.send_bytes(pickle.dumps(said))
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    processes = object.__new__(RankProcesses)
+    processes._pipes = [ours, dead]
+    gone = SimpleNamespace(exitcode=-9, join=lambda timeout: None)
+    processes._processes = [SimpleNamespace(exitcode=None), gone]
+    assert str(processes._explained(None)) == (
+        "rank 1 was killed by signal 9 (SIGKILL): rank 0 was with it in op 'op' (recv) of pass 3"
+    )
+    thread.join(10)
+    assert len(asked) == 3

@@ -65,3 +65,13 @@ def with_a_child(noted: Path, part: RankPart) -> RankInputs:
 def unfit(part: RankPart) -> RankInputs:
     """All ranks refuse alike."""
     raise TwinstreamError("there is no such data")
+
+
+def filled_late(part: RankPart) -> RankInputs:
+    """The state of one rank takes longer than others would wait in an op."""
+
+    def fill(rank: object) -> None:
+        if part.rank == RANK:
+            time.sleep(3.5)
+
+    return replace(fed(part), fill=fill)

@@ -161,3 +161,28 @@ def test_no_side_of_a_collective_ends_before_all_have_begun(outcomes, four):
 def test_scratch_is_told_and_is_of_the_largest_sum_of_each_stream(outcomes):
     # of 4,099 float32: shards of 1,024 from 4 ranks, and their sum; nothing for the library
     assert outcomes[0].scratch_bytes == (4 + 1) * 1024 * 4
+
+
+def test_large_sums_are_made_in_stretches_and_have_the_same_bits(four):
+    """More than 32 MiB at a time would be exchanged; scratch memory stays as for that."""
+    shard = 2**21 + 1000  # of float32, in four shards
+    talk = Talk()
+    for kind, count in (("all", 4 * shard + 3), ("in", 4 * shard), ("to", 4 * shard)):
+        talk.feed(kind, count)
+    talk.tensor("shard", shard)
+    talk.say("all_reduce", ["dp"], "all")
+    talk.say("reduce_scatter", ["dp"], "in")
+    talk.say("reduce_scatter", ["dp"], "to", "shard")
+    talk.fetch("all", "in", "shard")
+    schedule = among_equals(mesh_of(dp=4), talk)
+    require_safe_cluster(schedule)
+    outcomes = four.execute(schedule, fed, RunOptions(num_passes=1))
+    parts = {k: [value(r, k, 0, 4 * shard, "float32") for r in RANKS] for k in ("in", "to")}
+    sums = {kind: rank_order(of_ranks) for kind, of_ranks in parts.items()}
+    whole = rank_order([value(r, "all", 0, 4 * shard + 3, "float32") for r in RANKS])
+    for one in outcomes:
+        own = slice(one.rank * shard, (one.rank + 1) * shard)
+        assert torch.equal(taken(one, "all", 0), whole)
+        assert torch.equal(taken(one, "in", 0)[own], sums["in"][own])
+        assert torch.equal(taken(one, "shard", 0), sums["to"][own])
+        assert one.scratch_bytes < 80 * 2**20

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from tests.executor.ranks.faulty import going_wrong, summing, unfit, with_a_child
+from tests.executor.ranks.faulty import filled_late, going_wrong, summing, unfit, with_a_child
 from tests.executor.ranks.talks import fed, taken, value
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
 from twinstream.executor.program.options import RunOptions
@@ -75,6 +75,11 @@ def test_the_rank_is_named_and_all_end_in_time(how, message, limit_s):
         assert len(str(raised.value).splitlines()) == 1
         assert ("Traceback" in raised.value.details) == (how == "has a bug")
         assert ended(pids)
+
+
+def test_no_op_waits_for_a_rank_whose_state_comes_late():
+    with RankProcesses(2, Patience(timeout_s=2.0), start_method="forkserver") as processes:
+        processes.execute(summing(2), filled_late, RunOptions(num_passes=2))
 
 
 def test_what_all_ranks_say_is_said_once_and_processes_of_ranks_end_too(tmp_path):

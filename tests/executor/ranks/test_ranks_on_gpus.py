@@ -8,6 +8,7 @@ from time import monotonic, sleep
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore
 
 from tests.executor.ranks.faulty import summing
 from tests.executor.ranks.gpu_ranks import train_on_gpus
@@ -124,9 +125,24 @@ def test_ranks_of_torchrun_take_the_gpu_of_their_place_on_the_machine(
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     with world.world_of_environment("cuda", world.Patience(timeout_s=5)) as met:
         assert met.device == torch.device("cuda", gpu)
-    assert opened["backend"] == "cpu:gloo,cuda:nccl"
-    assert opened["device_id"] == torch.device("cuda", gpu)
-    assert opened["timeout"] > timedelta(days=1)  # NCCL's would count from the enqueueing
+        assert met.group_timeout > timedelta(days=1)  # NCCL's would count from the enqueueing
+    assert (opened["backend"], opened["timeout"]) == ("gloo", timedelta(seconds=5))
+
+
+@pytest.mark.parametrize(("device", "is_gone"), [("cpu", True), ("cuda:0", False)])
+def test_an_error_on_a_gpu_is_told_before_nccl_is_left(device, is_gone, monkeypatch):
+    """To leave it would wait for the other ranks."""
+    gone: list[None] = []
+    monkeypatch.setattr(world.World, "agree", lambda *_: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: gone.append(None))
+    met = world.World(0, 1, HashStore(), device=torch.device(device))
+    with pytest.raises(ZeroDivisionError), world.in_groups(met):
+        raise ZeroDivisionError
+    assert bool(gone) == is_gone
+    with world.in_groups(met):
+        gone.clear()
+    assert gone
 
 
 def test_all_ranks_open_their_groups_and_meet_in_one_order(monkeypatch):
@@ -202,7 +218,7 @@ class Watched:
 
     def enqueue(self, pass_number: int) -> None:
         with self.waiting.during("dp", Wait("x", "all_reduce", pass_number, (1,), 0)):
-            assert not self.waiting.now  # enqueued is not begun
+            assert self.look() == []  # enqueued is not begun
 
     def look(self) -> list[int]:
         """The passes of the ops that wait for others."""
@@ -240,6 +256,32 @@ def test_an_op_waits_for_others_from_when_its_stream_has_come_to_it(monkeypatch)
     assert (rank.failures[0].cause, rank.failures[0].peers) == ("timeout", (1,))
 
 
+def test_an_op_whose_call_holds_the_host_up_is_seen():
+    rank = Watched()
+    with rank.waiting.during("dp", Wait("x", "all_reduce", 2, (1,), 0)):
+        rank.marks[0].happened = True
+        assert rank.look() == [2]
+    assert rank.look() == [2]
+    rank.marks[1].happened = True
+    assert rank.look() == []
+
+
+def test_gpus_that_never_meet_are_told():
+    rank = Watched()
+    with rank.waiting.opening(0, 0.05):
+        until = monotonic() + 20
+        while not rank.failures and monotonic() < until:
+            sleep(0.01)
+    assert str(rank.failures[0]).startswith(
+        "rank 0 waited 0.05 s for the GPUs of all ranks to meet"
+    )
+    rank = Watched()
+    with rank.waiting.opening(0, 0.2):
+        pass
+    sleep(0.4)
+    assert not rank.failures
+
+
 def test_a_thread_looks_while_the_passes_run():
     rank = Watched()
     rank.enqueue(3)
@@ -253,7 +295,7 @@ def test_a_thread_looks_while_the_passes_run():
 
 @pytest.mark.parametrize("drift", [1.0, 1.001])
 def test_a_gpu_s_times_are_on_the_clock_of_all_ranks(drift, monkeypatch):
-    """Its clock begins elsewhere and goes a little faster; what that comes to is in the error."""
+    """Its clock begins elsewhere, and may go a little faster."""
     gpu, zero_ns = FakeGpu(seed=3), 5_000_000
     monkeypatch.setattr(
         cuda, "perf_counter_ns", lambda: round(gpu.now_ns / drift) + zero_ns + 70_000
@@ -268,5 +310,4 @@ def test_a_gpu_s_times_are_on_the_clock_of_all_ranks(drift, monkeypatch):
     assert ends == sorted(ends)
     on_host_ns = round(gpu.now_ns / drift) + 70_000  # now, since the zero of all ranks
     assert abs(ends[-1] - on_host_ns) <= backend.clock_error_ns + 1000
-    assert backend.clock_error_ns < (200_000 if drift == 1.0 else on_host_ns / 100)
-    assert (backend.clock_error_ns > 0.0009 * gpu.now_ns) == (drift > 1)
+    assert backend.clock_error_ns < 0.0003 * on_host_ns

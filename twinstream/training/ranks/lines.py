@@ -20,6 +20,8 @@ from twinstream.training.ranks.messages import (
     Take,
 )
 
+START_S = 600.0
+"""For ranks to be warm and to have their state; who dies meanwhile is told at once."""
 _KEY_BYTES = 32
 
 
@@ -117,6 +119,7 @@ class RankLines:
         self._lines: dict[int, Connection] = {}
         self._resting: dict[int, int] = {}
         self._goes_on, self._closed = True, False
+        self._has_begun = False
         self._changed = threading.Condition()
         self._listener = Listener(family="AF_UNIX", authkey=self.key)
         self.address = str(self._listener.address)
@@ -181,7 +184,7 @@ class RankLines:
         assert set(self._resting.values()) == {step}, "ranks rest after one step"
         goes_on = self._answers.at_rest(step, Resting(self._lines, self._timeout_s))
         with self._changed:
-            self._goes_on = goes_on
+            self._goes_on, self._has_begun = goes_on, True
             self._resting.clear()
             self._changed.notify_all()
         return goes_on
@@ -193,11 +196,12 @@ class RankLines:
         def all_there() -> bool:
             return len(self._resting) == self._num_ranks or over()
 
-        if not self._changed.wait_for(all_there, self._timeout_s):
+        limit_s = self._timeout_s if self._has_begun else START_S
+        if not self._changed.wait_for(all_there, limit_s):
             late = sorted(set(range(self._num_ranks)) - set(self._resting))
             raise SilentRankError(
                 f"rank {late[0]} does not answer: rank {rank} is through with step {step}, and it "
-                f"not {self._timeout_s:g} s later"
+                f"not {limit_s:g} s later"
             )
         self._changed.wait_for(over)
         if rank in self._resting:

@@ -25,7 +25,7 @@ from twinstream.training.checkpoints import (
 from twinstream.training.opening import base_name
 from twinstream.training.preparing import Tell
 from twinstream.training.ranks.evaluating import RanksEvaluator
-from twinstream.training.ranks.lines import RankLines, Resting, SilentRankError, rank_lines
+from twinstream.training.ranks.lines import START_S, RankLines, Resting, SilentRankError, rank_lines
 from twinstream.training.ranks.messages import DataOf, RankTask, Result, StepShare
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.rank_side import rank_inputs
@@ -107,7 +107,7 @@ class RanksRun:
         options = RunOptions(
             choose_backend(prepared.here.backend), 2 + last - first, timed_passes=3
         )
-        num_ranks, patience = len(self._parts), Patience(self._timeout_s)
+        num_ranks, patience = len(self._parts), Patience(self._timeout_s, START_S)
         with (
             plan.chunks(prepared.data, prepared.options.seed, start) as stream,
             RankProcesses(num_ranks, patience, start_method="forkserver") as processes,
