@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter_ns
 
 import torch
@@ -40,7 +41,7 @@ def waiting_on(device: torch.device, timeout_s: float, on_failure: OnFailure | N
     """For a rank on that device."""
     if device.type == "cpu":
         return Waiting(on_failure)
-    return DeviceWaiting(_mark, timeout_s, on_failure)
+    return DeviceWaiting(_mark, timeout_s, on_failure, partial(torch.cuda.set_device, device))
 
 
 def _mark() -> GpuEvent:
@@ -66,6 +67,7 @@ class DeviceWaiting(Waiting):
     Args:
         mark: a new event, recorded on the current stream.
         timeout_s: how long an op may wait for others.
+        enter: called first in the thread that looks; a new one has the first GPU of the machine.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class DeviceWaiting(Waiting):
         mark: Callable[[], GpuEvent],
         timeout_s: float,
         on_failure: OnFailure | None = None,
+        enter: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(on_failure)
-        self._mark, self._timeout_s = mark, timeout_s
+        self._mark, self._timeout_s, self._enter = mark, timeout_s, enter
         self._streams: dict[str, deque[_Enqueued]] = defaultdict(deque)
 
     @contextlib.contextmanager
@@ -100,6 +103,7 @@ class DeviceWaiting(Waiting):
         over = threading.Event()
 
         def watch() -> None:
+            self._enter()
             while not over.wait(_EVERY_S):
                 self.look(part)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from threading import get_ident
 from time import monotonic, sleep
 
 import pytest
@@ -209,7 +210,9 @@ class Watched:
     failures: list[CommunicationError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.waiting = DeviceWaiting(self._mark, 10.0, self.failures.append)
+        self.threads: list[int] = []  # that were put on the rank's GPU
+        enter = lambda: self.threads.append(get_ident())  # noqa: E731
+        self.waiting = DeviceWaiting(self._mark, 10.0, self.failures.append, enter)
         self.part = rank_part(summing(2), 0)
 
     def _mark(self) -> Mark:
@@ -291,6 +294,7 @@ def test_a_thread_looks_while_the_passes_run():
         while not rank.waiting.now and monotonic() < until:
             sleep(0.01)
     assert [one.pass_number for one in rank.waiting.now.values()] == [3]
+    assert len(rank.threads) == 1 and rank.threads != [get_ident()]
 
 
 @pytest.mark.parametrize("drift", [1.0, 1.001])
