@@ -24,6 +24,8 @@ from twinstream.schedule.workload import MachineRef, Workload
 
 _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
 
+_COMMUNICATION_BYTES = 2**30 + 2**28  # assumed: a handful of communicators, and sums
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -84,7 +86,8 @@ def _laid_out(stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps 
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
         chain, overlaps = chain_of_stage(stages, stage), layout.dp_overlap
-        planned[name] = planned_stage(name, chain, machine, own or Caps(), overlaps=overlaps)
+        within = _beside_communication(own or Caps(), machine, layout)
+        planned[name] = planned_stage(name, chain, machine, within, overlaps=overlaps)
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = ClusterSchedule(
@@ -100,6 +103,14 @@ def _laid_out(stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps 
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
     return _LaidOut(in_one_order(document), max(one.alone_ns for one in planned.values()))
+
+
+def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
+    """Of a GPU NCCL's buffers take some, and sums in rank order: that is no part of an arena."""
+    if machine.device == "cpu" or layout.num_gpus == 1 or caps.device_bytes is None:
+        return caps
+    reserve = caps.device_reserve_bytes + _COMMUNICATION_BYTES
+    return caps.model_copy(update={"device_reserve_bytes": reserve})
 
 
 def _micro_batch(workload: Workload) -> int:

@@ -8,7 +8,6 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.training.options import TrainOptions
 
-_NCCL_BYTES = 2**30  # assumed: buffers of a handful of communicators
 _SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
@@ -100,14 +99,14 @@ def _free(
 
 
 def _free_on_gpus(num_ranks: int) -> int:
-    """Of one GPU; of several the least, without what NCCL is assumed to take of each."""
+    """Of one GPU; of several the least."""
     import torch
 
     if num_ranks == 1:
         return torch.cuda.mem_get_info()[0]
     from twinstream.executor.ranks.gpus import least_free_bytes
 
-    return max(0, least_free_bytes(num_ranks) - _NCCL_BYTES)
+    return least_free_bytes(num_ranks)
 
 
 def _least(

@@ -32,7 +32,6 @@ from twinstream.training.options import (
     write_options,
 )
 from twinstream.training.preparing import Prepared, Tell, prepare
-from twinstream.training.ranks.gpus_found import on_all_gpus
 from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.segment_run import SegmentRun
@@ -229,12 +228,10 @@ def trainer_of(
     callbacks: Sequence[Callback] = (),
     tell: Tell = lambda line: None,
 ) -> Trainer | RanksTrainer:
-    """Of one device or, where that is asked for or there are several GPUs, of several ranks.
+    """Of one device or, where the options ask for several ranks, of these.
 
     Raises:
         TwinstreamError: as these.
     """
-    require_torch()
-    options = on_all_gpus(options, tell)
     kind = RanksTrainer if (options.ranks or 1) > 1 else Trainer
     return kind(options, resume=resume, callbacks=callbacks, tell=tell)

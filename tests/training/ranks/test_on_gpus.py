@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from tests.front_door.command_line import call
 from tests.training.ranks.rank_runs import rank_options
 from twinstream.executor.launch import rank_processes
 from twinstream.executor.ranks import gpus
 from twinstream.executor.ranks.errors import TooFewGpusError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.ranks.gpus_found import on_all_gpus
 from twinstream.training.ranks.shared_machine import place_here
 from twinstream.training.ranks.trainer import RanksTrainer
 from twinstream.training.trainer import Trainer, trainer_of
@@ -50,14 +52,16 @@ def test_all_gpus_are_taken_unless_it_is_said_how_many(
     given: dict[str, Any], ranks: int | None, told: str, three_gpus: None, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    found = trainer_of(rank_options(tmp_path, **({"backend": "auto"} | given)), tell=lines.append)
+    wanted = rank_options(tmp_path, **({"backend": "auto"} | given))
+    assert isinstance(trainer_of(wanted), RanksTrainer if (wanted.ranks or 1) > 1 else Trainer)
+    found = trainer_of(on_all_gpus(wanted, lines.append))
     assert found._options.ranks == ranks
     assert isinstance(found, RanksTrainer if (ranks or 1) > 1 else Trainer)
     assert "".join(lines).startswith(told) and len(lines) == bool(told)
 
 
 def test_without_gpus_one_process_trains(tmp_path: Path) -> None:
-    assert isinstance(trainer_of(rank_options(tmp_path, backend="auto")), Trainer)
+    assert on_all_gpus(rank_options(tmp_path, backend="auto"), pytest.fail).ranks is None
 
 
 def test_a_rank_s_caps_are_its_gpu_s_and_its_share_of_the_host(
@@ -68,7 +72,9 @@ def test_a_rank_s_caps_are_its_gpu_s_and_its_share_of_the_host(
     caps = {
         (part.caps.device_bytes, part.caps.host_bytes) for part in plan.schedule.schedules.values()
     }
-    assert caps == {(29 * GIB, 4 * GIB)}  # the least that is free, without what NCCL takes
+    assert caps == {(30 * GIB, 4 * GIB)}  # the least that is free
+    reserve = {part.caps.device_reserve_bytes for part in plan.schedule.schedules.values()}
+    assert reserve == {load_machine("h100").number("device_reserve_bytes") + 1.25 * GIB}
     shared = RanksTrainer(rank_options(tmp_path, **(asked | {"host_mem": None}))).prepare()
     (host_bytes,) = {part.caps.host_bytes for part in shared.plan.schedule.schedules.values()}
     assert shared.here.host_mem == pytest.approx(2 * host_bytes, abs=2)
@@ -139,3 +145,14 @@ def test_ranks_are_told_to_run_on_gpus(
 def test_gpus_that_cannot_be_looked_at_are_said_so() -> None:
     with pytest.raises(TooFewGpusError, match="free memory of 2 GPUs cannot be read: "):
         gpus.least_free_bytes(2)  # there are none here
+
+
+def test_the_command_takes_all_gpus(three_gpus: None, tmp_path: Path) -> None:
+    wanted = rank_options(tmp_path)
+    told = call(
+        "train", wanted.model, *wanted.data, "-o", tmp_path / "run", "--seq-len", 64,
+        "--tokens-per-step", 768, "--chunk-tokens", 64, "--steps", 2, "--dry-run",
+    )  # fmt: skip
+    assert told.code == 0, told.err
+    assert "on 3 ranks of h100" in told.out
+    assert "links between GPUs as h100_dgx has them" in " ".join(told.out.split())

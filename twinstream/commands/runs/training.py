@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Group
 
+from twinstream.api import require_torch
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
@@ -32,6 +33,7 @@ from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import LAYOUT, TrainOptions, read_options
 from twinstream.training.preparing import Opened, Prepared
+from twinstream.training.ranks.gpus_found import on_all_gpus
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.trainer import RanksResult
 from twinstream.training.trainer import TrainResult, trainer_of
@@ -55,6 +57,8 @@ def train(**given: Any) -> None:
     flags = {name: value for name, value in given.items() if value not in (None, [], ())}
     wanted = _options(inputs or [], output, flags, resume=resume)
     looking = _Looking(quiet=as_json)
+    require_torch()
+    wanted = on_all_gpus(wanted, looking.tell)
     trainer = trainer_of(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
     prepared = trainer.prepare()
     if not as_json:

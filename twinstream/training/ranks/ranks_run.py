@@ -31,6 +31,7 @@ from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.rank_side import rank_inputs
 from twinstream.training.ranks.state_of_ranks import StateOfRanks
 from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.evaluating import evaluation_is_due
 from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.segments import starting_state
 from twinstream.training.run.stopping import Stop
@@ -224,11 +225,8 @@ class RanksRun:
         return self._every.is_due(step, monotonic() - self._saved_s)
 
     def _evaluates_at(self, step: int) -> bool:
-        """With a checkpoint, where it is not said how often."""
-        if self._evaluator is None:
-            return False
-        often = self._prepared.options.eval_every
-        return self._saves_at(step) if often is None else step % often == 0
+        often, saves = self._prepared.options.eval_every, self._saves_at(step)
+        return self._evaluator is not None and evaluation_is_due(step, often, saves=saves)
 
     def _fill(self, ranks: Resting) -> None:
         """Read or draw the state a group at a time."""

@@ -24,7 +24,7 @@ from twinstream.training.checkpoints import (
 from twinstream.training.opening import base_name
 from twinstream.training.preparing import Prepared, Tell
 from twinstream.training.run.batches import StepBatches
-from twinstream.training.run.evaluating import Evaluator
+from twinstream.training.run.evaluating import Evaluator, evaluation_is_due
 from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.segments import Segment, starting_state
 from twinstream.training.run.stopping import Stop
@@ -186,11 +186,8 @@ class SegmentRun:
         return self._every.is_due(step, monotonic() - self._saved_s)
 
     def _evaluates_at(self, step: int) -> bool:
-        """With a checkpoint, where it is not said how often."""
-        if self._evaluator is None:
-            return False
-        often = self._prepared.options.eval_every
-        return self._saves_at(step) if often is None else step % often == 0
+        often, saves = self._prepared.options.eval_every, self._saves_at(step)
+        return self._evaluator is not None and evaluation_is_due(step, often, saves=saves)
 
     def _at_rest(self, step: int, *, is_last: bool) -> None:
         """All passes until this step are complete, and nothing runs."""
