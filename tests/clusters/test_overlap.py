@@ -6,7 +6,7 @@ import pytest
 
 from twinstream.clusters import executable as making
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.executable import Stages, executable
+from twinstream.clusters.executable import COMMUNICATION_BYTES, Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.presets import load_preset
@@ -20,7 +20,7 @@ from twinstream.simulator.cluster.simulate import simulate_cluster
 CLUSTER = load_cluster("rtx4090_ethernet")
 MACHINE = machine_of(CLUSTER)
 WORKLOAD = Workload(seq_len=512, chunk_tokens=512, chunks_per_round=1, rounds_per_step=2)
-TIGHT = Caps(device_bytes=8_000_000)
+TIGHT = Caps(device_bytes=8_000_000 + COMMUNICATION_BYTES)
 Spans = dict[str, tuple[int, int]]
 
 

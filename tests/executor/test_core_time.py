@@ -36,4 +36,4 @@ def test_a_run_says_how_much_of_their_time_its_kernels_had_a_core():
     assert core_share(1, 0.0) is None  # the first pass is not counted
     share = core_share(3, 1.5)
     assert share is not None
-    assert 0 < share <= 0.5 / 2.0 * 1.1  # at most a quarter, whatever else runs
+    assert 0 < share < 0.5  # a quarter by itself; a busy machine adds to both parts

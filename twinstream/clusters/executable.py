@@ -24,7 +24,7 @@ from twinstream.schedule.workload import MachineRef, Workload
 
 _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
 
-_COMMUNICATION_BYTES = 2**30 + 2**28  # assumed: a handful of communicators, and sums
+COMMUNICATION_BYTES = 2**30 + 2**28  # assumed: a handful of communicators, and sums
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
     """Of a GPU NCCL's buffers take some, and sums in rank order: that is no part of an arena."""
     if machine.device == "cpu" or layout.num_gpus == 1 or caps.device_bytes is None:
         return caps
-    reserve = caps.device_reserve_bytes + _COMMUNICATION_BYTES
+    reserve = caps.device_reserve_bytes + COMMUNICATION_BYTES
     return caps.model_copy(update={"device_reserve_bytes": reserve})
 
 
