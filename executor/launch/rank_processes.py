@@ -46,7 +46,7 @@ def execute_ranks(
 
     Raises:
         UnsafeSchedule: the proof fails; no process has been started.
-        TooFewGpusError: a rank would have none; no process has been started.
+        GpusError: a rank would have none; no process has been started.
         RendezvousError: the port is taken.
         RanksError: says which rank ended the run, why, and where it is known in which op.
     """

@@ -19,8 +19,8 @@ class RendezvousError(RanksError):
     """Ranks have not met: a port is taken, or somebody did not come."""
 
 
-class TooFewGpusError(RanksError):
-    """Each rank of a machine needs a GPU of its own."""
+class GpusError(RanksError):
+    """The GPUs of this machine do not do: each rank needs its own, and all of one kind."""
 
 
 class RanksDifferError(RanksError):

@@ -3,30 +3,46 @@
 Not yet run on a GPU (see docs/benchmarks/README.md). It is tested with stand-ins.
 """
 
+import importlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from twinstream.executor.ranks.errors import TooFewGpusError
+from twinstream.executor.memory.device_memory import expand_segments
+from twinstream.executor.ranks.errors import GpusError
 
-_LOOK = """
-import sys
-import torch
-print(min(torch.cuda.mem_get_info(gpu)[0] for gpu in range(int(sys.argv[1]))))
-"""
+_LOOK = "import sys; from twinstream.executor.ranks.gpus import tell; tell(int(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class GpusHere:
+    """What the GPUs of so many ranks are.
+
+    `free_bytes`: of the one that has least. `nvlink`: whether it links each with each; None where
+    nothing tells.
+    """
+
+    name: str
+    free_bytes: int
+    nvlink: bool | None
 
 
 def require_gpus(num_ranks: int) -> None:
     """
     Raises:
-        TooFewGpusError: this machine has fewer GPUs than ranks.
+        GpusError: this machine has fewer GPUs than ranks.
     """
     found = torch.cuda.device_count()
     if num_ranks > found:
-        raise TooFewGpusError(
+        raise GpusError(
             f"{num_ranks} ranks on one machine need a GPU each, and it has {found}: plan for "
             f"{found} ranks, or run on its cores (--backend cpu)"
         )
@@ -37,22 +53,65 @@ def num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def least_free_bytes(num_ranks: int) -> int:
-    """The least that is free of the GPUs of so many ranks.
+def gpus_here(num_ranks: int) -> GpusHere:
+    """The GPUs of so many ranks.
 
     A process of its own looks: CUDA's context, which stays on each GPU that one has looked at,
     ends with it.
 
     Raises:
-        TooFewGpusError: it could not look.
+        GpusError: it could not look, or they are of several kinds.
     """
     done = subprocess.run(
         [sys.executable, "-c", _LOOK, str(num_ranks)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         why = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise TooFewGpusError(f"the free memory of {num_ranks} GPUs cannot be read: {why}")
-    return int(done.stdout)
+        raise GpusError(f"{num_ranks} GPUs cannot be looked at: {why}")
+    found = json.loads(done.stdout)
+    names = found["names"]
+    if len(set(names)) > 1:
+        told = "; ".join(f"GPU {number} is {name}" for number, name in enumerate(names))
+        raise GpusError(
+            f"{num_ranks} ranks need GPUs of one kind, and {told}: choose some that are alike "
+            "with CUDA_VISIBLE_DEVICES, or --ranks 1"
+        )
+    return GpusHere(names[0], min(found["free_bytes"]), found["nvlink"])
+
+
+def tell(num_ranks: int) -> None:
+    """Print what `gpus_here` wants to know of the GPUs, as JSON."""
+    gpus = range(num_ranks)
+    uuids = [f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus]
+    found = {
+        "names": [torch.cuda.get_device_name(gpu) for gpu in gpus],
+        "free_bytes": [torch.cuda.mem_get_info(gpu)[0] for gpu in gpus],
+        "nvlink": linked_by_nvlink(uuids),
+    }
+    print(json.dumps(found))
+
+
+def linked_by_nvlink(uuids: Sequence[str], nvml: Any = None) -> bool | None:
+    """Whether each of these devices ("GPU-...") reaches each other one so; None without NVML.
+
+    Args:
+        nvml: the module, by default `pynvml`.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ModuleNotFoundError:
+            return None
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        return all(
+            nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            == nvml.NVML_P2P_STATUS_OK
+            for one, other in combinations(handles, 2)
+        )
+    except nvml.NVMLError:
+        return None
 
 
 def take_gpu(local_rank: int) -> torch.device:
@@ -61,11 +120,12 @@ def take_gpu(local_rank: int) -> torch.device:
     NCCL is told to connect whatever it may use when a group is made, not when it is used first.
 
     Raises:
-        TooFewGpusError: there is none for it.
+        GpusError: there is none for it.
     """
     require_gpus(local_rank + 1)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     torch.cuda.set_device(local_rank)
+    expand_segments()  # before groups allocate
     return torch.device("cuda", local_rank)
 
 

@@ -133,7 +133,7 @@ def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[W
 
     Raises:
         ArgumentError: one of these is not set.
-        TooFewGpusError: there is no GPU for it.
+        GpusError: there is no GPU for it.
         RendezvousError: the port is taken, or somebody did not come.
     """
     if missing := [name for name in _ENVIRONMENT if name not in os.environ]:
@@ -156,7 +156,7 @@ def device_of(backend: BackendName, local_rank: int) -> torch.device:
     """Of a rank, by its number among those of its machine.
 
     Raises:
-        TooFewGpusError: there is no GPU for it.
+        GpusError: there is no GPU for it.
     """
     return take_gpu(local_rank) if backend == "cuda" else torch.device("cpu")
 

@@ -195,7 +195,10 @@ def test_people_see_the_prediction_beside_what_was_measured(ran, profile):
         (("--ranks", 2, "--pp", 3), "pp 3 x dp 0 are not the 2 ranks"),
         (("--ranks", 2, "--policy", "resident"), "--policy is not of ranks that run"),
         (("--ranks", 2, "--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
-        (("--ranks", 2, "--graphs", "on"), "--graphs on and --nvtx are of one device"),
+        (
+            ("--ranks", 2, "--graphs", "on"),
+            "CUDA graphs need CUDA, and this runs on the backend 'cpu'",
+        ),
         (("--ranks", 2, "--cluster", "nowhere"), "unknown cluster 'nowhere'"),
         (("--pp", 2, "--cluster", "h100_dgx"), "--pp, --cluster is of several ranks: add --ranks"),
     ],

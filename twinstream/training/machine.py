@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.training.options import TrainOptions
+
+if TYPE_CHECKING:
+    from twinstream.executor.ranks.gpus import GpusHere
 
 _SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
@@ -14,12 +18,16 @@ _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
 @dataclass(frozen=True)
 class Here:
-    """A machine, how kernels run on it, and the caps in bytes; None is all that it has."""
+    """A machine, how kernels run on it, and the caps in bytes; None is all that it has.
+
+    `nvlink`: whether NVLink links each of several GPUs with each; None where nothing tells.
+    """
 
     machine: Machine
     backend: str
     device_mem: str | int | None
     host_mem: str | int | None
+    nvlink: bool | None = None
 
 
 def machine_here(options: TrainOptions, folder: Path, backend: str, dtype: str) -> Here:
@@ -33,10 +41,12 @@ def machine_here(options: TrainOptions, folder: Path, backend: str, dtype: str) 
 
     Raises:
         TwinstreamError: the profile cannot be read, or nothing can be measured.
+        GpusError: the GPUs of several ranks are not alike.
     """
+    gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype)
-    device_mem, host_mem = _free(options, machine, backend)
-    return Here(machine, backend, device_mem, host_mem)
+    device_mem, host_mem = _free(options, machine, backend, gpus)
+    return Here(machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink)
 
 
 def keep_machine(here: Here, folder: Path) -> None:
@@ -79,16 +89,20 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str) -> M
 
 
 def _free(
-    options: TrainOptions, machine: Machine, backend: str
+    options: TrainOptions, machine: Machine, backend: str, gpus: "GpusHere | None"
 ) -> tuple[str | int | None, str | int | None]:
-    """Caps: those given, else what is free now, and no more than the profile has."""
+    """Caps: those given, else what is free now, and no more than the profile has.
+
+    Args:
+        gpus: of several ranks.
+    """
     from twinstream.executor.memory.host_limits import host_limits
 
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
     free_host = int(_SHARE_OF_FREE * min(known)) if known else None
     if backend == "cuda":
-        free_device: int | None = _free_on_gpus(options.ranks or 1)
+        free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:
         free_device = None if free_host is None else int(_DEVICE_SHARE_OF_CPU * free_host)
         free_host = None if free_host is None or free_device is None else free_host - free_device
@@ -98,15 +112,18 @@ def _free(
     )
 
 
-def _free_on_gpus(num_ranks: int) -> int:
-    """Of one GPU; of several the least."""
+def _gpus_of_ranks(options: TrainOptions) -> "GpusHere | None":
+    """None for one rank."""
+    from twinstream.executor.ranks.gpus import gpus_here
+
+    num_ranks = options.ranks or 1
+    return gpus_here(num_ranks) if num_ranks > 1 else None
+
+
+def _free_on_gpu() -> int:
     import torch
 
-    if num_ranks == 1:
-        return torch.cuda.mem_get_info()[0]
-    from twinstream.executor.ranks.gpus import least_free_bytes
-
-    return least_free_bytes(num_ranks)
+    return torch.cuda.mem_get_info()[0]
 
 
 def _least(

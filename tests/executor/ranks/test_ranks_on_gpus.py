@@ -20,13 +20,14 @@ from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.running.run_ranks import RankSettings, options_of
 from twinstream.executor.backends import cuda
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks import gpus, groups, world
 from twinstream.executor.ranks.device_waiting import DeviceWaiting
-from twinstream.executor.ranks.errors import CommunicationError, TooFewGpusError
+from twinstream.executor.ranks.errors import CommunicationError, GpusError
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.ranks.waiting import Wait
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
@@ -87,21 +88,28 @@ def test_graphs_are_cut_at_communication_which_keeps_its_order():
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
-    chosen: list[int] = []
+    chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(gpus, "expand_segments", lambda: chosen.append("expandable"))
     assert world.device_of("cpu", 5) == torch.device("cpu")
     assert world.device_of("cuda", 1) == torch.device("cuda", 1)
-    assert chosen == [1]
-    with pytest.raises(TooFewGpusError, match=r"3 ranks .* need a GPU each, and it has 2"):
+    assert chosen == [1, "expandable"]  # before groups allocate there
+    with pytest.raises(GpusError, match=r"3 ranks .* need a GPU each, and it has 2"):
         world.device_of("cuda", 2)
 
 
 def test_more_ranks_than_gpus_are_refused_before_anything_is_started(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(RankProcesses, "__init__", lambda *_: pytest.fail("processes were started"))
-    with pytest.raises(TooFewGpusError, match="2 ranks"):
+    with pytest.raises(GpusError, match="2 ranks"):
         execute_ranks(summing(2), fed, RunOptions("cuda"))
+
+
+def test_graphs_and_profilers_ranges_are_as_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = options_of(RankSettings(5, backend="cuda", timed_steps=2, graphs="off", nvtx=True))
+    assert found == RunOptions("cuda", 5, timed_passes=2, graphs="off", nvtx=True)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Training on the GPUs of a machine, on stand-ins: which, in what memory, by what links."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from tests.front_door.command_line import call
 from tests.training.ranks.rank_runs import rank_options
 from twinstream.executor.launch import rank_processes
 from twinstream.executor.ranks import gpus
-from twinstream.executor.ranks.errors import TooFewGpusError
+from twinstream.executor.ranks.errors import GpusError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.ranks.gpus_found import on_all_gpus
@@ -20,7 +21,21 @@ from twinstream.training.ranks.trainer import RanksTrainer
 from twinstream.training.trainer import Trainer, trainer_of
 
 GIB = 2**30
+H100 = "NVIDIA H100 80GB HBM3"
 FREE = [40 * GIB, 30 * GIB, 50 * GIB, 60 * GIB]
+
+
+def looks(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...] = (H100,) * 3, *, nvlink: bool = True
+) -> None:
+    """A process that looks at the GPUs finds these."""
+
+    def looked(command: list[str], **_: Any) -> SimpleNamespace:
+        count = int(command[-1])
+        found = {"names": names[:count], "free_bytes": FREE[:count], "nvlink": nvlink}
+        return SimpleNamespace(returncode=0, stdout=json.dumps(found), stderr="")
+
+    monkeypatch.setattr(gpus.subprocess, "run", looked)
 
 
 @pytest.fixture
@@ -28,13 +43,9 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with three H100, of which the second has least free."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: H100)
 
-    def looked(command: list[str], **_: Any) -> SimpleNamespace:
-        least = min(FREE[: int(command[-1])])
-        return SimpleNamespace(returncode=0, stdout=f"{least}\n", stderr="")
-
-    monkeypatch.setattr(gpus.subprocess, "run", looked)
+    looks(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +118,7 @@ def test_links_are_those_of_a_cluster_of_the_same_gpus_or_pcie(
 def test_more_ranks_than_gpus_are_refused_before_anything_is_looked_at(
     three_gpus: None, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        TooFewGpusError, match="4 ranks on one machine need a GPU each, and it has 3"
-    ):
+    with pytest.raises(GpusError, match="4 ranks on one machine need a GPU each, and it has 3"):
         RanksTrainer(rank_options(tmp_path, ranks=4, backend="auto")).prepare()
 
 
@@ -143,8 +152,60 @@ def test_ranks_are_told_to_run_on_gpus(
 
 
 def test_gpus_that_cannot_be_looked_at_are_said_so() -> None:
-    with pytest.raises(TooFewGpusError, match="free memory of 2 GPUs cannot be read: "):
-        gpus.least_free_bytes(2)  # there are none here
+    with pytest.raises(GpusError, match="2 GPUs cannot be looked at: "):
+        gpus.gpus_here(2)  # there are none here
+
+
+def test_gpus_of_different_kinds_are_refused(
+    three_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch, (H100, H100, "NVIDIA L4"))
+    options = rank_options(tmp_path, ranks=2, backend="cuda", machine=None)
+    RanksTrainer(options).prepare()
+    with pytest.raises(GpusError, match=r"GPU 1 is NVIDIA H100 .*; GPU 2 is NVIDIA L4: choose"):
+        RanksTrainer(options.model_copy(update={"ranks": 3})).prepare()
+
+
+def test_without_nvlink_gpus_are_linked_by_pcie(
+    three_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(monkeypatch, nvlink=False)
+    plan = (
+        RanksTrainer(rank_options(tmp_path, ranks=2, backend="cuda", machine=None)).prepare().plan
+    )
+    assert plan.choice.assumed == "GPUs linked by PCIe alone, as in rtx4090_pc"
+    assert plan.place.cluster.name == "this machine"
+
+
+class Nvml:
+    """NVLink between these pairs of devices."""
+
+    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *pairs: str) -> None:
+        self._pairs = pairs
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid == "gone":
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetP2PStatus(self, one: str, other: str, index: int) -> int:  # noqa: N802
+        assert index == self.NVML_P2P_CAPS_INDEX_NVLINK
+        return 0 if one + other in self._pairs else 3
+
+
+@pytest.mark.parametrize(
+    ("uuids", "linked"), [("ab", True), ("abc", True), ("abcd", False), (("a", "gone"), None)]
+)
+def test_nvlink_counts_where_it_links_each_with_each(uuids: Any, linked: bool | None) -> None:
+    assert gpus.linked_by_nvlink(uuids, Nvml("ab", "ac", "bc", "cd", "ad")) is linked
 
 
 def test_the_command_takes_all_gpus(three_gpus: None, tmp_path: Path) -> None:

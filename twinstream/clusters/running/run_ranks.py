@@ -40,6 +40,8 @@ class RankSettings:
     poison: bool = False
     timed_steps: int | None = None
     backend: str = "cpu"
+    graphs: str = "auto"
+    nvtx: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,19 @@ def inputs_of(
 
 
 def options_of(settings: RankSettings) -> RunOptions:
-    """The settings as ranks are told them."""
-    from twinstream.executor.program.options import RunOptions
+    """The settings as ranks are told them.
+
+    Raises:
+        TwinstreamError: what is asked for needs CUDA.
+    """
+    from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
     from twinstream.executor.run.execute import choose_backend
 
+    backend = choose_backend(settings.backend)
     return RunOptions(
-        backend=choose_backend(settings.backend), num_passes=settings.num_steps,
-        poison=settings.poison, timed_passes=settings.timed_steps,
+        backend, settings.num_steps, settings.poison, settings.timed_steps,
+        choose_graphs(settings.graphs, backend),
+        nvtx=choose_nvtx(backend, asked=settings.nvtx),
     )  # fmt: skip
 
 

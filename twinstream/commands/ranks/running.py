@@ -57,7 +57,7 @@ def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
     """Train by the cluster's schedule in a file; of torchrun's ranks the first one tells.
 
     Raises:
-        ClusterInputError: an option is of one device alone, or another number of ranks is asked.
+        ClusterInputError: another number of ranks is asked for.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     schedule = read_cluster(path)
@@ -91,11 +91,9 @@ def run_planned_ranks(
 
 def _run(job: _Job, how: HowToRun) -> None:
     settings, schedule = how.settings, job.schedule
-    if settings.graphs == "on" or settings.nvtx:
-        raise ClusterInputError("--graphs on and --nvtx are of one device: leave them out")
     ranks = RankSettings(
         settings.num_steps, settings.learning_rate, settings.seed, settings.poison,
-        settings.timed_steps, settings.backend,
+        settings.timed_steps, settings.backend, settings.graphs, settings.nvtx,
     )  # fmt: skip
     found: ClusterRun | None
     if started_by_torchrun():

@@ -196,7 +196,8 @@ class _Trial:
 
     def plan(self, layout: Layout) -> RanksPlan | Candidate:
         """Or why it is none."""
-        place = place_here(self.here.machine, layout.num_gpus, cores_here())
+        here = self.here
+        place = place_here(here.machine, layout.num_gpus, cores_here(), here.nvlink)
         try:
             if why := _why_not(layout, self.spec, self.workload):
                 raise LayoutError(why)

@@ -58,14 +58,19 @@ class Place:
     assumed: str = ""
 
 
-def place_here(machine: Machine, num_ranks: int, num_cores: int) -> Place:
+def place_here(
+    machine: Machine, num_ranks: int, num_cores: int, nvlink: bool | None = None
+) -> Place:
     """Ranks on this machine: a GPU each, or processes that share its cores.
 
     Nobody has measured the links between them. Those of GPUs are as a shipped cluster of the same
     GPUs has them, else PCIe that all of them share with nobody.
+
+    Args:
+        nvlink: whether GPUs are known to be linked by it, or not to be.
     """
     if machine.device != "cpu":
-        cluster, links = _of_gpus(machine, num_ranks)
+        cluster, links = _of_gpus(machine, num_ranks, nvlink)
         return Place(cluster, machine, links)
     share = share_of_cores(num_ranks, num_cores)
     shared = f"{num_ranks} ranks share {num_cores} cores, {share:.2g} each; " if share < 1 else ""
@@ -75,9 +80,9 @@ def place_here(machine: Machine, num_ranks: int, num_cores: int) -> Place:
     )
 
 
-def _of_gpus(machine: Machine, num_ranks: int) -> tuple[Cluster, str]:
+def _of_gpus(machine: Machine, num_ranks: int, nvlink: bool | None) -> tuple[Cluster, str]:
     """And what it assumes."""
-    shipped = [load_cluster(name) for name in cluster_names()]
+    shipped = [load_cluster(name) for name in cluster_names() if nvlink is not False]
     alike = [one for one in shipped if one.machine.removesuffix("_training") == machine.name]
     changes: dict[str, object] = {
         "name": "this machine", "machine": machine.name, "curves": (),
