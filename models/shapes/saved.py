@@ -81,12 +81,6 @@ def stored_hidden_bytes(sizes: RankSizes) -> int:
     return sizes.local_tokens * sizes.shape.d_model * sizes.itemsize
 
 
-def embedding_saved_bytes(sizes: RankSizes) -> int:
-    """Token ids of 8 bytes, and the mask where there is dropout; the output is a layer's input."""
-    masks = sizes.local_tokens * sizes.shape.d_model * _MASK_BYTES if sizes.shape.dropout else 0
-    return 8 * sizes.tokens + masks
-
-
 def head_saved_tensors(sizes: RankSizes) -> tuple[SavedTensor, ...]:
     """Kept while a microbatch is in the head: logits, float32 and softmax of them in one place."""
     hidden, logits = stored_hidden_bytes(sizes), sizes.tokens * sizes.vocab

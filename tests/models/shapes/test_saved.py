@@ -6,7 +6,6 @@ from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
 from twinstream.models.shapes.presets import load_shape
 from twinstream.models.shapes.rank_sizes import RankSizes
 from twinstream.models.shapes.saved import (
-    embedding_saved_bytes,
     head_peak_bytes,
     head_saved_tensors,
     hidden_bytes,
@@ -54,9 +53,8 @@ def test_a_layer_with_full_recompute_keeps_its_input() -> None:
 
 
 def test_outside_the_layers() -> None:
-    # section 4.3: dropout of the embedding s b h / t; at the end 4 s b h / t (1 + v / h)
+    # section 4.3: at the end 4 s b h / t (1 + v / h)
     sizes = split(T, sp=True)
-    assert embedding_saved_bytes(sizes) == S * B * H // T + 8 * S * B
     kept = sum(one.size_bytes for one in head_saved_tensors(sizes))
     assert kept == 4 * S * B * (H + 51200) // T
     assert head_peak_bytes(sizes) == kept + 2 * S * B * 51200 // T

@@ -42,11 +42,6 @@ class ExposedTime(Node):
     compute_ns: NonNegativeInt
     causes_ns: dict[str, NonNegativeInt]
 
-    @property
-    def exposed_ns(self) -> int:
-        """Without compute."""
-        return sum(self.causes_ns.values())
-
 
 def family_of(op: Communicate) -> str:
     """What an exchange counts as while it is under way: an axis, `transfer` or `all_ranks`.
