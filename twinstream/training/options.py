@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.config import JsonDict
 
-from twinstream.log.run_files import OPTIONS, RunFiles
+from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import told, write_text
 from twinstream.schedule.node import Node
@@ -237,29 +237,6 @@ def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
         raise OptionsError(
             "max_grad_norm: whether gradients are clipped cannot change under a resume; leave it "
             "out, or start a new run"
-        )
-
-
-def require_usable(files: RunFiles, *, resume: bool) -> None:
-    """
-    Raises:
-        OptionsError: the folder has another run, or none to go on with, or other files.
-    """
-    folder, has_run = files.folder, files.options.exists()
-    if resume and not has_run:
-        raise OptionsError(
-            f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
-            "--resume"
-        )
-    if resume:
-        return
-    if has_run:
-        raise OptionsError(
-            f"{folder} has a run already: go on with it (--resume), or choose another folder"
-        )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionsError(
-            f"{folder} is not an empty folder: choose another one for the run, or empty it"
         )
 
 

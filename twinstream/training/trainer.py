@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.api import require_torch
-from twinstream.log.run_files import RunFiles
 from twinstream.log.tensorboard import require_tensorboard
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.schedule.analysis.comparison import compare
@@ -15,61 +14,28 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback
-from twinstream.training.checkpoints import (
-    COMPLETE,
-    STATE_FILE,
-    Checkpoint,
-    Checkpoints,
-    linked_copy,
-)
-from twinstream.training.machine import keep_machine, machine_here
+from twinstream.training.machine import machine_here
 from twinstream.training.opening import open_model
-from twinstream.training.options import (
-    TrainOptions,
-    read_options,
-    require_same,
-    require_usable,
-    write_options,
-)
+from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared, Tell, prepare
 from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
+from twinstream.training.run.run_folder import RunFolder, RunResult
 from twinstream.training.run.run_log import RunLog
 from twinstream.training.run.segment_run import SegmentRun
 from twinstream.training.run.segments import Segment, segments
 from twinstream.training.run.stopping import Stop
 
 
-@dataclass(frozen=True)
-class TrainResult:
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(RunResult):
     """What a run came to.
 
     Attributes:
-        folder: of the run.
-        model: its weights as a Hugging Face folder; None where the run was stopped before its end.
-        step: the last that was done.
-        loss: of that step; None where none was done.
-        eval_loss: of the last evaluation.
         predicted, measured: of the last schedule; `measured` is None where no step was done.
-        signal: that ended it; 0 is none.
-        fill: share of the tokens that were no padding.
-        waited_s: how long steps waited for data, after the first.
     """
 
-    folder: Path
-    model: Path | None
-    step: int
-    loss: float | None
-    eval_loss: float | None
     predicted: Summary
     measured: Summary | None
-    signal: int
-    fill: float
-    waited_s: float
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it ended before its last step."""
-        return self.model is None
 
 
 class Trainer:
@@ -98,18 +64,13 @@ class Trainer:
         every("save_every", options.save_every)  # raises before any work, as does the next line
         if options.tensorboard:
             require_tensorboard()
-        self._files = RunFiles(options.output)
-        require_usable(self._files, resume=resume)
-        if resume:
-            require_same(options, TrainOptions.of(read_options(self._files.options)))
-        self._checkpoints = Checkpoints(options.output)
-        self._checkpoint: Checkpoint | None = self._checkpoints.latest() if resume else None
+        self._folder = RunFolder(options, resume=resume)
         self._prepared: Prepared | None = None
 
     @property
     def steps_done(self) -> int:
         """Before this start, by the checkpoint that is gone on from."""
-        return 0 if self._checkpoint is None else self._checkpoint.state.step
+        return self._folder.steps_done
 
     def prepare(self) -> Prepared:
         """Model, data and plan; nothing is written, and it is done once.
@@ -125,7 +86,7 @@ class Trainer:
             backend = choose_backend(options.backend)
             self._tell("looking at this machine")
             here = machine_here(options, folder, backend, model.spec.dtype)
-            self._prepared = prepare(options, here, model, self._checkpoint, self._tell)
+            self._prepared = prepare(options, here, model, self._folder.checkpoint, self._tell)
         return self._prepared
 
     def train(self) -> TrainResult:
@@ -134,62 +95,52 @@ class Trainer:
         Raises:
             TwinstreamError: what a run can meet: no memory, a full disk, a loss that is no number.
         """
-        prepared = self.prepare()
-        done = self.steps_done
+        prepared, done = self.prepare(), self.steps_done
         parts = segments(prepared, done)
         self._begin(prepared)
         for callback in self._callbacks:
             callback.on_start(prepared)
         with ExitStack() as stack:
             board = prepared.options.tensorboard
-            log = RunLog(self._files, done, self._callbacks, tensorboard=board)
+            log = RunLog(self._folder.files, done, self._callbacks, tensorboard=board)
             stack.enter_context(log)
             stack.enter_context(self.stop.heeded())
-            run = SegmentRun(prepared, self._checkpoints, log.record, self.stop, self._tell)
+            run = SegmentRun(prepared, self._folder, log.record, self.stop, self._tell)
             stack.enter_context(run)
             return self._trained(prepared, parts, run)
 
     def _trained(
         self, prepared: Prepared, parts: Sequence[Segment], run: SegmentRun
     ) -> TrainResult:
-        checkpoint, timeline, part = self._checkpoint, None, None
+        timeline, part = None, None
         for part in parts:
-            timeline = run.train(part, checkpoint)
-            checkpoint = run.checkpoint
+            timeline = run.train(part)
             if run.stopped:
                 break
-        step = 0 if checkpoint is None else checkpoint.state.step
-        model = None
-        if checkpoint is not None and step == prepared.num_steps:
-            model = self._files.model
-            linked_copy(checkpoint.path, model, leave_out=(STATE_FILE, COMPLETE))
         measured = None
         if part is not None and timeline is not None:
             measured = self._compared(prepared, part, timeline)
         plan = prepared.plan if part is None else part.plan
         predicted = summarize(plan.schedule, plan.predicted, prepared.here.machine)
+        reached = self._folder.reached(run.rests.checkpoint, prepared.num_steps)
         return TrainResult(
-            prepared.options.output, model, step, run.loss, run.eval_loss, predicted, measured,
-            self.stop.signal, run.fill, run.waited_s,
+            folder=self._folder.files.folder, model=reached.model, step=reached.step,
+            loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
+            fill=run.fill, waited_s=run.waited_s, predicted=predicted, measured=measured,
         )  # fmt: skip
 
     def _begin(self, prepared: Prepared) -> None:
-        """The folder and what identifies its run."""
-        folder = prepared.options.output
-        self._files.make()
-        self._checkpoints.remove_partial()
-        write_options(prepared.options, folder)
-        keep_machine(prepared.here, folder)
+        self._folder.begin(prepared)
         if self.steps_done < prepared.num_steps:
-            self._files.forget_ranks()
-            write_document(prepared.plan.schedule, self._files.plan)
+            self._folder.files.forget_ranks()
+            write_document(prepared.plan.schedule, self._folder.files.plan)
 
     def _compared(self, prepared: Prepared, part: Segment, timeline: Timeline) -> Summary:
         """Write the comparison, op by op, beside the log."""
         plan = part.plan
-        write_document(plan.schedule, self._files.plan)
+        write_document(plan.schedule, self._folder.files.plan)
         comparison = compare(plan.schedule, plan.predicted, timeline)
-        write_document(comparison, self._files.comparison)
+        write_document(comparison, self._folder.files.comparison)
         return summarize(plan.schedule, timeline, prepared.here.machine)
 
 

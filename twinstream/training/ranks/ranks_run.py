@@ -4,24 +4,15 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import monotonic, perf_counter
 
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.order import Position
-from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
+from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.models.trained import trained_groups
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.amounts import every
-from twinstream.training.checkpoints import (
-    Checkpoint,
-    Checkpoints,
-    DataPosition,
-    TrainingState,
-    written_names,
-)
+from twinstream.training.checkpoints import Checkpoint, written_names
 from twinstream.training.opening import base_name
 from twinstream.training.preparing import Tell
 from twinstream.training.ranks.evaluating import RanksEvaluator
@@ -31,8 +22,9 @@ from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.rank_side import rank_inputs
 from twinstream.training.ranks.state_of_ranks import StateOfRanks
 from twinstream.training.run.batches import StepBatches
-from twinstream.training.run.evaluating import evaluation_is_due
 from twinstream.training.run.recorder import StepRecorder
+from twinstream.training.run.rests import AtRest, Rests, Underway
+from twinstream.training.run.run_folder import RunFolder
 from twinstream.training.run.segments import starting_state
 from twinstream.training.run.stopping import Stop
 
@@ -47,8 +39,8 @@ class RanksRun:
         timeout_s: how long a rank may keep others waiting; by default 20 steps, a minute at least.
 
     Attributes:
-        checkpoint: the last that is complete.
-        loss, eval_loss: of the last step and evaluation; None before the first.
+        rests: what is done between steps.
+        loss: of the last step; None before the first.
         pids: of the ranks' processes, while they run.
         timeline: when all ranks did what, of the steps that were timed; None before the end.
     """
@@ -56,7 +48,7 @@ class RanksRun:
     def __init__(
         self,
         prepared: RanksPrepared,
-        checkpoints: Checkpoints,
+        folder: RunFolder,
         record: Callable[[AnyEvent], None],
         stop: Stop,
         tell: Tell,
@@ -64,13 +56,9 @@ class RanksRun:
         timeout_s: float | None = None,
     ) -> None:
         self._timeout_s = timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * prepared.plan.step_s)
-        self._prepared, self._checkpoints = prepared, checkpoints
-        self._record, self._stop, self._tell = record, stop, tell
-        self._every = every("save_every", prepared.options.save_every)
-        self.checkpoint: Checkpoint | None = None
+        self._prepared, self._record, self._stop = prepared, record, stop
+        self.rests = Rests(prepared, folder, record, tell, fatal=(SilentRankError,))
         self.loss: float | None = None
-        self.eval_loss: float | None = None
-        self._evaluated_step: int | None = None
         self.fill, self.waited_s = 1.0, 0.0
         self.pids: list[int] = []
         self.timeline: ClusterTimeline | None = None
@@ -87,8 +75,8 @@ class RanksRun:
             most = prepared.options.eval_tokens
             self._evaluator = RanksEvaluator(prepared.plan, self._parts, data, most)
 
-    def train(self, checkpoint: Checkpoint | None, first: int) -> None:
-        """All steps from `first` on, until stopped.
+    def train(self) -> None:
+        """All steps that are left, until stopped.
 
         Raises:
             RanksError: a rank ended the run; says which, and why.
@@ -101,9 +89,11 @@ class RanksRun:
         from twinstream.executor.run.execute import choose_backend
 
         require_safe_cluster(self._prepared.plan.schedule)
-        prepared, plan, self.checkpoint = self._prepared, self._prepared.plan, checkpoint
-        self._first, last = first, prepared.num_steps
-        start = Position() if checkpoint is None else checkpoint.state.position.position()
+        prepared, plan, checkpoint = self._prepared, self._prepared.plan, self.rests.checkpoint
+        start, first, last = Position(), 1, prepared.num_steps
+        if checkpoint is not None:
+            start, first = checkpoint.state.position.position(), checkpoint.state.step + 1
+        self._first = first
         # the last pass is never begun, so that the last two steps are timed
         options = RunOptions(
             choose_backend(prepared.here.backend), 2 + last - first, timed_passes=3
@@ -119,7 +109,7 @@ class RanksRun:
                 stream, plan.chunks_per_step, first, plan.pieces, kept=_KEPT_STEPS
             )
             self._recorder = self._recorder_of(checkpoint)
-            self._saved_s = monotonic()
+            self.rests.begin()
             try:
                 inputs = partial(rank_inputs, self._task(lines))
                 outcomes = processes.execute(plan.schedule, inputs, options)
@@ -195,7 +185,7 @@ class RanksRun:
         with self._lock:
             if step not in self._due:
                 ends = self._stop.asked or step == self._prepared.num_steps
-                self._due[step] = ends or self._saves_at(step) or self._evaluates_at(step)
+                self._due[step] = ends or self.rests.is_due(step)
                 self._due.pop(step - _KEPT_STEPS, None)
             return self._due[step]
 
@@ -205,72 +195,24 @@ class RanksRun:
             self._fill(ranks)
             self._recorder.skip_time()
             return True
-        is_last = self._stop.asked or step == self._prepared.num_steps
-        saves = is_last or self._saves_at(step)
-        if self._evaluator is not None and (is_last or self._evaluates_at(step)):
-            found = self._evaluator.evaluate(ranks, step)
-            self._evaluated_step, self.eval_loss = step, found.loss
-            self._record(found)
-        if saves:
-            try:
-                self._save(step, ranks)
-            except TwinstreamError as error:
-                if is_last or isinstance(error, SilentRankError):
-                    raise
-                self._tell(f"no checkpoint after step {step}, training goes on: {error}")
-        self._recorder.skip_time()
+        is_last, evaluator = self._stop.asked or step == self._prepared.num_steps, self._evaluator
+        evaluate = None if evaluator is None else partial(evaluator.evaluate, ranks, step)
+        prepared, write = self._prepared, partial(self._write_tensors, ranks=ranks)
+        run = Underway(prepared.recipe, prepared.plan.workload, self._batches, self._recorder)
+        self.rests.rest(AtRest(step, is_last, evaluate, write), run)
         return not is_last
-
-    def _saves_at(self, step: int) -> bool:
-        return self._every.is_due(step, monotonic() - self._saved_s)
-
-    def _evaluates_at(self, step: int) -> bool:
-        often, saves = self._prepared.options.eval_every, self._saves_at(step)
-        return self._evaluator is not None and evaluation_is_due(step, often, saves=saves)
 
     def _fill(self, ranks: Resting) -> None:
         """Read or draw the state a group at a time."""
         prepared = self._prepared
         weights, optimizer = starting_state(
-            prepared.model, prepared.options, prepared.recipe, self.checkpoint
+            prepared.model, prepared.options, prepared.recipe, self.rests.checkpoint
         )
         trained = set(trained_groups(prepared.model.spec, prepared.recipe))
         for group, flat in weights:
             self._state_of_ranks.put(ranks, f"param.{group}", flat)
             if group in trained:
                 self._state_of_ranks.put(ranks, f"opt.{group}", optimizer(group, flat))
-
-    def _save(self, step: int, ranks: Resting) -> None:
-        start_s = perf_counter()
-        write = partial(self._write_tensors, ranks=ranks)
-        self.checkpoint = self._checkpoints.write(self._state(step), write)
-        self._checkpoints.prune(self._prepared.options.keep)
-        self._saved_s = monotonic()
-        took_s = perf_counter() - start_s
-        self._record(
-            CheckpointMetrics(
-                step=step,
-                path=self.checkpoint.path.name,
-                bytes=self.checkpoint.size_bytes,
-                seconds=took_s,
-                device_held_s=took_s,
-            )
-        )
-
-    def _state(self, step: int) -> TrainingState:
-        prepared = self._prepared
-        return TrainingState(
-            step=step,
-            num_steps=prepared.num_steps,
-            seed=prepared.options.seed,
-            fingerprint=prepared.data.fingerprint,
-            position=DataPosition.of(self._batches.step(step).after),
-            recipe=prepared.recipe,
-            spec=prepared.model.spec,
-            workload=prepared.plan.workload,
-            tokens=self._recorder.tokens,
-            eval_loss=self.eval_loss if self._evaluated_step == step else None,
-        )
 
     def _write_tensors(self, folder: Path, ranks: Resting) -> None:
         from twinstream.executor.weights.checkpoint_files import Adapter, write_tensors

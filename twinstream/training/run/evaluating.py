@@ -86,8 +86,3 @@ def passes_over(data: TrainingData, plan: StepPlan, each: int, most_tokens: int)
     if not any(one.targets for one in passes):
         raise TwinstreamError("eval_data: no label counts: there is no loss to evaluate")
     return passes
-
-
-def evaluation_is_due(step: int, often: int | None, *, saves: bool) -> bool:
-    """With a checkpoint, where it is not said how often."""
-    return saves if often is None else step % often == 0

@@ -2,30 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Self
 
 from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
 from twinstream.executor.program.options import BackendName, RunOptions
-from twinstream.log.metrics import AnyEvent, CheckpointMetrics, StepMetrics
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.timeline import Timeline
-from twinstream.training.amounts import every
-from twinstream.training.checkpoints import (
-    Checkpoint,
-    Checkpoints,
-    DataPosition,
-    TrainingState,
-    written_names,
-)
+from twinstream.training.checkpoints import Checkpoint, written_names
 from twinstream.training.opening import base_name
 from twinstream.training.preparing import Prepared, Tell
 from twinstream.training.run.batches import StepBatches
-from twinstream.training.run.evaluating import Evaluator, evaluation_is_due
+from twinstream.training.run.evaluating import Evaluator
 from twinstream.training.run.recorder import StepRecorder
+from twinstream.training.run.rests import AtRest, Rests, Underway
+from twinstream.training.run.run_folder import RunFolder
 from twinstream.training.run.segments import Segment, starting_state
 from twinstream.training.run.stopping import Stop
 
@@ -37,25 +31,21 @@ class SegmentRun:
     """Trains segments one after another; the data goes on from one to the next.
 
     Attributes:
-        checkpoint: the last that is complete.
-        loss, eval_loss: of the last step and evaluation; None before the first.
+        rests: what is done between steps.
+        loss: of the last step; None before the first.
     """
 
     def __init__(
         self,
         prepared: Prepared,
-        checkpoints: Checkpoints,
+        folder: RunFolder,
         record: Callable[[AnyEvent], None],
         stop: Stop,
         tell: Tell,
     ) -> None:
-        self._prepared, self._checkpoints = prepared, checkpoints
-        self._record, self._stop, self._tell = record, stop, tell
-        self._every = every("save_every", prepared.options.save_every)
-        self.checkpoint: Checkpoint | None = None
+        self._prepared, self._record, self._stop = prepared, record, stop
+        self.rests = Rests(prepared, folder, record, tell)
         self.loss: float | None = None
-        self.eval_loss: float | None = None
-        self._evaluated_step: int | None = None
         self._stream: ChunkStream | None = None
 
     def __enter__(self) -> Self:
@@ -78,8 +68,8 @@ class SegmentRun:
     def waited_s(self) -> float:
         return 0.0 if self._stream is None else self._stream.waited_s
 
-    def train(self, segment: Segment, checkpoint: Checkpoint | None) -> Timeline:
-        """All steps of a segment, from a checkpoint or the run's beginning, until stopped."""
+    def train(self, segment: Segment) -> Timeline:
+        """All steps of a segment, from the last checkpoint or the beginning, until stopped."""
         from twinstream.executor.kernels.attention.canary import check_attention
         from twinstream.executor.memory.arena_memory import arena_memory
         from twinstream.executor.memory.device_memory import expand_segments
@@ -87,8 +77,9 @@ class SegmentRun:
         from twinstream.executor.state.sources import fill_from
         from twinstream.schedule.derived.flush import flush_of
 
-        self.checkpoint, self._segment = checkpoint, segment
-        self._step, self._saved_s = segment.first - 1, monotonic()
+        self.rests.begin()
+        checkpoint = self.rests.checkpoint
+        self._segment, self._step = segment, segment.first - 1
         schedule = segment.plan.schedule
         self._backend: BackendName = choose_backend(self._prepared.here.backend)
         backend = self._backend
@@ -176,34 +167,21 @@ class SegmentRun:
     def _between(self, number: int, rest: Callable[[], None]) -> bool:
         """Before another pass; the state may be read after `rest`."""
         step = self._segment.first - 1 + number
-        if not (self._stop.asked or self._saves_at(step) or self._evaluates_at(step)):
+        if not (self._stop.asked or self.rests.is_due(step)):
             return True
         rest()
         self._at_rest(step, is_last=self._stop.asked)
         return not self._stop.asked
 
-    def _saves_at(self, step: int) -> bool:
-        return self._every.is_due(step, monotonic() - self._saved_s)
-
-    def _evaluates_at(self, step: int) -> bool:
-        often, saves = self._prepared.options.eval_every, self._saves_at(step)
-        return self._evaluator is not None and evaluation_is_due(step, often, saves=saves)
-
     def _at_rest(self, step: int, *, is_last: bool) -> None:
         """All passes until this step are complete, and nothing runs."""
-        self._step = step
+        self._step, segment, evaluator = step, self._segment, self._evaluator
         self._make_updates(step)
-        saves = is_last or self._saves_at(step)
-        if self._evaluator is not None and (is_last or self._evaluates_at(step)):
-            self._evaluate(self._evaluator, step)
-        if saves:
-            try:
-                self._save(step)
-            except TwinstreamError as error:
-                if is_last:
-                    raise
-                self._tell(f"no checkpoint after step {step}, training goes on: {error}")
-        self._recorder.skip_time()
+        evaluate = None
+        if evaluator is not None:
+            evaluate = partial(evaluator.evaluate, self._memory, self._backend, step)
+        run = Underway(segment.recipe, segment.plan.workload, self._batches, self._recorder)
+        self.rests.rest(AtRest(step, is_last, evaluate, self._write_tensors), run)
 
     def _make_updates(self, step: int) -> None:
         """Those that the step has left to the next one."""
@@ -213,45 +191,6 @@ class SegmentRun:
             num_passes = 1 + step - self._segment.first
             options = RunOptions(self._backend)
             flush_in(self._flush, self._memory, self._work, num_passes, options)
-
-    def _evaluate(self, evaluator: Evaluator, step: int) -> None:
-        if self._evaluated_step != step:
-            found = evaluator.evaluate(self._memory, self._backend, step)
-            self._evaluated_step, self.eval_loss = step, found.loss
-            self._record(found)
-
-    def _save(self, step: int) -> None:
-        start_s = perf_counter()
-        if self.checkpoint is not None and self.checkpoint.state.step == step:
-            return
-        self.checkpoint = self._checkpoints.write(self._state(step), self._write_tensors)
-        self._checkpoints.prune(self._prepared.options.keep)
-        self._saved_s = monotonic()
-        took_s = perf_counter() - start_s
-        self._record(
-            CheckpointMetrics(
-                step=step,
-                path=self.checkpoint.path.name,
-                bytes=self.checkpoint.size_bytes,
-                seconds=took_s,
-                device_held_s=took_s,
-            )
-        )
-
-    def _state(self, step: int) -> TrainingState:
-        prepared, work = self._prepared, self._segment.plan.workload
-        return TrainingState(
-            step=step,
-            num_steps=prepared.num_steps,
-            seed=prepared.options.seed,
-            fingerprint=prepared.data.fingerprint,
-            position=DataPosition.of(self._batches.step(step).after),
-            recipe=self._segment.recipe,
-            spec=prepared.model.spec,
-            workload=work,
-            tokens=self._recorder.tokens,
-            eval_loss=self.eval_loss if self._evaluated_step == step else None,
-        )
 
     def _write_tensors(self, folder: Path) -> None:
         from twinstream.executor.memory.arenas import Arenas

@@ -1,0 +1,145 @@
+"""What is done between the steps of a run, while nothing runs: evaluations and checkpoints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
+
+from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
+from twinstream.models.recipe import Recipe
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.workload import Workload
+from twinstream.training.amounts import every
+from twinstream.training.checkpoints import DataPosition, TrainingState
+from twinstream.training.preparing import Opened, Tell
+from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.recorder import StepRecorder
+from twinstream.training.run.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Underway:
+    """What trains by one plan: how, and how far it has come in its data."""
+
+    recipe: Recipe
+    workload: Workload
+    batches: StepBatches
+    recorder: StepRecorder
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """A step after which nothing runs, and what can be done then.
+
+    `evaluate` is None where there is no data for it; `write_tensors` writes the state to a folder.
+    """
+
+    step: int
+    is_last: bool
+    evaluate: Callable[[], EvalMetrics] | None
+    write_tensors: Callable[[Path], None]
+
+
+class Rests:
+    """When a run rests, and what it does then.
+
+    Args:
+        fatal: errors of writing a checkpoint after which training cannot go on.
+
+    Attributes:
+        checkpoint: the last that is complete; at first the folder's.
+        eval_loss: of the last evaluation; None before the first.
+    """
+
+    def __init__(
+        self,
+        prepared: Opened,
+        folder: RunFolder,
+        record: Callable[[AnyEvent], None],
+        tell: Tell,
+        fatal: tuple[type[TwinstreamError], ...] = (),
+    ) -> None:
+        self._prepared, self._options, self._fatal = prepared, prepared.options, fatal
+        self._checkpoints, self._record, self._tell = folder.checkpoints, record, tell
+        self._every = every("save_every", prepared.options.save_every)
+        self._evaluates = bool(prepared.options.eval_data)
+        self._evaluated_step: int | None = None
+        self._saved_s = monotonic()
+        self.checkpoint = folder.checkpoint
+        self.eval_loss: float | None = None
+
+    def begin(self) -> None:
+        """From now on it is counted how long ago the last checkpoint was."""
+        self._saved_s = monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is something to do after a step that is not the last."""
+        return self._saves_at(step) or self._evaluates_at(step)
+
+    def rest(self, rest: AtRest, run: Underway) -> None:
+        """Evaluate and save what is due, all after the last step.
+
+        Raises:
+            TwinstreamError: the last checkpoint cannot be written; without others training goes on.
+        """
+        step, saves = rest.step, rest.is_last or self._saves_at(rest.step)
+        if rest.evaluate is not None and (rest.is_last or self._evaluates_at(step)):
+            self._evaluate(step, rest.evaluate)
+        if saves:
+            try:
+                self._save(rest, run)
+            except self._fatal:
+                raise
+            except TwinstreamError as error:
+                if rest.is_last:
+                    raise
+                self._tell(f"no checkpoint after step {step}, training goes on: {error}")
+        run.recorder.skip_time()
+
+    def _saves_at(self, step: int) -> bool:
+        return self._every.is_due(step, monotonic() - self._saved_s)
+
+    def _evaluates_at(self, step: int) -> bool:
+        """With a checkpoint, where it is not said how often."""
+        often = self._options.eval_every
+        return self._evaluates and (self._saves_at(step) if often is None else step % often == 0)
+
+    def _evaluate(self, step: int, evaluate: Callable[[], EvalMetrics]) -> None:
+        if self._evaluated_step != step:
+            found = evaluate()
+            self._evaluated_step, self.eval_loss = step, found.loss
+            self._record(found)
+
+    def _save(self, rest: AtRest, run: Underway) -> None:
+        if self.checkpoint is not None and self.checkpoint.state.step == rest.step:
+            return
+        start_s = perf_counter()
+        state = self._state(rest.step, run)
+        self.checkpoint = self._checkpoints.write(state, rest.write_tensors)
+        self._checkpoints.prune(self._options.keep)
+        self._saved_s = monotonic()
+        took_s = perf_counter() - start_s
+        self._record(
+            CheckpointMetrics(
+                step=rest.step,
+                path=self.checkpoint.path.name,
+                bytes=self.checkpoint.size_bytes,
+                seconds=took_s,
+                device_held_s=took_s,
+            )
+        )
+
+    def _state(self, step: int, run: Underway) -> TrainingState:
+        prepared = self._prepared
+        return TrainingState(
+            step=step,
+            num_steps=prepared.num_steps,
+            seed=self._options.seed,
+            fingerprint=prepared.data.fingerprint,
+            position=DataPosition.of(run.batches.step(step).after),
+            recipe=run.recipe,
+            spec=prepared.model.spec,
+            workload=run.workload,
+            tokens=run.recorder.tokens,
+            eval_loss=self.eval_loss if self._evaluated_step == step else None,
+        )
