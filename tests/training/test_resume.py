@@ -41,6 +41,8 @@ def test_the_folder_alone_says_how_to_go_on(tmp_path: Path) -> None:
     assert kept["learning_rate"] == 3e-4 and kept["steps"] == 6 and kept["dtype"] == "float32"
     result, _ = trained(type(wanted).of(kept), resume=True)
     assert result.step == 6
+    result, _ = trained(wanted.model_copy(update={"steps": 4}), resume=True)
+    assert result.step == 6 and not result.stopped  # none of four are left
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Reached:
-    """The last step that is kept; the trained model, where it is the run's last."""
+    """The last step that is kept; the trained model, where no steps are left."""
 
     step: int
     model: Path | None
@@ -101,7 +101,7 @@ class RunFolder:
     def reached(self, checkpoint: Checkpoint | None, num_steps: int) -> Reached:
         """How far a run has come with its last checkpoint, of so many steps."""
         step = 0 if checkpoint is None else checkpoint.state.step
-        if checkpoint is None or step != num_steps:
+        if checkpoint is None or step < num_steps:
             return Reached(step, None)
         linked_copy(checkpoint.path, self.files.model, leave_out=(STATE_FILE, COMPLETE))
         return Reached(step, self.files.model)
