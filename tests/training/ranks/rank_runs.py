@@ -7,11 +7,11 @@ from tests.training.small_runs import Seen, options, state_files, trained, write
 from twinstream.training.options import TrainOptions
 from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
 
-STEPS = 12
+STEPS = 9
 
 
 def rank_options(folder: Path, **given: Any) -> TrainOptions:
-    """Twelve steps of eight chunks of 64 tokens, each a round, clipped, in `folder/run`."""
+    """Nine steps of eight chunks of 64 tokens, each a round, clipped, in `folder/run`."""
     model = str(write_config(folder / "model", num_layers=4))
     known = {
         "model": model, "steps": STEPS, "tokens_per_step": 512, "chunk_tokens": 64,
