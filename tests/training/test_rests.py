@@ -31,10 +31,10 @@ class Run:
         self.prepared: Prepared = Trainer(wanted).prepare()
         self.events: list[AnyEvent] = []
         self.lines: list[str] = []
-        folder = RunFolder(wanted, resume=False)
-        folder.begin(self.prepared)
+        place = RunFolder(wanted, resume=False)
+        place.begin(self.prepared)
         self.rests = Rests(
-            self.prepared, folder, self.events.append, self.lines.append, fatal=(GoneError,)
+            self.prepared, place, self.events.append, self.lines.append, fatal=(GoneError,)
         )
 
     def rest(self, step: int, write: Any, *, is_last: bool = False, evaluates: bool = True) -> None:

@@ -117,12 +117,12 @@ class Trainer:
             timeline = run.train(part)
             if run.stopped:
                 break
+        reached = self._folder.reached(run.rests.checkpoint, prepared.num_steps)
         measured = None
         if part is not None and timeline is not None:
             measured = self._compared(prepared, part, timeline)
         plan = prepared.plan if part is None else part.plan
         predicted = summarize(plan.schedule, plan.predicted, prepared.here.machine)
-        reached = self._folder.reached(run.rests.checkpoint, prepared.num_steps)
         return TrainResult(
             folder=self._folder.files.folder, model=reached.model, step=reached.step,
             loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,

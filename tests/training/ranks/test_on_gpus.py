@@ -13,6 +13,7 @@ from tests.training.ranks.rank_runs import rank_options
 from twinstream.executor.launch import rank_processes
 from twinstream.executor.ranks import gpus
 from twinstream.executor.ranks.errors import GpusError
+from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.ranks.gpus_found import on_all_gpus
@@ -175,6 +176,9 @@ def test_without_nvlink_gpus_are_linked_by_pcie(
     )
     assert plan.choice.assumed == "GPUs linked by PCIe alone, as in rtx4090_pc"
     assert plan.place.cluster.name == "this machine"
+    pc = place_here(load_machine("rtx4090"), 2, num_cores=2, nvlink=False)  # which has none
+    assert pc.assumed == "links between GPUs as rtx4090_pc has them"
+    assert pc.cluster.node_efficiency == load_cluster("rtx4090_pc").node_efficiency
 
 
 class Nvml:

@@ -82,7 +82,8 @@ def place_here(
 
 def _of_gpus(machine: Machine, num_ranks: int, nvlink: bool | None) -> tuple[Cluster, str]:
     """And what it assumes."""
-    shipped = [load_cluster(name) for name in cluster_names() if nvlink is not False]
+    names = (_ON_PCIE,) if nvlink is False else cluster_names()
+    shipped = [load_cluster(name) for name in names]
     alike = [one for one in shipped if one.machine.removesuffix("_training") == machine.name]
     changes: dict[str, object] = {
         "name": "this machine", "machine": machine.name, "curves": (),

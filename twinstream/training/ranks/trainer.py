@@ -128,9 +128,10 @@ class RanksTrainer:
             self._run = run
             if done < prepared.num_steps:
                 run.train()
+        result = self._result(prepared, run, seen.tokens_per_s)
         if run.timeline is not None:
             self._compare(prepared.plan, run.timeline)
-        return self._result(prepared, run, seen.tokens_per_s)
+        return result
 
     def _result(
         self, prepared: RanksPrepared, run: RanksRun, measured: float | None
