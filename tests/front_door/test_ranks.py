@@ -20,10 +20,11 @@ CUT = ("--chunk-tokens", 64, "--chunks-per-round", 1)
 
 @dataclass(frozen=True)
 class Ran:
-    """A pipeline of two ranks with offload: its files, and what `run --json` said."""
+    """A pipeline of two ranks with offload: its files, and what `plan` and `run --json` said."""
 
     plan: Path
     measured: Path
+    planned: dict[str, object]
     told: dict[str, object]
 
 
@@ -32,10 +33,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("ranks")
     plan, measured = folder / "plan.json", folder / "measured.json"
     cap = ("--device-mem", "7MiB")
-    planned = call("plan", *TINY_STEP, *CUT, "--machine", "cpu", "--ranks", 2, *cap, "-o", plan)
-    assert planned.code == 0, planned.err
+    wanted = ("plan", *TINY_STEP, *CUT, "--machine", "cpu", "--ranks", 2, *cap)
+    planned = call(*wanted, "-o", plan, "--json").json()
     told = call("run", plan, "--steps", 3, "--ranks", 2, "-o", measured, "--json").json()
-    return Ran(plan, measured, told)
+    return Ran(plan, measured, planned, told)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,13 @@ def test_the_page_shows_ranks_as_they_ran(ran, profile, tmp_path):
     assert "Predicted against measured" in html
 
 
-def test_ranks_are_planned_with_a_prediction_where_their_cluster_is_known(profile):
+def test_ranks_are_planned_with_the_prediction_that_their_run_has(ran):
+    assert ran.planned["predicted"] == ran.told["predicted"]
+    assert ran.planned["assumed"] == ran.told["assumed"]
+    assert "links of 1 GB/s" in ran.planned["assumed"]
+
+
+def test_ranks_are_planned_for_a_cluster(profile):
     planned = call("plan", *TINY_STEP, "--cluster", profile, "--ranks", 2, "--json").json()
     assert planned["predicted"]["num_gpus"] == 2
     assert planned["layout"]["pp"] == 2

@@ -73,16 +73,13 @@ def layout_line(schedule: ClusterSchedule) -> str:
 def ranks_screen(
     schedule: ClusterSchedule,
     workload: Workload,
-    summary: ClusterSummary | None,
-    where: str | None,
+    summary: ClusterSummary,
+    where: str,
     plan_seconds: float,
 ) -> Group:
-    """The layout, a row for each stage, and what is predicted where a cluster is known."""
+    """The layout, a row for each stage, and what is predicted on the cluster `where`."""
     lines = [
         f"{layout_line(schedule)}; planned in {seconds(plan_seconds)}",
         f"A replica's step: {workload_line(workload)}",
     ]
-    table = stages_table(schedule)
-    if summary is None or where is None:
-        return Group(*lines, table)
-    return Group(*lines, table, cluster_screen(schedule, summary, where))
+    return Group(*lines, stages_table(schedule), cluster_screen(schedule, summary, where))

@@ -30,6 +30,7 @@ from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
 from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
 
 _MICROBATCHES = 4  # for each stage, where tokens per step are open: a bubble of a fifth
 _NOT_OF_RANKS = (
@@ -39,23 +40,20 @@ _NOT_OF_RANKS = (
 
 @dataclass(frozen=True)
 class PlannedRanks:
-    """What was laid out, for what, and the schedule; `cluster` predicts, None where none was given.
+    """What was laid out, the schedule, and the place where it is predicted.
 
     `seconds` are those of planning.
     """
 
     stages: Stages
-    request: PlanRequest
-    cluster: Cluster | None
+    place: Place
     schedule: ClusterSchedule
     seconds: float
 
-    def summary(self) -> ClusterSummary | None:
+    def summary(self) -> ClusterSummary:
         """As it is predicted."""
-        if self.cluster is None:
-            return None
-        machine = self.request.machine
-        timeline = simulate_cluster(self.schedule, self.cluster, machine)
+        machine = self.place.machine
+        timeline = simulate_cluster(self.schedule, self.place.cluster, machine)
         return summarize_cluster(self.schedule, timeline, machine)
 
 
@@ -94,7 +92,8 @@ def planned_for_ranks(
     """A schedule that so many ranks run, each stage planned within the caps of a rank.
 
     Args:
-        where: a cluster, whose nodes are planned for unless a machine is given.
+        where: a cluster, whose nodes are planned for unless a machine is given; without one the
+            ranks are on one machine, whose links are assumed.
 
     Raises:
         LayoutError: an option is not of ranks that run here, or they cannot be laid out so.
@@ -114,10 +113,13 @@ def planned_for_ranks(
     with progress(f"planning {num_ranks} ranks", quiet=quiet), gc_paused():
         schedule = executable(stages, request.machine, caps)
     seconds = time.perf_counter() - start_s
-    if cluster is not None:
+    if cluster is None:
+        place = place_here(request.machine, num_ranks, cores_here())
+    else:
+        place = Place(cluster, request.machine)
         made_for = MachineRef(name=cluster.name, content_hash=cluster.name)
         schedule = schedule.model_copy(update={"machine": made_for})
-    return PlannedRanks(stages, request, cluster, schedule, seconds)
+    return PlannedRanks(stages, place, schedule, seconds)
 
 
 def _request(wanted: PlanOptions, cluster: Cluster | None) -> PlanRequest:
@@ -137,7 +139,7 @@ def _not_of_ranks(asked: ClusterOptions) -> list[str]:
 
 
 def _refusal(flags: Sequence[str]) -> LayoutError:
-    return LayoutError(f"{', '.join(flags)} is not of ranks that run: leave out it or --ranks")
+    return LayoutError(f"{', '.join(flags)} is not of ranks that run: leave it out, or --ranks")
 
 
 def _layout(num_ranks: int, asked: RanksOptions) -> Layout:
@@ -190,22 +192,20 @@ def _workload(request: PlanRequest, layout: Layout) -> Workload:
     )[0]
 
 
-def _tell(found: PlannedRanks, summary: ClusterSummary | None, *, as_json: bool) -> None:
-    schedule = found.schedule
+def _tell(found: PlannedRanks, summary: ClusterSummary, *, as_json: bool) -> None:
+    schedule, place = found.schedule, found.place
     if as_json:
         told = {
             "layout": schedule.layout,
             "workload": found.stages.workload,
             "stages": stages_figures(schedule),
             "predicted": summary,
+            "assumed": place.assumed or None,
             "plan_seconds": found.seconds,
         }
         print_json(told)
         return
-    where = None if found.cluster is None else found.cluster.name
-    print_report(ranks_screen(schedule, found.stages.workload, summary, where, found.seconds))
-    if found.cluster is None:
-        print_report(
-            "For a prediction give the profile of the machine whose processes the ranks are: "
-            "--cluster FILE (docs/executor.md)."
-        )
+    workload, name = found.stages.workload, place.cluster.name
+    print_report(ranks_screen(schedule, workload, summary, name, found.seconds))
+    if place.assumed:
+        print_report(f"Assumed for the prediction: {place.assumed}.")

@@ -82,11 +82,7 @@ def run_planned_ranks(
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     found = planned_for_ranks(num_ranks, wanted, asked, how.cluster, quiet=how.as_json)
-    if found.cluster is not None:
-        place: Place | None = Place(found.cluster, found.request.machine)
-    else:
-        place = place_of(found.schedule, None, wanted.machine)
-    _run(_Job(found.schedule, place, found.seconds), how)
+    _run(_Job(found.schedule, found.place, found.seconds), how)
 
 
 def _run(job: _Job, how: HowToRun) -> None:
