@@ -46,9 +46,14 @@ class MachineCosts:
     link's joint limit, HBM and host DRAM; one inside the device reads and writes HBM. What the
     host fills or takes uses host DRAM; what it computes uses the host CPU and its bytes of host
     DRAM evenly over its time alone.
+
+    Args:
+        network: more resources of a rank, bytes per ns, on which its exchanges draw.
     """
 
-    def __init__(self, schedule: Schedule, machine: Machine) -> None:
+    def __init__(
+        self, schedule: Schedule, machine: Machine, network: Mapping[str, float] | None = None
+    ) -> None:
         self._schedule, self._machine = schedule, machine
         self.wait_ns = round(machine.number("event_wait_latency_ns"))
         self.capacity: Mapping[str, float] = {"compute": 1.0} | {
@@ -63,6 +68,7 @@ class MachineCosts:
         }
         if any(call.processor == "host" for call in schedule.calls.values()):
             self.capacity = {**self.capacity, "host_compute": 1.0}
+        self.capacity = {**self.capacity, **(network or {})}
         self._access_map = AccessMap(schedule.tensors, schedule.slots)
         self._tiers = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
         self._calls = {name: self._call_cost(name) for name in schedule.calls}

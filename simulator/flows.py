@@ -1,11 +1,12 @@
 """Fluid sharing: ops in flight share resources by max-min fairness."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import simpy
 
+_SLACK = 1 + 1e-12
 _MAX_SWEEPS = 1000  # random flows over six resources took at most 83, those of machines take 3
 
 
@@ -82,71 +83,111 @@ def _uncontended(
     return all(total <= capacity[resource] for resource, total in used.items())
 
 
-class FluidPool:
-    """Runs flows over shared resources in a SimPy environment; rates change as flows come and go.
+class SharedFlow:
+    """A flow whose resources are numbered: `wants` is what it draws of each at full speed."""
 
-    Ends are rounded up to whole ns. `used` adds up the amounts drawn from each resource.
+    __slots__ = ("alone_ns", "flow", "full", "wants")
+
+    def __init__(self, alone_ns: float, amounts: Mapping[int, float]) -> None:
+        self.alone_ns = alone_ns
+        self.full = 1.0 / alone_ns
+        self.wants = {number: amount * self.full for number, amount in amounts.items() if amount}
+        named = tuple((str(number), amount) for number, amount in amounts.items() if amount)
+        self.flow = Flow(alone_ns, named)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    flow: SharedFlow
+    done: Callable[[], None]
+    rate: float
+    left: float
+    since_ns: int
+    turn: int = 0
+
+
+class FluidPool:
+    """Runs flows in a SimPy environment; those that meet on a crowded resource are max-min fair.
+
+    A flow on resources that are not crowded runs at full speed and changes nobody's. Where one is,
+    the flows that are joined by crowded resources share anew (`flows.fair_rates`). Ends are
+    rounded up to whole ns.
     """
 
-    def __init__(self, env: simpy.Environment, capacity: Mapping[str, float]) -> None:
+    def __init__(self, env: simpy.Environment, capacity: Sequence[float]) -> None:
         self._env = env
         self._capacity = capacity
-        self._flows: list[Flow] = []
-        self._left: list[float] = []
-        self._rates: list[float] = []
-        self._done: list[simpy.Event] = []
-        self._since_ns = 0
-        self._generation = 0
-        self._known_rates: dict[tuple[int, ...], tuple[list[Flow], list[float]]] = {}
+        self._named = {str(number): most for number, most in enumerate(capacity)}
+        self._on: list[list[_Running]] = [[] for _ in capacity]
+        self._known: dict[tuple[int, ...], tuple[list[SharedFlow], list[float]]] = {}
 
-    def run(self, flow: Flow) -> simpy.Event:
-        """Start a flow; the event fires when it is through."""
-        self._advance()
-        event = self._env.event()
-        self._flows.append(flow)
-        self._left.append(1.0)
-        self._done.append(event)
-        self._share()
-        return event
+    def run(self, flow: SharedFlow, done: Callable[[], None]) -> None:
+        """Start a flow; `done` is called when it is through."""
+        running = _Running(flow, done, flow.full, 1.0, int(self._env.now))
+        crowded = False
+        for number in flow.wants:
+            self._on[number].append(running)
+            crowded = self._crowded(number) or crowded
+        if crowded:
+            running.rate = 0.0
+            self._share(flow.wants)
+        else:
+            self._time(running)
 
-    def _advance(self) -> None:
-        now_ns = int(self._env.now)
-        if elapsed := now_ns - self._since_ns:
-            for i, rate in enumerate(self._rates):
-                self._left[i] -= rate * elapsed
-        self._since_ns = now_ns
+    def _crowded(self, number: int) -> bool:
+        users = self._on[number]
+        if len(users) == 1:
+            return False
+        wanted = sum([user.flow.wants[number] for user in users])
+        return wanted > self._capacity[number] * _SLACK
 
-    def _share(self) -> None:
-        self._generation += 1
-        if not self._flows:
-            self._rates = []
-            return
-        self._rates = self._rates_now()
-        next_ns = min(left / rate for left, rate in zip(self._left, self._rates, strict=True))
-        timer = self._env.timeout(max(0, math.ceil(next_ns - 1e-6)), self._generation)
+    def _time(self, running: _Running) -> None:
+        running.turn += 1
+        left_ns = max(0, math.ceil(running.left / running.rate - 1e-6))
+        timer = self._env.timeout(left_ns, (running, running.turn))
         assert timer.callbacks is not None
         timer.callbacks.append(self._wake)
 
-    def _rates_now(self) -> list[float]:
-        """Fair rates of the flows in flight; the same few sets of flows come again and again."""
-        key = tuple(map(id, self._flows))
-        known = self._known_rates.get(key)
-        if known is None:
-            flows = list(self._flows)  # kept, so that their ids stay theirs
-            known = self._known_rates[key] = (flows, fair_rates(flows, self._capacity))
-        return known[1].copy()
-
     def _wake(self, timer: simpy.Event) -> None:
-        if timer.value != self._generation:
+        told: tuple[_Running, int] = timer.value  # type: ignore[assignment]  # simpy's says None
+        running, turn = told
+        if turn != running.turn:
             return
-        self._advance()
-        # What is left after rounding is under a millionth of a ns's progress.
-        through = [
-            i
-            for i, (left, rate) in enumerate(zip(self._left, self._rates, strict=True))
-            if left <= rate * 1e-6
-        ]
-        for i in reversed(through):
-            self._done.pop(i).succeed()
-            del self._flows[i], self._left[i], self._rates[i]
-        self._share()
+        wants = running.flow.wants
+        crowded = [number for number in wants if self._crowded(number)]
+        for number in wants:
+            self._on[number].remove(running)
+        if crowded:
+            self._share(crowded)
+        running.done()
+
+    def _share(self, numbers: Mapping[int, float] | Sequence[int]) -> None:
+        """New rates for all flows that crowded resources join to these resources."""
+        joined, seen, open_ = [], set(), list(numbers)
+        looked = set(open_)
+        while open_:
+            for user in self._on[open_.pop()]:
+                if id(user) in seen:
+                    continue
+                seen.add(id(user))
+                joined.append(user)
+                for number in user.flow.wants:
+                    if number not in looked and self._crowded(number):
+                        looked.add(number)
+                        open_.append(number)
+        now_ns = int(self._env.now)
+        for user, rate in zip(joined, self._rates(joined), strict=True):
+            if rate == user.rate:
+                continue
+            user.left -= user.rate * (now_ns - user.since_ns)
+            user.since_ns, user.rate = now_ns, rate
+            self._time(user)
+
+    def _rates(self, users: list[_Running]) -> list[float]:
+        key = tuple([id(user.flow) for user in users])
+        known = self._known.get(key)
+        if known is None:
+            flows = [user.flow for user in users]  # kept, so that their ids stay theirs
+            rates = fair_rates([flow.flow for flow in flows], self._named)
+            known = self._known[key] = (flows, rates)
+        return known[1]

@@ -1,22 +1,25 @@
-"""Replay a schedule in virtual time: one SimPy process per stream."""
+"""Predict when every op runs, on one device or for every class of ranks of a mesh."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import simpy
-
-from twinstream.hardware_profiles.errors import NoTimeError, TooLongError
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.demand.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.periodic import MAX_PASSES, PassBoundaries, StepTime
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Side
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.numbers import MOST_NS
-from twinstream.schedule.ops import Compute
+from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
-from twinstream.simulator.flows import FluidPool
+from twinstream.simulator.engine import Engine, PassTimes, Price, Program, Rendezvous, Step
+from twinstream.simulator.flows import SharedFlow
+from twinstream.simulator.network_costs import ClusterCosts, MeshCosts
 
 _KEPT_PASSES = 2
+_MOST_PASSES_OF_A_MESH = 8
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     Raises:
         MissingNumberError: the profile lacks a number that an op of the schedule needs.
         NoTimeError: the step takes no time there.
+        StuckError: ops wait for one another for ever.
     """
     provenance = Provenance(
         kind="simulated", where=machine.name, detail=f"profile {machine.content_hash}",
@@ -50,10 +54,29 @@ def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
     """What `simulate` finds of the steady state, without the pass from a cold start.
 
     Raises:
-        MissingNumberError: as there.
-        NoTimeError: as there.
+        MissingNumberError, NoTimeError, StuckError: as there.
     """
     return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+
+
+def simulate_cluster(
+    schedule: ClusterSchedule,
+    cluster: Cluster,
+    machine: Machine,
+    machines: Mapping[str, Machine] | None = None,
+) -> ClusterTimeline:
+    """Predict the timelines of all classes on a cluster.
+
+    Args:
+        machine: the profile of a node.
+        machines: of classes (by name) that are not like the others: stragglers.
+
+    Raises:
+        StuckError: ranks wait for one another for ever.
+        MissingNumberError, MissingNetworkNumberError: a profile lacks a number that an op needs.
+    """
+    costs = ClusterCosts(schedule, cluster, machine, machines)
+    return replay_cluster(schedule, costs, cluster.name)
 
 
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:
@@ -76,141 +99,162 @@ def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Time
     )
 
 
+def replay_passes(schedule: Schedule, costs: CostModel, num_passes: int) -> list[PassSpans]:
+    """Spans of exactly so many passes from empty streams, drained at the end."""
+    engine = _engine_of_one(schedule, costs, num_passes)
+    return [_spans(engine.next_pass()[0]) for _ in range(num_passes)]
+
+
+def replay_cluster(
+    schedule: ClusterSchedule, costs: MeshCosts, where: str, num_passes: int | None = None
+) -> ClusterTimeline:
+    """Run passes until the step time is known, at most 8, or exactly `num_passes`."""
+    most = num_passes or _MOST_PASSES_OF_A_MESH
+    step, passes = _step_of(
+        _engine(schedule, costs, most), [schedule.of(one) for one in schedule.classes], most
+    )
+    if not step.step_ns:
+        raise NoTimeError(machine=where)
+    provenance = Provenance(kind="simulated", where=where)
+    timelines = {
+        one.name: Timeline.model_construct(
+            op_ids=tuple(op.op_id for op in schedule.of(one).ops),
+            passes=tuple(_spans(ended[number]) for ended in passes[-_KEPT_PASSES:]),
+            cold=_spans(passes[0][number]),
+            step_ns=step.step_ns,
+            spread_ns=step.spread_ns,
+            period_passes=step.period_passes,
+            utilization={},
+            provenance=provenance,
+        )
+        for number, one in enumerate(schedule.classes)
+    }
+    return ClusterTimeline.made(
+        schema_version=1, classes=timelines, step_ns=step.step_ns, spread_ns=step.spread_ns,
+        period_passes=step.period_passes, cold_ns=max(max(one.ends) for one in passes[0]),
+        ranks={}, clock_error_ns=0, provenance=provenance,
+    )  # fmt: skip
+
+
+def cold_step_ns(schedule: ClusterSchedule, costs: MeshCosts) -> int:
+    """How long one step takes from idle streams to idle streams."""
+    return max(max(one.ends) for one in _engine(schedule, costs, 1).next_pass())
+
+
 def _replay_steady(schedule: Schedule, costs: CostModel, where: str) -> SteadyState:
-    run = _Run(schedule, costs, MAX_PASSES)
-    boundaries = PassBoundaries()
-    step: StepTime | None = None
-    number = 0
-    while step is None:
-        spans = run.next_pass()
-        step = boundaries.add(spans.end_ns, _anchor_ns(schedule, spans))
-        number += 1
+    engine = _engine_of_one(schedule, costs, MAX_PASSES)
+    step, passes = _step_of(engine, [schedule], MAX_PASSES)
     if step.period_passes is None:  # a queue may still grow: no step is shorter than what it takes
         step = replace(step, step_ns=max(step.step_ns, _least_ns(schedule, costs)))
     if not step.step_ns:
         raise NoTimeError(machine=where)
-    last = range(max(0, number - _KEPT_PASSES), number)
-    return SteadyState(step, tuple(run.spans(i) for i in last))
+    return SteadyState(step, tuple(_spans(one) for (one,) in passes[-_KEPT_PASSES:]))
 
 
-def replay_passes(schedule: Schedule, costs: CostModel, num_passes: int) -> list[PassSpans]:
-    """Spans of exactly so many passes from empty streams, drained at the end."""
-    run = _Run(schedule, costs, num_passes)
-    return [run.next_pass() for _ in range(num_passes)]
+def _step_of(
+    engine: Engine, schedules: Sequence[Schedule], most_passes: int
+) -> tuple[StepTime, list[list[PassTimes]]]:
+    """Run passes until the step time is known, at most so many; with all passes run."""
+    boundaries, passes = PassBoundaries(), []
+    anchors = [
+        [at for at, op in enumerate(schedule.ops) if isinstance(op, Compute)]
+        for schedule in schedules
+    ]
+    while True:
+        passes.append(ended := engine.next_pass())
+        computes = [one.ends[at] for one, own in zip(ended, anchors, strict=True) for at in own]
+        ends = [end for one in ended for end in one.ends]
+        step = boundaries.add(ends, max(computes or ends))
+        if step is None and len(passes) == most_passes:
+            step = boundaries.unproven()
+        if step is not None:
+            return step, passes
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """An op as its stream's process sees it; `waited_for` if another op waits for it."""
-
-    position: int
-    cost: OpCost
-    waits: tuple[int, ...]
-    waits_previous: tuple[int, ...]
-    waited_for: bool
+def _engine_of_one(schedule: Schedule, costs: CostModel, num_passes: int) -> Engine:
+    numbers = {resource: number for number, resource in enumerate(costs.capacity)}
+    program = _program(schedule, costs, numbers, {})
+    return Engine([program], [], list(costs.capacity.values()), num_passes)
 
 
-class _Pass:
-    """Spans of one pass as they come, events of ops that others wait for, and one for the end."""
-
-    def __init__(self, env: simpy.Environment, steps: Sequence[_Step]) -> None:
-        self.starts = [0] * len(steps)
-        self.ends = [0] * len(steps)
-        self.done = {step.position: env.event() for step in steps if step.waited_for}
-        self.ended = env.event()
-        self._left = len(steps)
-
-    def end(self, step: _Step, now_ns: int) -> None:
-        self.ends[step.position] = now_ns
-        if step.waited_for:
-            self.done[step.position].succeed()
-        self._left -= 1
-        if not self._left:
-            self.ended.succeed()
-
-
-class _Run:
-    """A SimPy environment with all streams of a schedule running `num_passes` passes."""
-
-    def __init__(self, schedule: Schedule, costs: CostModel, num_passes: int) -> None:
-        self._env = simpy.Environment()
-        self._steps = _steps(schedule, costs)
-        self._passes: list[_Pass] = []
-        self._num_passes = num_passes
-        self._ended = 0
-        pool = FluidPool(self._env, costs.capacity)
-        streams: dict[str, list[_Step]] = {}
-        for op, step in zip(schedule.ops, self._steps, strict=True):
-            streams.setdefault(str(op.stream), []).append(step)
-        for steps in streams.values():
-            self._env.process(self._stream(steps, pool, costs.wait_ns))
-
-    def next_pass(self) -> PassSpans:
-        """Run until the next pass is through; fails if some op never ends."""
-        self._env.run(self._pass(self._ended).ended)
-        if self._env.now > MOST_NS:
-            raise TooLongError(
-                f"a few passes take over {MOST_NS / 86_400e9:.0f} days on this machine: a number "
-                "of its profile (a rate, an efficiency, a latency) or the step is a slip"
-            )
-        self._ended += 1
-        return self.spans(self._ended - 1)
-
-    def spans(self, number: int) -> PassSpans:
-        found = self._passes[number]
-        return PassSpans(start_ns=tuple(found.starts), end_ns=tuple(found.ends))
-
-    def _pass(self, number: int) -> _Pass:
-        while len(self._passes) <= number:
-            self._passes.append(_Pass(self._env, self._steps))
-        return self._passes[number]
-
-    def _stream(
-        self, steps: Sequence[_Step], pool: FluidPool, wait_ns: int
-    ) -> Generator[simpy.Event, object, None]:
-        """SimPy process: one stream, in order, with event waits across streams."""
-        env = self._env
-        for number in range(self._num_passes):
-            this = self._pass(number)
-            before = self._pass(number - 1) if number else None
-            for step in steps:
-                waits = [this.done[i] for i in step.waits]
-                if before is not None:
-                    waits += [before.done[i] for i in step.waits_previous]
-                for event in waits:
-                    if not event.processed:
-                        yield event
-                if waits and wait_ns:
-                    yield env.timeout(wait_ns)
-                this.starts[step.position] = int(env.now)
-                if step.cost.fixed_ns:
-                    yield env.timeout(step.cost.fixed_ns)
-                if step.cost.flow is not None:
-                    yield pool.run(step.cost.flow)
-                this.end(step, int(env.now))
+def _engine(schedule: ClusterSchedule, costs: MeshCosts, num_passes: int) -> Engine:
+    numbers: dict[str, dict[str, int]] = {}
+    capacity: list[float] = []
+    sequence_of: dict[str, dict[str, int]] = {one.name: {} for one in schedule.classes}
+    ranks = [costs.rank(number) for number in range(len(schedule.classes))]
+    for one, rank in zip(schedule.classes, ranks, strict=True):
+        numbers[one.name] = {name: len(capacity) + i for i, name in enumerate(rank.capacity)}
+        capacity += rank.capacity.values()
+    for sequence, exchange in enumerate(schedule.order):
+        for name, op_id in exchange.sides:
+            sequence_of[name][op_id] = sequence
+    programs = [
+        _program(schedule.of(one), rank, numbers[one.name], sequence_of[one.name])
+        for one, rank in zip(schedule.classes, ranks, strict=True)
+    ]
+    return Engine(programs, _rendezvous(schedule, costs, numbers), capacity, num_passes)
 
 
-def _steps(schedule: Schedule, costs: CostModel) -> list[_Step]:
+def _rendezvous(
+    schedule: ClusterSchedule, costs: MeshCosts, numbers: Mapping[str, Mapping[str, int]]
+) -> list[Rendezvous]:
+    """How many ops meet in each exchange, and what it draws of all its sides."""
+    known: dict[tuple[int, tuple[str, ...]], tuple[object, Price]] = {}
+
+    def price(sides: Sequence[Side]) -> Price:
+        key = id(cost), tuple(name for name, _ in sides)
+        if key not in known:
+            amounts: dict[int, float] = {}
+            for (name, _), drawn in zip(sides, cost.sides, strict=False):
+                for resource, amount in drawn:
+                    number = numbers[name][resource]
+                    amounts[number] = amounts.get(number, 0.0) + amount
+            flow = SharedFlow(cost.alone_ns, amounts) if cost.alone_ns else None
+            known[key] = (cost, Price(cost.fixed_ns, flow))  # kept, so that its id stays its own
+        return known[key][1]
+
+    found = []
+    for exchange in schedule.order:
+        cost = costs.exchange(exchange)
+        found.append(Rendezvous(len(exchange.sides), price(exchange.sides)))
+    return found
+
+
+def _program(
+    schedule: Schedule,
+    costs: CostModel,
+    numbers: Mapping[str, int],
+    sequence_of: Mapping[str, int],
+) -> Program:
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
-    waited_for = {wait for op in schedule.ops for wait in (*op.waits, *op.waits_previous)}
-    return [
-        _Step(
-            i,
-            costs.cost(op),
-            tuple(position[wait] for wait in op.waits),
-            tuple(position[wait] for wait in op.waits_previous),
-            op.op_id in waited_for,
-        )
-        for i, op in enumerate(schedule.ops)
-    ]
+    streams: dict[str, list[Step]] = {}
+    known: dict[int, tuple[OpCost, Price]] = {}
+    for at, op in enumerate(schedule.ops):
+        price, sequence = None, -1
+        if isinstance(op, Communicate) and op.op_id in sequence_of:
+            sequence = sequence_of[op.op_id]
+        else:
+            cost = costs.cost(op)
+            if id(cost) not in known:
+                known[id(cost)] = cost, _price(cost, numbers)  # kept: its id stays its own
+            price = known[id(cost)][1]
+        waits = tuple([position[wait] for wait in op.waits])
+        before = tuple([position[wait] for wait in op.waits_previous])
+        steps = streams.setdefault(str(op.stream), [])
+        steps.append(Step(at, price, sequence, waits, before))
+    ordered = tuple(tuple(steps) for steps in streams.values())
+    return Program(ordered, len(schedule.ops), costs.wait_ns)
 
 
-def _anchor_ns(schedule: Schedule, spans: PassSpans) -> int:
-    """End of the pass's last compute op; of its last op where it computes nothing."""
-    ends = [
-        end for op, end in zip(schedule.ops, spans.end_ns, strict=True) if isinstance(op, Compute)
-    ]
-    return max(ends or spans.end_ns)
+def _price(cost: OpCost, numbers: Mapping[str, int]) -> Price:
+    if cost.flow is None:
+        return Price(cost.fixed_ns, None)
+    amounts = {numbers[resource]: amount for resource, amount in cost.flow.amounts}
+    return Price(cost.fixed_ns, SharedFlow(cost.flow.alone_ns, amounts))
+
+
+def _spans(ended: PassTimes) -> PassSpans:
+    return PassSpans.model_construct(start_ns=tuple(ended.starts), end_ns=tuple(ended.ends))
 
 
 def _utilization(schedule: Schedule, costs: CostModel, step_ns: float) -> dict[str, float]:

@@ -40,8 +40,7 @@ from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
-from twinstream.simulator.cluster.simulate import simulate_cluster
-from twinstream.simulator.replay import SteadyState, steady_state
+from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_state
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared

@@ -30,7 +30,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 _ROUNDS, _REPEATS = 2, 3
 

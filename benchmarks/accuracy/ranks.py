@@ -36,7 +36,7 @@ from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 SPEC = load_preset("tiny").model_copy(update={"num_layers": 8})
 SEQ_LEN, ROUNDS = 256, 8

@@ -17,8 +17,8 @@ from twinstream.clusters.lowering.lower import lower
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.shapes.presets import load_shape
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import cold_step_ns
+from twinstream.simulator.network_costs import ClusterCosts
+from twinstream.simulator.replay import cold_step_ns
 
 Made = TypeVar("Made")
 REF = MachineRef(name="h100_dgx", content_hash="")

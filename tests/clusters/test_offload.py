@@ -21,7 +21,7 @@ from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 CLUSTER = load_cluster("h100_dgx")
 NODE = machine_of(CLUSTER)

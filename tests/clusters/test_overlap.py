@@ -15,7 +15,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import verify_cluster
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 CLUSTER = load_cluster("rtx4090_ethernet")
 MACHINE = machine_of(CLUSTER)

@@ -20,8 +20,8 @@ from twinstream.schedule.analysis.comparison import TimelineMismatch
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
-from twinstream.simulator.cluster.simulate import simulate_cluster
-from twinstream.simulator.cluster.stragglers import slower
+from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.stragglers import slower
 
 SPEC = small("tiny", num_layers=4)
 WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})

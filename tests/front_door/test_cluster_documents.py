@@ -17,7 +17,7 @@ from twinstream.schedule.files import read_document, write_document
 from twinstream.schedule.ops import Operand
 from twinstream.schedule.tensors import DEVICE, Slot
 from twinstream.schedule.timeline import PassSpans
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 TOKENS, GPUS = 8 * 4096, 16
 

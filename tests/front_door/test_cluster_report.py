@@ -31,7 +31,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Compute
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from twinstream.explorer.clusters import ShownCluster, clusters_part
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import read_document
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from random import Random
 
 import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinstream.simulator.flows import Flow, FluidPool, fair_rates
+from twinstream.simulator.flows import Flow, FluidPool, SharedFlow, fair_rates
 
 MACHINE = {"compute": 1, "hbm": 1000, "h2d": 50, "d2h": 50, "pcie": 90, "host_dram": 200}
 
@@ -35,18 +36,43 @@ def drawn(flows: Sequence[Flow], capacity: Mapping[str, float], resource: str) -
 def ends(starts: Sequence[tuple[int, Flow]], capacity: Mapping[str, float]) -> list[int]:
     """When each flow is through, of flows started at given times."""
     env = simpy.Environment()
-    pool = FluidPool(env, capacity)
+    numbers = {name: number for number, name in enumerate(capacity)}
+    pool = FluidPool(env, list(capacity.values()))
     found = [0] * len(starts)
 
     def run(index, start_ns, flow):
         yield env.timeout(start_ns)
-        yield pool.run(flow)
-        found[index] = env.now
+        amounts = {numbers[name]: amount for name, amount in flow.amounts}
+        pool.run(SharedFlow(flow.alone_ns, amounts), lambda: found.__setitem__(index, env.now))
 
     for index, (start_ns, flow) in enumerate(starts):
         env.process(run(index, start_ns, flow))
     env.run()
     assert all(isinstance(end, int) for end in found)
+    return found
+
+
+def ends_of_all_shared_anew(
+    starts: Sequence[tuple[int, Flow]], capacity: Mapping[str, float]
+) -> list[int]:
+    """The oracle: whenever a flow begins or ends, the rates of all in flight are solved again."""
+    found = [0] * len(starts)
+    coming = sorted(range(len(starts)), key=lambda i: starts[i][0])
+    left: dict[int, float] = {}
+    now = 0
+    while coming or left:
+        rates = dict(zip(left, fair_rates([starts[i][1] for i in left], capacity), strict=True))
+        until = [now + max(0, math.ceil(left[i] / rates[i] - 1e-6)) for i in left]
+        until += [starts[i][0] for i in coming[:1]]
+        step = min(until) - now
+        now += step
+        for i in left:
+            left[i] -= rates[i] * step
+        for i in [i for i in left if left[i] <= rates[i] * 1e-6]:
+            del left[i]
+            found[i] = now
+        while coming and starts[coming[0]][0] == now:
+            left[coming.pop(0)] = 1.0
     return found
 
 
@@ -166,3 +192,41 @@ def exact_ends(jobs: Sequence[tuple[int, int]], per_ns: int) -> list[int]:
                 found[index] = now
                 del left[index]
     return found
+
+
+def random_starts(rng: Random, capacity: Mapping[str, float]) -> list[tuple[int, Flow]]:
+    """Flows that are alone as fast as they say: none wants more than a resource has."""
+    starts = []
+    for _ in range(rng.randint(1, 12)):
+        alone_ns = rng.choice([float(rng.randint(1, 2000)), rng.uniform(0.5, 2000)])
+        used = rng.sample(list(capacity), rng.randint(0, min(3, len(capacity))))
+        shares = [rng.choice([0.1, 0.25, 0.5, 0.9, 1.0, rng.random()]) for _ in used]
+        amounts = tuple(
+            (name, share * capacity[name] * alone_ns)
+            for name, share in zip(used, shares, strict=True)
+        )
+        starts.append((rng.choice([0, rng.randint(0, 1500)]), Flow(alone_ns, amounts)))
+    return starts
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sharing_anew_only_what_is_crowded_changes_no_end(seed):
+    rng = Random(seed)
+    for _ in range(40):
+        names = "abcdefg"[: rng.randint(1, 7)]
+        capacity = {name: rng.choice([1.0, 1.0, 0.75, 2.0]) for name in names}
+        starts = random_starts(rng, capacity)
+        assert ends(starts, capacity) == ends_of_all_shared_anew(starts, capacity), starts
+
+
+def test_who_shares_nothing_crowded_is_not_slowed():
+    # the first two crowd a; the third shares b with the second, which is roomy
+    amounts = [(("a", 100.0),), (("a", 100.0), ("b", 10.0)), (("b", 50.0),)]
+    starts = [(0, Flow(100.0, used)) for used in amounts]
+    assert ends(starts, {"a": 1.0, "b": 1.0}) == [200, 200, 100]
+
+
+def test_a_flow_speeds_up_when_another_ends():
+    # half of the resource each until 100, when the short one is through
+    starts = [(0, Flow(50.0, (("a", 50.0),))), (0, Flow(100.0, (("a", 100.0),)))]
+    assert ends(starts, {"a": 1.0}) == [100, 150]

@@ -18,8 +18,8 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import replay_cluster
+from twinstream.simulator.network_costs import ClusterCosts
+from twinstream.simulator.replay import replay_cluster
 
 _PEAKS = {"bf16": "peak_bf16_flop_per_s", "fp16": "peak_bf16_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip

@@ -19,8 +19,8 @@ from twinstream.schedule.cluster.cluster_timeline import (
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError
-from twinstream.simulator.cluster.simulate import simulate_cluster
-from twinstream.simulator.cluster.stragglers import with_stragglers
+from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.stragglers import with_stragglers
 
 _KEYS = {"mesh", "classes", "schedules"}
 _AS_WRITTEN = re.compile(rb'\s*\{[^{}\[\]]*"mesh"\s*:\s*\{\s*"axes"')  # without reading all of it

@@ -18,7 +18,7 @@ from twinstream.clusters.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.document import Caps
-from twinstream.simulator.cluster.simulate import replay_cluster
+from twinstream.simulator.replay import replay_cluster
 
 SPEC = small("tiny", num_layers=8)
 WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})

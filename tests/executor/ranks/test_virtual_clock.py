@@ -4,23 +4,23 @@ Ops are given times, by rank; nothing is shared. What differs is all the rest: w
 over several passes, and when what meets ends.
 """
 
-from collections.abc import Mapping
 from random import Random
 from zlib import crc32
 
 import pytest
 
 from tests.clusters.random_jobs import DENSE, job_of, lowered
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.virtual_ranks import run_virtual_ranks
 from tests.schedule.cluster.small_clusters import build
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.splitting import expanded
-from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.timeline import PassSpans
-from twinstream.simulator.cluster.costs import Demand, ExchangeDemand
-from twinstream.simulator.cluster.simulate import replay_cluster
+from twinstream.simulator.network_costs import ExchangeCost
+from twinstream.simulator.replay import replay_cluster
 
 NUM_PASSES = 4
 
@@ -47,18 +47,12 @@ class GivenTimes:
             (one.name, op.op_id): op for one in schedule.classes for op in schedule.of(one).ops
         }
 
-    def wait_ns(self, number: int) -> int:
-        return self._wait_ns
-
-    def capacity(self, number: int) -> Mapping[str, float]:
-        return {}
-
-    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand:
+    def rank(self, number: int) -> FixedCosts:
         rank = first_rank(self._schedule, self._schedule.classes[number])
-        return Demand(self._duration_ns(rank, op), 0.0)
+        return FixedCosts(lambda op: self._duration_ns(rank, op), self._wait_ns)
 
-    def exchange(self, exchange: Exchange) -> ExchangeDemand:
-        return ExchangeDemand(self._duration_ns(0, self._ops[exchange.sides[0]]), 0.0)
+    def exchange(self, exchange: Exchange) -> ExchangeCost:
+        return ExchangeCost(self._duration_ns(0, self._ops[exchange.sides[0]]), 0.0)
 
 
 def first_rank(schedule: ClusterSchedule, one: RankClass) -> int:

@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.clusters.loader import (
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS
 from twinstream.hardware_profiles.errors import MissingNetworkNumberError, ProfileError
 from twinstream.schedule.errors import ArgumentError
-from twinstream.simulator.cluster.costs import share_of
+from twinstream.simulator.network_costs import share_of
 
 # GPUs and NICs a node, GB/s of a GPU and of a NIC in one direction
 FIGURES = {

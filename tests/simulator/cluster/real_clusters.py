@@ -8,8 +8,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.timeline import PassSpans, Timeline
-from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import replay_cluster
+from twinstream.simulator.network_costs import ClusterCosts
+from twinstream.simulator.replay import replay_cluster
 
 Spans = dict[str, tuple[tuple[int, int], ...]]  # by op: (start, end) in each pass
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.clusters.random_jobs import DENSE, job_of, lowered
 from tests.simulator.cluster.uniform import LayerTimes, pipeline
-from twinstream.simulator.cluster.simulate import cold_step_ns, replay_cluster
+from twinstream.simulator.replay import cold_step_ns, replay_cluster
 
 TIMES = [(1000, 2000), (7, 3)]
 

@@ -20,8 +20,8 @@ from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall, Op
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import replay_cluster
+from twinstream.simulator.network_costs import ClusterCosts
+from twinstream.simulator.replay import replay_cluster
 
 NIC_PER_NS, NODE_PER_NS = 10, 100
 LOST = 0.1

@@ -14,10 +14,9 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankCl
 from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import PassSpans
-from twinstream.simulator.cluster.costs import ClusterCosts
-from twinstream.simulator.cluster.simulate import replay_cluster
 from twinstream.simulator.costs import MachineCosts
-from twinstream.simulator.replay import replay_passes, simulate
+from twinstream.simulator.network_costs import ClusterCosts
+from twinstream.simulator.replay import replay_cluster, replay_passes, simulate
 
 ALONE = Cluster(name="alone", description="", machine="h100", gpus_per_node=number(1))
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.simulator.cluster.vtrain_step import VtrainStep
 from tests.simulator.cluster.vtrain_tables import Row, VtrainTimes, read_rows
-from twinstream.simulator.cluster.simulate import cold_step_ns
+from twinstream.simulator.replay import cold_step_ns
 
 WITHIN = 1e-6
 ROWS, TIMES = read_rows(), VtrainTimes()

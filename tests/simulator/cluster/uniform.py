@@ -4,32 +4,35 @@ from collections.abc import Mapping
 
 from tests.clusters.random_jobs import DENSE, job_of, lowered
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
-from twinstream.simulator.cluster.costs import Demand, ExchangeDemand
+from twinstream.schedule.ops import Compute, Op
+from twinstream.simulator.costs import OpCost
+from twinstream.simulator.flows import Flow
+from twinstream.simulator.network_costs import ExchangeCost
 
 
 class LayerTimes:
-    """Costs: ns of a layer forward, backward and (zero-bubble) of its weights' gradients."""
+    """Costs of every rank: ns of a layer forward, backward and (zero-bubble) of its weights'
+    gradients."""
+
+    wait_ns = 0
+    capacity: Mapping[str, float] = {"compute": 1.0}
 
     def __init__(self, forward: int, backward: int, weight: int = 0) -> None:
         self._ns = {"layer_forward": forward, "layer_backward": backward, "weight": weight}
 
-    def wait_ns(self, number: int) -> int:
-        return 0
+    def rank(self, number: int) -> "LayerTimes":
+        return self
 
-    def capacity(self, number: int) -> Mapping[str, float]:
-        return {"compute": 1.0}
+    def exchange(self, exchange: Exchange) -> ExchangeCost:
+        return ExchangeCost(0, 0.0)
 
-    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand:
+    def cost(self, op: Op) -> OpCost:
         assert isinstance(op, Compute)
         each = self._ns.get(op.label.kind, 0)
         if not each or op.call == "pass_on":  # of a stage without layers
-            return Demand(0, 0.0)
+            return OpCost(0, None)
         taken = float(each * int(op.call.rpartition(".")[2]))  # forward.4: of four layers
-        return Demand(0, taken, (("compute", taken),))
-
-    def exchange(self, exchange: Exchange) -> ExchangeDemand:
-        return ExchangeDemand(0, 0.0)
+        return OpCost(0, Flow(taken, (("compute", taken),)))
 
 
 def pipeline(

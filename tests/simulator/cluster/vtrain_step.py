@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.sketches import CALL, sketch
 from tests.simulator.cluster.vtrain_tables import BYTES, SEQ_LEN, Row, VtrainTimes
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass, Side
@@ -35,7 +36,7 @@ from twinstream.schedule.ops import (
     Stream,
 )
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.cluster.costs import Demand, ExchangeDemand
+from twinstream.simulator.network_costs import ExchangeCost
 
 VOCABULARY = 50257
 MESSAGE_BYTES_PER_S = 25 * 2**30
@@ -67,18 +68,11 @@ class Durations:
         self.computes: dict[tuple[int, str], int] = {}
         self.exchanges: dict[Side, int] = {}
 
-    def wait_ns(self, number: int) -> int:
-        return 0
+    def rank(self, number: int) -> FixedCosts:
+        return FixedCosts(lambda op: self.computes[number, op.call])
 
-    def capacity(self, number: int) -> Mapping[str, float]:
-        return {}
-
-    def demand(self, number: int, op: Op) -> Demand:
-        assert isinstance(op, Compute)
-        return Demand(self.computes[number, op.call], 0.0)
-
-    def exchange(self, exchange: Exchange) -> ExchangeDemand:
-        return ExchangeDemand(self.exchanges[exchange.sides[0]], 0.0)
+    def exchange(self, exchange: Exchange) -> ExchangeCost:
+        return ExchangeCost(self.exchanges[exchange.sides[0]], 0.0)
 
 
 @dataclass(frozen=True)

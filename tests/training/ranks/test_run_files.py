@@ -16,7 +16,7 @@ from twinstream.schedule.analysis.comparison import Comparison
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document, write_document
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.options import TrainOptions
 
 STEPS, MORE = 4, 6

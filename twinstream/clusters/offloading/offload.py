@@ -11,9 +11,8 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps, Schedule
-from twinstream.simulator.cluster.costs import ClusterCosts, share_of
-from twinstream.simulator.cluster.simulate import replay_cluster
-from twinstream.simulator.replay import steady_state
+from twinstream.simulator.network_costs import ClusterCosts, share_of
+from twinstream.simulator.replay import replay_cluster, steady_state
 
 
 def offloaded(

@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
-from twinstream.simulator.cluster.geometry import equally_near
+from twinstream.simulator.network_costs import equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}
 

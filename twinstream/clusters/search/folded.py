@@ -8,10 +8,12 @@ from twinstream.clusters.search.chains import Pricing, layer_times
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
+from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.cluster.costs import ClusterCosts, Demand, ExchangeDemand
-from twinstream.simulator.cluster.simulate import replay_cluster
+from twinstream.simulator.costs import CostModel, OpCost
+from twinstream.simulator.flows import Flow
+from twinstream.simulator.network_costs import ClusterCosts, ExchangeCost
+from twinstream.simulator.replay import replay_cluster
 
 
 def folded_step_s(job: Job, pricing: Pricing) -> float:
@@ -45,8 +47,29 @@ def _counts(job: Job) -> tuple[int, ...]:
     return counts if job.num_microbatches > counts[1] else (job.num_microbatches,)
 
 
+class _FoldedRank:
+    """A rank's costs: layers' ops take what their chains take, times how many they are of."""
+
+    def __init__(self, rank: CostModel, layers: Mapping[str, float]) -> None:
+        self._rank, self._layers = rank, layers
+        self.wait_ns, self.capacity = rank.wait_ns, rank.capacity
+        self._folded: dict[str, OpCost] = {}
+
+    def cost(self, op: Op) -> OpCost:
+        if not isinstance(op, Compute):
+            return self._rank.cost(op)
+        kind, _, count = op.call.partition(".")
+        if kind not in self._layers or not count.isdigit():
+            return self._rank.cost(op)
+        if op.call not in self._folded:
+            alone_ns = self._layers[kind] * int(count)
+            flow = Flow(alone_ns, (("compute", alone_ns),)) if alone_ns else None
+            self._folded[op.call] = OpCost(0, flow)
+        return self._folded[op.call]
+
+
 class _FoldedCosts(ClusterCosts):
-    """Layers' ops take what their chains take, times how many they are of."""
+    """Exchanges of several sides draw nothing of the compute."""
 
     def __init__(
         self,
@@ -56,30 +79,22 @@ class _FoldedCosts(ClusterCosts):
         layers: Mapping[str, float],
     ) -> None:
         super().__init__(document, cluster, machine)
-        self._layers = layers
-        self._folded: dict[str, Demand] = {}
-        self._light: dict[ExchangeDemand, ExchangeDemand] = {}
+        numbers = range(len(document.classes))
+        self._folded_ranks = [
+            _FoldedRank(super(_FoldedCosts, self).rank(i), layers) for i in numbers
+        ]
+        self._light: dict[ExchangeCost, ExchangeCost] = {}
 
-    def exchange(self, exchange: Exchange) -> ExchangeDemand:
+    def rank(self, number: int) -> CostModel:
+        return self._folded_ranks[number]
+
+    def exchange(self, exchange: Exchange) -> ExchangeCost:
         found = super().exchange(exchange)
         if found not in self._light:
             sides = tuple(
                 tuple((name, amount) for name, amount in side if name != "compute")
                 for side in found.sides
             )
-            light = ExchangeDemand(found.fixed_ns, found.alone_ns, sides)
+            light = ExchangeCost(found.fixed_ns, found.alone_ns, sides)
             self._light[found] = found if len(found.sides) == 1 else light
         return self._light[found]
-
-    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand:
-        if not isinstance(op, Compute):
-            return super().demand(number, op)
-        kind, _, count = op.call.partition(".")
-        if kind not in self._layers or not count.isdigit():
-            return super().demand(number, op)
-        if op.call not in self._folded:
-            alone_ns = self._layers[kind] * int(count)
-            self._folded[op.call] = Demand(
-                0, alone_ns, (("compute", alone_ns),) if alone_ns else ()
-            )
-        return self._folded[op.call]

@@ -12,7 +12,7 @@ from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.space import Asked, NoLayoutError, told
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.simulator.cluster.costs import share_of
+from twinstream.simulator.network_costs import share_of
 
 GIB = 2**30
 _MOST_TIMES = 64  # as many GPUs are tried, in doublings

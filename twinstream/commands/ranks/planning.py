@@ -29,7 +29,7 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
 
 _MICROBATCHES = 4  # for each stage, where tokens per step are open: a bubble of a fifth

@@ -29,7 +29,7 @@ from twinstream.schedule.files import write_document
 from twinstream.screens.ranks_compared import speeds_table
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.tables import losses_line, seconds
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.ranks.shared_machine import Place
 
 

@@ -42,7 +42,11 @@ class PassBoundaries:
         return self.unproven() if number + 1 >= MAX_PASSES else None
 
     def unproven(self) -> StepTime:
-        """Mean and spread of the last passes, without a proof that they repeat."""
-        recent = self._anchors_ns[-LAST_PASSES - 1 :]
+        """Mean and spread of the later half of the passes, without a proof that they repeat; the
+        length of a single pass."""
+        count = len(self._anchors_ns)
+        if count == 1:
+            return StepTime(float(self._anchors_ns[0]), 0.0, None)
+        recent = self._anchors_ns[-max(1, count // 2) - 1 :]
         steps = [after - before for before, after in pairwise(recent)]
         return StepTime(fmean(steps), pstdev(steps), None)

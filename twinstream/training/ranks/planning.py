@@ -17,7 +17,7 @@ from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.cluster.simulate import simulate_cluster
+from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.checkpoints import written_names
 from twinstream.training.expected import expected_packing
 from twinstream.training.machine import Here

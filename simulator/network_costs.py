@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
 from twinstream.hardware_profiles.clusters.curves import Collective
@@ -9,42 +10,29 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
-from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch
-from twinstream.simulator.cluster.geometry import group_of
-from twinstream.simulator.costs import MachineCosts
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
+from twinstream.schedule.cluster.mesh import Mesh
+from twinstream.schedule.ops import Communicate
+from twinstream.simulator.costs import CostModel, MachineCosts
 
 _NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "uint8": "int8", "fp8": "int8"}
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """Latency that nothing shares, then a flow of `alone_ns` (0: none) that draws `amounts`."""
-
-    fixed_ns: int
-    alone_ns: float
-    amounts: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeDemand:
-    """As `Demand`, with what is drawn of each side's resources."""
+class ExchangeCost:
+    """As `OpCost`: latency, then `alone_ns` (0: none) that draws on each side's resources."""
 
     fixed_ns: int
     alone_ns: float
     sides: tuple[tuple[tuple[str, float], ...], ...] = ()
 
 
-class ClusterCostModel(Protocol):
-    """Prices ops of classes (by their number) and exchanges of a cluster's schedule."""
+class MeshCosts(Protocol):
+    """Prices ops of classes of ranks, by their number in the document, and exchanges."""
 
-    def wait_ns(self, number: int) -> int: ...
+    def rank(self, number: int) -> CostModel: ...
 
-    def capacity(self, number: int) -> Mapping[str, float]: ...
-
-    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand: ...
-
-    def exchange(self, exchange: Exchange) -> ExchangeDemand: ...
+    def exchange(self, exchange: Exchange) -> ExchangeCost: ...
 
 
 class ClusterCosts:
@@ -72,38 +60,29 @@ class ClusterCosts:
         gpus = cluster.count("gpus_per_node")
         self._mesh = schedule.mesh.model_copy(update={"ranks_per_node": gpus})
         self._classes = {one.name: one for one in schedule.classes}
-        self._network = _network_capacity(cluster)
+        network = _network_capacity(cluster)
         first = schedule.of(schedule.classes[0])
-        node = MachineCosts(first, share_of(machine, gpus))
-        self._node_rates = {**node.capacity, **self._network}
+        self._node_rates = MachineCosts(first, share_of(machine, gpus), network).capacity
         known: dict[tuple[str, str], MachineCosts] = {}
-        self._of_class: list[MachineCosts] = []
+        self._ranks: list[MachineCosts] = []
         self._ops: dict[str, dict[str, Communicate]] = {}
         self._sizes: dict[str, dict[str, tuple[int, str]]] = {}
         for one in schedule.classes:
             own = (machines or {}).get(one.name, machine)
             key = one.schedule, own.content_hash
             if key not in known:
-                known[key] = MachineCosts(schedule.schedules[one.schedule], share_of(own, gpus))
-            self._of_class.append(known[key])
+                part = schedule.schedules[one.schedule]
+                known[key] = MachineCosts(part, share_of(own, gpus), network)
+            self._ranks.append(known[key])
         for name, part in schedule.schedules.items():
             self._sizes[name] = {t.tensor_id: (t.size_bytes, t.dtype) for t in part.tensors}
             self._ops[name] = {op.op_id: op for op in part.ops if isinstance(op, Communicate)}
-        self._known: dict[tuple[object, ...], ExchangeDemand] = {}
+        self._known: dict[tuple[object, ...], ExchangeCost] = {}
 
-    def wait_ns(self, number: int) -> int:
-        return self._of_class[number].wait_ns
+    def rank(self, number: int) -> CostModel:
+        return self._ranks[number]
 
-    def capacity(self, number: int) -> Mapping[str, float]:
-        return {**self._of_class[number].capacity, **self._network}
-
-    def demand(self, number: int, op: Compute | Copy | Feed | Fetch) -> Demand:
-        cost = self._of_class[number].cost(op)
-        if cost.flow is None:
-            return Demand(cost.fixed_ns, 0.0)
-        return Demand(cost.fixed_ns, cost.flow.alone_ns, cost.flow.amounts)
-
-    def exchange(self, exchange: Exchange) -> ExchangeDemand:
+    def exchange(self, exchange: Exchange) -> ExchangeCost:
         name, op_id = exchange.sides[0]
         one = self._classes[name]
         op = self._ops[one.schedule][op_id]
@@ -129,17 +108,17 @@ class ClusterCosts:
 
     def _priced(
         self, sides: Sequence[str], size_bytes: int, dtype: str, group: RankGroup
-    ) -> ExchangeDemand:
+    ) -> ExchangeCost:
         collective: Collective = "send_recv"
         if sides[0] not in ("send", "recv"):
             collective = sides[0]  # type: ignore[assignment]
         kind = _NCCL_DTYPES.get(dtype)
         time_ns = collective_time_ns(self._cluster, collective, size_bytes, group, kind).time_ns
         if not time_ns:
-            return ExchangeDemand(0, 0.0)
+            return ExchangeCost(0, 0.0)
         between, within = _bytes_of_a_rank(collective, size_bytes, group)
         drawn = {side: self._drawn(side, time_ns, between, within) for side in set(sides)}
-        return ExchangeDemand(0, float(time_ns), tuple(drawn[side] for side in sides))
+        return ExchangeCost(0, float(time_ns), tuple(drawn[side] for side in sides))
 
     def _drawn(
         self, side: str, time_ns: int, between: float, within: float
@@ -196,3 +175,40 @@ def _bytes_of_a_rank(
         return (ranks - near) * each, (near - 1) * each
     between = laps * size_bytes / near * (nodes - 1) / nodes
     return between, laps * size_bytes * (near - 1) / near
+
+
+def group_of(mesh: Mesh, one: RankClass, op: Communicate) -> RankGroup:
+    """The group of an op of a class, with the groups beside it that use the same NICs.
+
+    All groups of a node are taken to communicate at once, as equal schedules do. Of a message it
+    is the two ranks; along a whole axis (a ring step) the pair that is farthest apart counts.
+    """
+    on_node = min(mesh.ranks_per_node, mesh.size)
+    if not op.shift:
+        ranks = prod(mesh.length(axis) for axis in op.axes)
+        near = equally_near(ranks, mesh.ranks_on_a_node(op.axes))
+        return RankGroup(ranks=ranks, ranks_per_node=near, sharing=max(1, on_node // near))
+    (axis,) = op.axes
+    size, stride = mesh.length(axis), mesh.stride(axis)
+    cell = one.cell(axis, size)
+    if len(cell) == size:
+        near = mesh.ranks_on_a_node((axis,))
+        inside, sharing = near == size, max(1, on_node // near)
+    else:
+        places = [
+            at * stride // on_node == (at + op.shift) % size * stride // on_node for at in cell
+        ]
+        inside, sharing = all(places), min(on_node, stride)
+    if inside:
+        return RankGroup(ranks=2, ranks_per_node=2)
+    return RankGroup(ranks=2, ranks_per_node=1, sharing=sharing)
+
+
+def equally_near(ranks: int, near: int) -> int:
+    """Ranks of a group on each of its nodes, where nodes and axes need not divide one another: at
+    most as many as on rank 0's, and equally many.
+
+    >>> equally_near(512, 72)
+    64
+    """
+    return next(count for count in range(near, 0, -1) if ranks % count == 0)

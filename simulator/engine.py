@@ -1,4 +1,4 @@
-"""All streams of all classes of ranks in one SimPy environment."""
+"""The event engine: all streams of all classes of ranks in one SimPy environment."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import simpy
 from twinstream.hardware_profiles.errors import TooLongError
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.numbers import MOST_NS
-from twinstream.simulator.cluster.pool import ClusterPool, SharedFlow
+from twinstream.simulator.flows import FluidPool, SharedFlow
 
 _UNENDED = -1
 
@@ -48,14 +48,14 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """An exchange: how many ops meet in it, and what it then takes."""
 
     num_sides: int
     price: Price
 
 
-class ClassPass:
+class PassTimes:
     """One pass of one class: when its ops began and ended (-1: not yet)."""
 
     __slots__ = ("ends", "starts", "waiters")
@@ -74,21 +74,21 @@ class _Stream:
     number: int = 0
 
 
-class ClusterRun:
+class Engine:
     """Programs with their exchanges, over a number of passes."""
 
     def __init__(
         self,
         programs: Sequence[Program],
-        meetings: Sequence[Meeting],
+        rendezvous: Sequence[Rendezvous],
         capacity: Sequence[float],
         num_passes: int,
     ) -> None:
         self._env = simpy.Environment()
-        self._programs, self._meetings = programs, meetings
+        self._programs, self._rendezvous = programs, rendezvous
         self._num_passes = num_passes
-        self._pool = ClusterPool(self._env, capacity)
-        self._passes: list[list[ClassPass]] = []
+        self._pool = FluidPool(self._env, capacity)
+        self._passes: list[list[PassTimes]] = []
         self._left: list[int] = []  # ops of all classes that have not ended, by pass
         self._arrived: dict[tuple[int, int], tuple[tuple[_Stream, ...], int]] = {}
         self._ready = deque(
@@ -99,7 +99,7 @@ class ClusterRun:
         self._ended = 0
         self._drain()
 
-    def next_pass(self) -> list[ClassPass]:
+    def next_pass(self) -> list[PassTimes]:
         """Run until the next pass is through, in every class.
 
         Raises:
@@ -116,11 +116,14 @@ class ClusterRun:
                 raise self._stuck(this) from None
             self._drain()
         if env.now > MOST_NS:
-            raise TooLongError(f"a few passes take over {MOST_NS / 86_400e9:.0f} days")
+            raise TooLongError(
+                f"a few passes take over {MOST_NS / 86_400e9:.0f} days on this machine: a number "
+                "of its profile (a rate, an efficiency, a latency) or the step is a slip"
+            )
         self._ended += 1
         return this
 
-    def _stuck(self, this: list[ClassPass]) -> StuckError:
+    def _stuck(self, this: list[PassTimes]) -> StuckError:
         left = [sum(end == _UNENDED for end in one.ends) for one in this]
         return StuckError(
             f"in pass {self._ended} ranks wait for one another for ever: "
@@ -128,9 +131,9 @@ class ClusterRun:
             + " never run"
         )
 
-    def _of(self, number: int) -> list[ClassPass]:
+    def _of(self, number: int) -> list[PassTimes]:
         while len(self._passes) <= number:
-            self._passes.append([ClassPass(program.num_ops) for program in self._programs])
+            self._passes.append([PassTimes(program.num_ops) for program in self._programs])
             self._left.append(sum(program.num_ops for program in self._programs))
         return self._passes[number]
 
@@ -159,16 +162,16 @@ class ClusterRun:
             self._begin(step.price, delay_ns, partial(self._end, (stream,)))
             return
         key = step.exchange, stream.number
-        meeting = self._meetings[step.exchange]
+        rendezvous = self._rendezvous[step.exchange]
         sides, latest_ns = self._arrived.pop(key, ((), 0))
         sides, latest_ns = (*sides, stream), max(latest_ns, start_ns)
-        if len(sides) < meeting.num_sides:
+        if len(sides) < rendezvous.num_sides:
             self._arrived[key] = sides, latest_ns
         else:
             delay_ns = latest_ns - int(self._env.now)
-            self._begin(meeting.price, delay_ns, partial(self._end, sides))
+            self._begin(rendezvous.price, delay_ns, partial(self._end, sides))
 
-    def _must_wait(self, stream: _Stream, step: Step, this: ClassPass) -> bool:
+    def _must_wait(self, stream: _Stream, step: Step, this: PassTimes) -> bool:
         for position in step.waits:
             if this.ends[position] < 0:
                 this.waiters.setdefault(position, []).append(stream)

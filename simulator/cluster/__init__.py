@@ -1,1 +1,0 @@
-"""Many devices in virtual time: one set of streams for each class of ranks, and their exchanges."""
