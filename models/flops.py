@@ -29,7 +29,8 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
     """Model FLOPs of training on one sequence: forward and backward, nothing recomputed.
 
     L (3 matmul + 3 attention) + 3 head, since backward takes two products for each of forward's:
-    matmul 2 S d (2 d_q + 2 d_kv + 3 f) is Q, K, V, output, gate, up and down; attention
+    matmul 2 S d (2 d_q + 2 d_kv + 3 f) is Q, K, V, output, gate, up and down (2 f without a gate;
+    of routed experts those that a token goes to, and the router); attention
     0.5 x 2 x (2 S S d_q) is QK^T and PV; head 2 S d V is the LM head, tied or not.
 
     Of what a recipe freezes, backward takes the product for the gradient of the input only, and
@@ -49,7 +50,7 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
     """
     recipe = recipe or Recipe()
     trained = trained_groups(spec, recipe)
-    matmul = 2 * seq_len * spec.d_model * (2 * spec.d_q + 2 * spec.d_kv + 3 * spec.d_ff)
+    matmul = 2 * seq_len * spec.d_model * (2 * spec.d_q + 2 * spec.d_kv + _mlp_width(spec))
     attention = 2 * seq_len * seq_len * spec.d_q
     head = 2 * seq_len * spec.d_model * spec.vocab_size
     num_back = spec.num_layers - first_backward_layer(spec, recipe)
@@ -58,6 +59,15 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
     head_trains = ("embedding" if spec.tied_embeddings else "head") in trained
     adapters = _adapter_flops(spec, seq_len, recipe)
     return blocks + num_trained * matmul + (3 if head_trains else 2) * head + adapters
+
+
+def _mlp_width(spec: ModelSpec) -> int:
+    """Columns of width d_model that a token is multiplied with after attention."""
+    matrices = 3 if spec.gated else 2
+    experts = spec.experts
+    if experts is None:
+        return matrices * spec.d_ff
+    return experts.count + matrices * (experts.per_token * experts.d_ff + experts.shared_d_ff)
 
 
 def _adapter_flops(spec: ModelSpec, seq_len: int, recipe: Recipe) -> int:

@@ -1,11 +1,13 @@
-"""Models by name: the TOML files in presets/, or a path to a Hugging Face config.json."""
+"""Models by name: the tables of presets/*.toml, or a path to a Hugging Face config.json."""
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from twinstream.models.hf_config import states_dtype
-from twinstream.models.spec import ModelSpec
+from twinstream.models.spec import ModelSpec, executor_refusal
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
 _PRESETS = Path(__file__).parent / "presets"
@@ -25,12 +27,35 @@ class UnknownModelError(TwinstreamError):
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the presets, sorted."""
-    return tuple(sorted(path.stem for path in _PRESETS.glob("*.toml")))
+    """Names of the presets, sorted; aliases are not among them."""
+    return tuple(sorted(_tables()))
+
+
+def executable_presets() -> tuple[str, ...]:
+    """Names of the presets that our kernels run, sorted."""
+    return tuple(name for name in preset_names() if executor_refusal(load_preset(name)) is None)
+
+
+def preset_aliases() -> Mapping[str, str]:
+    """Other names of presets, and the preset that each is.
+
+    >>> preset_aliases()["llama3-8b"]
+    '8b'
+    """
+    return {alias: name for name, table in _tables().items() for alias in table.get("aliases", ())}
+
+
+def preset_source(name: str) -> str:
+    """Where the sizes of a preset are from.
+
+    >>> preset_source("mixtral-8x7b")
+    'mistralai/Mixtral-8x7B-v0.1 config.json'
+    """
+    return str(_tables()[name]["source"])
 
 
 def load_preset(name: str) -> ModelSpec:
-    """Load a preset.
+    """Load a preset by its name or an alias.
 
     Raises:
         UnknownModelError: no preset has this name.
@@ -38,11 +63,11 @@ def load_preset(name: str) -> ModelSpec:
     >>> load_preset("8b").d_kv
     1024
     """
-    known = preset_names()
-    if name not in known:
-        raise UnknownModelError(name=name, known=known)
-    text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")
-    return ModelSpec.model_validate(tomllib.loads(text))
+    tables = _tables()
+    own = preset_aliases().get(name, name)
+    if own not in tables:
+        raise UnknownModelError(name=name, known=tuple(sorted({*tables, *preset_aliases()})))
+    return ModelSpec.model_validate({"name": own} | _fields(own, tables))
 
 
 def load_model(name_or_path: str | Path | ModelSpec) -> ModelSpec:
@@ -58,12 +83,18 @@ def load_model(name_or_path: str | Path | ModelSpec) -> ModelSpec:
     require("model", name_or_path, str, Path, ModelSpec)
     if isinstance(name_or_path, ModelSpec):
         return name_or_path
-    if isinstance(name_or_path, str) and name_or_path in preset_names():
-        return load_preset(name_or_path)
+    if is_preset(name_or_path):
+        return load_preset(str(name_or_path))
     path = Path(name_or_path)
     if path.suffix == ".json" or os.path.exists(path):  # noqa: PTH110 - false of too long a name
         return ModelSpec.from_hf_config(path)
-    raise UnknownModelError(name=str(name_or_path), known=preset_names())
+    return load_preset(str(name_or_path))
+
+
+def is_preset(name_or_path: str | Path) -> bool:
+    """Whether a preset has this name, as its own or as an alias."""
+    known = {*preset_names(), *preset_aliases()}
+    return isinstance(name_or_path, str) and name_or_path in known
 
 
 def dtype_note(name_or_path: str | Path, spec: ModelSpec) -> str | None:
@@ -72,11 +103,23 @@ def dtype_note(name_or_path: str | Path, spec: ModelSpec) -> str | None:
     Args:
         spec: what it was loaded as.
     """
-    if isinstance(name_or_path, str) and name_or_path in preset_names():
-        return None
-    if states_dtype(name_or_path):
+    if is_preset(name_or_path) or states_dtype(name_or_path):
         return None
     return (
         f"{name_or_path} states no dtype, so {spec.dtype} is taken, as transformers does. Most "
         "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."
     )
+
+
+def _tables() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(_PRESETS.glob("*.toml")):
+        found |= tomllib.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _fields(name: str, tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a table says of the model, over what its base says."""
+    own = {key: value for key, value in tables[name].items() if key not in ("source", "aliases")}
+    base = own.pop("base", None)
+    return own if base is None else _fields(base, tables) | own

@@ -1,18 +1,60 @@
-"""The architecture of a dense decoder-only transformer: RMSNorm, RoPE, GQA, SwiGLU."""
+"""The architecture of a decoder-only transformer, and which part of it our kernels do not run."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.hf_config import HfConfigError, describe_problems, read_hf_config
+from twinstream.models.hf_config import (
+    HfConfigError,
+    describe_problems,
+    hf_config_file,
+    read_hf_config,
+    read_json_object,
+)
+from twinstream.models.hf_experts import EXPERT_MODEL_TYPES, read_expert_config
 from twinstream.models.rope import PositiveFinite, RopeScaling
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import PositiveCount
 
 Width = Annotated[int, Field(gt=0, le=2**22)]
 
 ITEMSIZE_BYTES = {"bfloat16": 2, "float32": 4}
+# What our kernels run, of the fields that are also priced with other values; and why not those.
+_RUN_HERE: dict[str, tuple[object, str]] = {
+    "mlp": ("swiglu", "only SwiGLU feed-forward networks have kernels"),
+    "norm": ("rms", "only RMSNorm has kernels"),
+    "positions": ("rope", "only RoPE has kernels"),
+    "max_positions": (0, "learned positions have no kernels"),
+    "biases": (False, "only Q, K and V may have biases"),
+    "dropout": (False, "dropout has no kernels"),
+    "experts": (None, "experts have no kernels"),
+}
+
+_VOCAB_MULTIPLE = 128  # of the rows of the embedding that a rank holds; Megatron-LM's default
+
+ParameterPart = Literal[
+    "attention", "mlp", "router", "experts", "embedding", "positions", "final_norm", "head"
+]
+
+
+class NotExecutableError(TwinstreamError):
+    """A model of which sizes are known, and kernels are not here."""
+
+
+class Experts(Node):
+    """The routed experts of every layer's feed-forward network.
+
+    `d_ff` is one expert's width, `per_token` how many a token goes to; `shared_d_ff` the width of
+    one that all tokens go to, 0 without one.
+    """
+
+    count: PositiveCount
+    per_token: PositiveCount
+    d_ff: Width
+    shared_d_ff: Annotated[int, Field(ge=0, le=2**22)] = 0
 
 
 class ModelSpec(Node):
@@ -22,6 +64,12 @@ class ModelSpec(Node):
     RoPE. `qkv_bias` is Qwen2's: a bias on the Q, K and V projections and nowhere else.
     `rope_scaling` is that of Llama 3.1 and later, None plain RoPE. The
     product num_heads * head_dim may differ from d_model.
+
+    Priced with any value, run as by default (`executor_refusal`): `mlp`, of which gated ones
+    (swiglu, geglu) have three matrices, gelu and squared_relu two; `positions`, of which learned
+    ones are `max_positions` rows of width d_model; `biases` of all linear layers and norms, as
+    GPT-3 has; `dropout`, whose masks of one byte an element are kept for the backward pass;
+    `experts`, with which their widths count and `d_ff` does not.
 
     >>> from twinstream.models.presets import load_preset
     >>> load_preset("8b").num_parameters
@@ -43,6 +91,13 @@ class ModelSpec(Node):
     qkv_bias: bool = False
     tied_embeddings: bool = False
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    mlp: Literal["swiglu", "geglu", "gelu", "squared_relu"] = "swiglu"
+    norm: Literal["rms", "layer"] = "rms"
+    positions: Literal["rope", "learned"] = "rope"
+    max_positions: Annotated[int, Field(ge=0, le=2**26)] = 0
+    biases: bool = False
+    dropout: bool = False
+    experts: Experts | None = None
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -58,11 +113,22 @@ class ModelSpec(Node):
                 "num_heads * head_dim is {d_q}, more than 2**22",
                 {"d_q": self.d_q},
             )
-        if self.head_dim % 2:
+        if self.head_dim % 2 and self.positions == "rope":
             raise PydanticCustomError(
                 "odd_head_dim",
                 "head_dim {head_dim} is odd, RoPE rotates pairs of elements",
                 {"head_dim": self.head_dim},
+            )
+        if (self.positions == "learned") != bool(self.max_positions):
+            raise PydanticCustomError(
+                "positions_without_rows",
+                "learned positions need max_positions, and only they have them",
+            )
+        if self.experts and self.experts.per_token > self.experts.count:
+            raise PydanticCustomError(
+                "too_few_experts",
+                "a token goes to {per_token} of {count} experts",
+                {"per_token": self.experts.per_token, "count": self.experts.count},
             )
         return self
 
@@ -70,15 +136,20 @@ class ModelSpec(Node):
     def from_hf_config(cls, path: str | Path) -> Self:
         """Read a Hugging Face config.json, or the one in a folder.
 
-        Covers llama, mistral, qwen2 and qwen3. Absent keys mean what they mean to transformers,
-        so an absent dtype is float32.
+        Covers llama, mistral, qwen2, qwen3, and the sizes of mixtral and qwen3_moe. Absent keys
+        mean what they mean to transformers, so an absent dtype is float32.
 
         Raises:
             HfConfigError: the file is missing, broken or incomplete.
             UnsupportedConfigError: it asks for a computation that is not supported, or holds an
                 unknown key.
         """
-        fields = read_hf_config(path)
+        file = hf_config_file(path)
+        raw = read_json_object(file)
+        if raw.get("model_type") in EXPERT_MODEL_TYPES:
+            fields = read_expert_config(file, raw)
+        else:
+            fields = read_hf_config(path)
         try:
             return cls(**fields)
         except ValidationError as error:
@@ -100,17 +171,208 @@ class ModelSpec(Node):
         return ITEMSIZE_BYTES[self.dtype]
 
     @property
+    def gated(self) -> bool:
+        """Whether the feed-forward network has a gate."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
     def num_block_parameters(self) -> int:
         """Parameters of one block, its two norms included."""
-        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
-        d_qkv = self.d_q + 2 * self.d_kv
-        bias = d_qkv if self.qkv_bias else 0
-        attention = d_qkv * self.d_model + bias + self.d_model * self.d_q
-        return norms + attention + 3 * self.d_model * self.d_ff
+        return layer_parameters(self).total
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model; tied embeddings count once."""
-        num_vocab_matrices = 1 if self.tied_embeddings else 2
-        vocab = num_vocab_matrices * self.vocab_size * self.d_model
-        return self.num_layers * self.num_block_parameters + self.d_model + vocab
+        """Parameters of the whole model: tied embeddings once, the vocabulary not padded."""
+        return self.num_layers * self.num_block_parameters + _outside_layers(self)
+
+    @property
+    def usual_fields(self) -> set[str]:
+        """Fields of which a document need not tell: they are as all that runs here has them."""
+        return {name for name, (usual, _) in _RUN_HERE.items() if getattr(self, name) == usual}
+
+
+def executor_refusal(spec: ModelSpec) -> str | None:
+    """Why no kernels here run a model, by the field that stands in the way; None if they do.
+
+    >>> from twinstream.models.presets import load_model
+    >>> executor_refusal(load_model("gpt-1.7b")).partition(";")[0]
+    'mlp = gelu (only SwiGLU feed-forward networks have kernels)'
+    >>> executor_refusal(load_model("8b"))
+    """
+    found = [
+        f"{field} = {getattr(spec, field)} ({reason})"
+        for field, (_, reason) in _RUN_HERE.items()
+        if field not in spec.usual_fields
+    ]
+    return "; ".join(found) or None
+
+
+def require_executable(spec: ModelSpec) -> None:
+    """Refuse a model that no kernels here run.
+
+    Raises:
+        NotExecutableError: says which fields stand in the way.
+    """
+    if (reason := executor_refusal(spec)) is not None:
+        raise NotExecutableError(
+            f"'{spec.name}' is planned for clusters only (--cluster), since nothing here runs it: "
+            f"{reason}"
+        )
+
+
+class LayerParameters(NamedTuple):
+    """Parameters of one layer, each part with the norm before it.
+
+    A layer has an `mlp`, or a `router`, `num_experts` of `expert` each, and a `shared_expert`.
+    """
+
+    attention: int
+    mlp: int
+    router: int
+    expert: int
+    num_experts: int
+    shared_expert: int
+
+    @property
+    def total(self) -> int:
+        """All of the layer's."""
+        return self._with_experts(self.num_experts)
+
+    def active(self, experts_per_token: int) -> int:
+        """Those that one token passes through."""
+        return self._with_experts(experts_per_token)
+
+    def _with_experts(self, num_experts: int) -> int:
+        dense = self.attention + self.mlp + self.router + self.shared_expert
+        return dense + num_experts * self.expert
+
+
+def layer_parameters(shape: ModelSpec) -> LayerParameters:
+    """Parameters of one layer of a model."""
+    whole = _Split(shape, tp=1, ep=1, etp=1)
+    experts = shape.experts
+    return LayerParameters(
+        attention=whole.attention(),
+        mlp=0 if experts else norm_parameters(shape) + whole.mlp(shape.d_ff, 1),
+        router=whole.router(),
+        expert=whole.mlp(experts.d_ff, 1) if experts else 0,
+        num_experts=experts.count if experts else 0,
+        shared_expert=whole.mlp(experts.shared_d_ff, 1) if experts else 0,
+    )
+
+
+def active_parameters(shape: ModelSpec) -> int:
+    """Parameters that one token passes through: of the routed experts only its own.
+
+    Embedding and head count whole, as the published numbers of active parameters do.
+    """
+    per_token = shape.experts.per_token if shape.experts else 0
+    return shape.num_layers * layer_parameters(shape).active(per_token) + _outside_layers(shape)
+
+
+def norm_parameters(shape: ModelSpec) -> int:
+    """Of one norm over the width of the model: a weight and, of a LayerNorm with biases, a bias."""
+    return shape.d_model * (2 if shape.norm == "layer" and shape.biases else 1)
+
+
+def padded_vocab(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding when each of `tp` ranks holds equally many, a multiple of 128.
+
+    Source: Megatron-LM, `_vocab_size_with_padding`, with make_vocab_size_divisible_by 128.
+
+    >>> padded_vocab(50257, 8)
+    51200
+    """
+    multiple = _VOCAB_MULTIPLE * tp
+    return -(-vocab_size // multiple) * multiple
+
+
+def rank_parameters(
+    shape: ModelSpec, tp: int, ep: int, part: ParameterPart, etp: int | None = None
+) -> int:
+    """Parameters of a part of one layer, or of one outside the layers, that one rank holds.
+
+    Over `tp` matrices are split by heads, by FFN width and by rows of the padded vocabulary. Norms,
+    the router, learned positions and the biases of row-parallel layers (output and down projection)
+    are held by each rank; so are key and value heads of which there are fewer than ranks. Over `ep`
+    whole experts are split, each of them over `etp`, which is `tp` unless given; a shared expert is
+    split over `tp` alone and counted among `experts`. A tied head has none of its own; where it
+    does not lie with the embedding, as on a last pipeline stage, it is a copy as large as that.
+    What does not divide is rounded up.
+    """
+    split = _Split(shape, tp, ep, tp if etp is None else etp)
+    experts = shape.experts
+    match part:
+        case "attention":
+            return split.attention()
+        case "mlp":
+            return 0 if experts else norm_parameters(shape) + split.mlp(shape.d_ff, tp)
+        case "router":
+            return split.router()
+        case "experts":
+            return split.experts()
+        case "embedding":
+            return split.vocab_matrix()
+        case "positions":
+            return shape.max_positions * shape.d_model
+        case "final_norm":
+            return norm_parameters(shape)
+        case "head":
+            return 0 if shape.tied_embeddings else split.vocab_matrix()
+
+
+def rank_heads(num_heads: int, tp: int) -> int:
+    """Heads of one of `tp` ranks, at least one: key heads fewer than ranks are replicated.
+
+    >>> [rank_heads(8, tp) for tp in (1, 4, 16)]
+    [8, 2, 1]
+    """
+    return -(-num_heads // tp)
+
+
+def _outside_layers(shape: ModelSpec) -> int:
+    vocab_matrices = 1 if shape.tied_embeddings else 2
+    rows = vocab_matrices * shape.vocab_size + shape.max_positions
+    return rows * shape.d_model + norm_parameters(shape)
+
+
+class _Split(NamedTuple):
+    """Counts of what one rank holds of the parts of a layer."""
+
+    shape: ModelSpec
+    tp: int
+    ep: int
+    etp: int
+
+    def attention(self) -> int:
+        shape = self.shape
+        d_q = rank_heads(shape.num_heads, self.tp) * shape.head_dim
+        d_qkv = d_q + 2 * rank_heads(shape.num_kv_heads, self.tp) * shape.head_dim
+        matrices = (d_qkv + d_q) * shape.d_model
+        qkv_bias = d_qkv if shape.biases or shape.qkv_bias else 0
+        output_bias = shape.d_model if shape.biases else 0
+        head_norms = 2 * shape.head_dim if shape.qk_norm else 0
+        return norm_parameters(shape) + matrices + qkv_bias + output_bias + head_norms
+
+    def mlp(self, d_ff: int, ranks: int) -> int:
+        """Matrices and biases of a feed-forward network split over so many ranks; 0 of none."""
+        if not d_ff:
+            return 0
+        shape, width = self.shape, -(-d_ff // ranks)
+        d_up = (2 if shape.gated else 1) * width
+        return (d_up + width) * shape.d_model + (d_up + shape.d_model if shape.biases else 0)
+
+    def router(self) -> int:
+        if self.shape.experts is None:
+            return 0
+        return norm_parameters(self.shape) + self.shape.experts.count * self.shape.d_model
+
+    def experts(self) -> int:
+        experts = self.shape.experts
+        if experts is None:
+            return 0
+        routed = -(-experts.count // self.ep) * self.mlp(experts.d_ff, self.etp)
+        return routed + self.mlp(experts.shared_d_ff, self.tp)
+
+    def vocab_matrix(self) -> int:
+        return padded_vocab(self.shape.vocab_size, self.tp) // self.tp * self.shape.d_model

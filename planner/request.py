@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import OptimizerPlace, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.spec import ModelSpec, require_executable
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
 from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps
@@ -101,6 +101,7 @@ class PlanRequest:
             TwinstreamError: a name, a number or a file is wrong.
         """
         spec, profile = load_model(model), load_machine(machine)
+        require_executable(spec)
         require("step", step, TrainingStep)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)

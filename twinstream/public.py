@@ -18,9 +18,7 @@ from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.freezing import frozen_groups
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.shapes.presets import load_shape
-from twinstream.models.shapes.shape import Experts, ModelShape
-from twinstream.models.spec import ModelSpec
+from twinstream.models.spec import Experts, ModelSpec
 from twinstream.planner.choices import Choices
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.judge import Judge, Verdict
@@ -69,7 +67,6 @@ __all__ = [
     "Layout",
     "Lora",
     "Machine",
-    "ModelShape",
     "ModelSpec",
     "Packing",
     "PlanRequest",
@@ -109,7 +106,6 @@ __all__ = [
     "load_cluster",
     "load_machine",
     "load_model",
-    "load_shape",
     "lora_of",
     "plan",
     "planned_document",

@@ -96,8 +96,10 @@ def lower_again(schedule: Schedule) -> Chain:
 
 
 def model_ref(spec: ModelSpec) -> ModelRef:
-    digest = hashlib.sha256(spec.model_dump_json(exclude_none=True).encode()).hexdigest()[:16]
-    fields = spec.model_dump(mode="json", exclude_none=True)
+    usual = spec.usual_fields
+    told = spec.model_dump_json(exclude_none=True, exclude=usual)
+    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    fields = spec.model_dump(mode="json", exclude_none=True, exclude=usual)
     return ModelRef(name=spec.name, content_hash=digest, spec=fields)
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinstream.models.shapes.parameters import padded_vocab, rank_heads
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.spec import ModelSpec, padded_vocab, rank_heads
 from twinstream.schedule.errors import TwinstreamError
 
 UNFUSED = "unfused"
@@ -38,7 +37,7 @@ class RankSizes:
         UnknownWidthError: a dtype is not known.
     """
 
-    shape: ModelShape
+    shape: ModelSpec
     seq_len: int
     micro_batch: int = 1
     tp: int = 1

@@ -33,8 +33,8 @@ def saved_bytes(sizes: RankSizes, recompute: Recompute) -> int:
     parallelism 10 + (24 + 5 a s / h) / t, with sequence parallelism too (34 + 5 a s / h) / t;
     selective recompute drops 5 a s / h; full keeps 2, and 2 / t with sequence parallelism.
 
-    >>> from twinstream.models.shapes.shape import ModelShape
-    >>> gpt = ModelShape(name="gpt3", num_layers=96, d_model=12288, num_heads=96, num_kv_heads=96,
+    >>> from twinstream.models.spec import ModelSpec
+    >>> gpt = ModelSpec(name="gpt3", num_layers=96, d_model=12288, num_heads=96, num_kv_heads=96,
     ...                  head_dim=128, d_ff=49152, vocab_size=50257, mlp="gelu", norm="layer",
     ...                  positions="learned", max_positions=2048, biases=True, dropout=True)
     >>> split = RankSizes(shape=gpt, seq_len=2048, tp=8, sequence_parallel=True,

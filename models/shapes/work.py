@@ -48,8 +48,8 @@ class ShapeWork(RankSizes):
     """Work of one rank for one microbatch, of one layer or of a part outside the layers.
 
     >>> from twinstream.models.presets import load_preset
-    >>> from twinstream.models.shapes.shape import ModelShape
-    >>> work = ShapeWork(shape=ModelShape.of(load_preset("8b")), seq_len=8192, tp=8)
+    >>> from twinstream.models.spec import ModelSpec
+    >>> work = ShapeWork(shape=load_preset("8b"), seq_len=8192, tp=8)
     >>> [one.shape for one in work.mlp().forward if one.unit == "matmul"]
     [(8192, 3584, 4096), (8192, 4096, 1792)]
     """

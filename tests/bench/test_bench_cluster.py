@@ -15,7 +15,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.models.shapes.presets import load_shape
+from twinstream.models.presets import load_model
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import ClusterCosts
 from twinstream.simulator.replay import cold_step_ns
@@ -45,7 +45,7 @@ def test_bench_131072_gpus(microbatches, capsys):
     """Llama 3 405B, tp 8, pp 16, dp 1024: one class a stage."""
     layout = Layout(tp=8, pp=16, dp=1024)
     batch = microbatches * layout.dp
-    job = Job(shape=load_shape("llama3-405b"), layout=layout, seq_len=8192, global_batch=batch)
+    job = Job(shape=load_model("llama3-405b"), layout=layout, seq_len=8192, global_batch=batch)
     document, lowering_s = timed(lambda: lower(job, 8, REF))
     assert document.mesh.size == 131_072 and len(document.classes) == 16
     cluster = load_cluster("h100_dgx").model_copy(update={"most_nodes": None})

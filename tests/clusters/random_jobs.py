@@ -7,17 +7,17 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, Recompute
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.shapes.shape import Experts, ModelShape
+from twinstream.models.spec import Experts, ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.workload import MachineRef
 
 GPUS_PER_NODE = 8
-DENSE = ModelShape(
+DENSE = ModelSpec(
     name="toy", num_layers=8, d_model=256, num_heads=8, num_kv_heads=4, head_dim=32, d_ff=512,
     vocab_size=1024,
 )  # fmt: skip
 MIXTURE = DENSE.model_copy(update={"experts": Experts(count=8, per_token=2, d_ff=256)})
-GPT = ModelShape(
+GPT = ModelSpec(
     name="gpt", num_layers=5, d_model=256, num_heads=8, num_kv_heads=8, head_dim=32, d_ff=1024,
     vocab_size=1000, mlp="gelu", norm="layer", positions="learned", max_positions=4096, biases=True,
     dropout=True, tied_embeddings=True,
@@ -33,7 +33,7 @@ SHAPES = (
 
 
 def job_of(
-    num_microbatches: int = 1, shape: ModelShape = DENSE, seq_len: int = 192, **fields: Any
+    num_microbatches: int = 1, shape: ModelSpec = DENSE, seq_len: int = 192, **fields: Any
 ) -> Job:
     """A job of a layout with these fields, and so many microbatches in each replica."""
     layout = Layout(**fields)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
 from twinstream.clusters.predict import memory_of
-from twinstream.models.shapes.parameters import layer_parameters, num_parameters
 from twinstream.models.shapes.saved import saved_bytes, stored_hidden_bytes
+from twinstream.models.spec import layer_parameters
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 
 UNTIED_GPT = GPT.model_copy(update={"tied_embeddings": False, "vocab_size": 1024, "num_layers": 4})
@@ -42,7 +42,7 @@ def test_all_ranks_together_hold_the_model_as_often_as_zero_says(shape, zero, fi
     schedule = lowered(job_of(4, shape, zero=zero, **fields))
     replicas = schedule.mesh.size // schedule.mesh.length("pp")
     outer = replicas // (fields.get("shard") or replicas)
-    count = num_parameters(shape)
+    count = shape.num_parameters
     of_parameters = replicas if zero < 3 else 0  # the master is in the state
     assert carried_over_all_ranks(schedule, "parameter") == 2 * count * of_parameters
     of_state = replicas if zero == 0 else outer
@@ -56,7 +56,7 @@ def test_all_ranks_together_hold_the_model_as_often_as_zero_says(shape, zero, fi
 def test_what_tensor_parallelism_does_not_split_is_on_each_rank():
     schedule = lowered(job_of(1, tp=4, zero=0))
     norms = (2 * DENSE.num_layers + 1) * DENSE.d_model
-    expected = num_parameters(DENSE) + 3 * norms
+    expected = DENSE.num_parameters + 3 * norms
     assert carried_over_all_ranks(schedule, "parameter") == 2 * expected
 
 
@@ -64,7 +64,7 @@ def test_experts_are_shared_by_replicas():
     schedule = lowered(job_of(1, MIXTURE, dp=8, ep=4, zero=0))
     each = layer_parameters(MIXTURE)
     routed = MIXTURE.num_layers * each.num_experts * each.expert
-    dense = num_parameters(MIXTURE) - routed
+    dense = MIXTURE.num_parameters - routed
     # the dense part on all eight, each expert on two
     assert carried_over_all_ranks(schedule, "parameter") == 2 * (8 * dense + 2 * routed)
 
@@ -73,8 +73,8 @@ def test_a_tied_embedding_is_held_by_the_first_and_the_last_stage():
     shape = DENSE.model_copy(update={"tied_embeddings": True})
     rows = shape.vocab_size * shape.d_model
     one, two = (lowered(job_of(4, shape, pp=pp)) for pp in (1, 2))
-    assert carried_over_all_ranks(one, "parameter") == 2 * num_parameters(shape)
-    assert carried_over_all_ranks(two, "parameter") == 2 * (num_parameters(shape) + rows)
+    assert carried_over_all_ranks(one, "parameter") == 2 * shape.num_parameters
+    assert carried_over_all_ranks(two, "parameter") == 2 * (shape.num_parameters + rows)
     told = [e for e in two.order if e.sides[0][1].startswith("tied_")]
     assert len(told) == 2 and not [e for e in one.order if e.sides[0][1].startswith("tied_")]
 
@@ -90,7 +90,7 @@ def test_shards_that_do_not_divide_are_padded():
         shard, whole = (sizes[operand.tensor] for operand in op.operands)
         assert whole == 7 * shard
     masters = [size for name, size in sizes.items() if name.startswith("optimizer.")]
-    assert 0 <= 7 * sum(masters) - 12 * num_parameters(shape) < 7 * 12 * len(masters)
+    assert 0 <= 7 * sum(masters) - 12 * shape.num_parameters < 7 * 12 * len(masters)
 
 
 @pytest.mark.parametrize(("zero", "gathered", "gradients"), [(2, 0, 3), (3, 3, 3)])

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
-from twinstream.models.shapes.parameters import num_parameters
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 
 UNITS = ("matmul", "attention_forward", "attention_backward")
@@ -27,7 +26,7 @@ def computed(schedule: ClusterSchedule) -> int:
     return total
 
 
-def expected(shape: ModelShape, sequences: int, recompute: str, seq_len: int = 192) -> int:
+def expected(shape: ModelSpec, sequences: int, recompute: str, seq_len: int = 192) -> int:
     """Forward, and backward twice that; causal attention forward, and backward 5/2 of it, since
     fused kernels compute the scores again; the recomputed once more."""
     d, layers = shape.d_model, shape.num_layers
@@ -101,4 +100,4 @@ def test_every_group_is_updated_once_in_shards():
             if work.unit == "adamw"
         ]
         assert len(works) == DENSE.num_layers + 2
-        assert sum(work.flops for work in works) == 14 * num_parameters(DENSE) // shards
+        assert sum(work.flops for work in works) == 14 * DENSE.num_parameters // shards

@@ -13,7 +13,7 @@ from twinstream.clusters.offloading.offload import offloaded
 from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.shapes.shape import Experts, ModelShape
+from twinstream.models.spec import Experts, ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import verify_cluster
 from twinstream.schedule.document import Caps
@@ -26,7 +26,7 @@ from twinstream.simulator.replay import simulate_cluster
 CLUSTER = load_cluster("h100_dgx")
 NODE = machine_of(CLUSTER)
 HOST_BYTES = 2**36
-SHAPE = ModelShape(
+SHAPE = ModelSpec(
     name="toy", num_layers=8, d_model=1024, num_heads=16, num_kv_heads=8, head_dim=64, d_ff=4096,
     vocab_size=32000,
 )  # fmt: skip

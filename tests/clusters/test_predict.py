@@ -17,7 +17,7 @@ from twinstream.clusters.predict import (
 )
 from twinstream.hardware_profiles.collectives.rank_group import on_one_node
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.spec import ModelSpec
 
 H100, ETHERNET = "h100_dgx", "rtx4090_ethernet"
 LARGE = DENSE.model_copy(
@@ -78,7 +78,7 @@ def test_few_microbatches_are_simulated_as_they_are():
     assert_close(job_of(5, MIXTURE, pp=2, ep=2, dp=2), H100, 0.0)
 
 
-def prediction(shape: ModelShape = LARGE, **fields: Any) -> Prediction:
+def prediction(shape: ModelSpec = LARGE, **fields: Any) -> Prediction:
     return predict(job_of(8, shape, 2048, **fields), calm_cluster(H100))
 
 

@@ -8,7 +8,7 @@ from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.refusals import refusals_of, require_possible
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.spec import ModelSpec
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ from twinstream.models.shapes.shape import ModelShape
          "seq_len 8192 is more than the 4096 learned positions"),
     ],
 )  # fmt: skip
-def test_each_reason_is_one_sentence(shape: ModelShape, fields: dict[str, Any], sentence: str):
+def test_each_reason_is_one_sentence(shape: ModelSpec, fields: dict[str, Any], sentence: str):
     fields = dict(fields)
     count, seq_len = fields.pop("batches", 1), fields.pop("seq_len", 192)
     assert refusals_of(job_of(count, shape, seq_len, **fields)) == [sentence]

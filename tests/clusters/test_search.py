@@ -14,7 +14,7 @@ from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.search import search_layouts
 from twinstream.clusters.search.space import NoLayoutError, layouts, told
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.models.shapes.presets import load_shape
+from twinstream.models.presets import load_model
 
 GIB = 2**30
 
@@ -66,7 +66,7 @@ def test_layouts_of_experts_share_them():
 def test_folded_layers_take_about_as_long_as_whole_ones():
     cluster = calm_cluster("h100_dgx")
     pricing = Pricing(cluster, machine_of(cluster))
-    shape = load_shape("8b").model_copy(update={"num_layers": 4})
+    shape = load_model("8b").model_copy(update={"num_layers": 4})
     for fields in ({"tp": 4}, {"tp": 2, "pp": 2}, {"cp": 2}, {"pp": 4}, {"dp": 4, "zero": 3}):
         job = job_of(8, shape, 8192, **fields)
         whole = predict(job, cluster).step_s
@@ -87,7 +87,7 @@ def test_degrees_that_cannot_be_are_refused_with_numbers(gpus, fixed, said):
 
 
 def test_what_does_not_fit_says_how_much_the_leanest_needs_and_what_would_do():
-    job = _job(load_shape("llama3-70b"), global_batch=8, seq_len=4096)
+    job = _job(load_model("llama3-70b"), global_batch=8, seq_len=4096)
     with pytest.raises(
         NoLayoutError, match=r"needs [0-9.]+ GiB of a GPU's 78.1 \(optimizer"
     ) as error:
@@ -96,7 +96,7 @@ def test_what_does_not_fit_says_how_much_the_leanest_needs_and_what_would_do():
 
 
 def test_host_memory_lets_fewer_gpus_do():
-    job = _job(load_shape("8b"), global_batch=4, seq_len=2048)
+    job = _job(load_model("8b"), global_batch=4, seq_len=2048)
     fixed = {"tp": 1, "pp": 1, "cp": 1, "dp": 1, "micro_batch": 4, "recompute": "none"}
     with pytest.raises(NoLayoutError):
         search_layouts(job, 1, load_cluster("h100_dgx"), fixed)

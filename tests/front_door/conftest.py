@@ -11,7 +11,6 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_preset
-from twinstream.models.shapes.shape import ModelShape
 from twinstream.report.view import View
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
@@ -49,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def cluster_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A step of a small model on 16 GPUs: two stages, replicas, tensor and context parallel."""
     layout = Layout(tp=2, pp=2, dp=2, cp=2, zero=1, recompute="full")
-    shape = ModelShape.of(load_preset("tiny"))
+    shape = load_preset("tiny")
     job = Job(shape=shape, layout=layout, seq_len=4096, global_batch=8)
     path = tmp_path_factory.mktemp("cluster") / "cluster.json"
     write_document(document_of(job, load_cluster("h100_dgx")), path)

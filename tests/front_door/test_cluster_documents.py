@@ -9,8 +9,8 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.sketches import op, sketch, tensor
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.cluster_summary import device_memory, matmul_dtype, summarize_cluster
-from twinstream.models.shapes.flops import shape_flops_per_sequence
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document, write_document
@@ -51,7 +51,7 @@ def test_simulate_tells_the_step_of_the_simulator_and_writes_its_timeline(
 
 def test_mfu_is_of_the_model_s_own_flops_and_all_gpus(schedule, cluster_file):
     told = call("simulate", cluster_file, "--json").json()
-    flops = 8 * shape_flops_per_sequence(ModelShape.model_validate(schedule.model), 4096)
+    flops = 8 * model_flops_per_sequence(ModelSpec.model_validate(schedule.model), 4096)
     assert told["num_gpus"] == GPUS
     assert told["mfu"] == pytest.approx(flops / told["step_time_s"] / GPUS / 989e12, rel=1e-3)
     assert matmul_dtype(schedule) == "bfloat16"

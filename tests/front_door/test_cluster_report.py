@@ -17,7 +17,6 @@ from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.models.presets import load_preset
-from twinstream.models.shapes.shape import ModelShape
 from twinstream.report.cluster import lane_bars
 from twinstream.report.cluster.cluster_page import cluster_html
 from twinstream.report.cluster.cluster_trace import cluster_trace
@@ -97,7 +96,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_every_task_of_a_layout_has_a_phase(layout):
-    shape = ModelShape.of(load_preset("tiny"))
+    shape = load_preset("tiny")
     job = Job(shape=shape, layout=layout, seq_len=64, global_batch=8)
     document = document_of(job, load_cluster("h100_dgx"))
     tasks = [op for part in document.schedules.values() for op in part.ops]

@@ -12,7 +12,7 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import predict
 from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.shapes.presets import load_shape
+from twinstream.models.presets import load_model
 from twinstream.whatif.clusters.answers import what_if_on_cluster
 from twinstream.whatif.clusters.changes import (
     ClusterChange,
@@ -27,7 +27,7 @@ ASK = ("whatif", *STEP, *ON, "--jobs", 1)
 
 
 def question(gpus=16, **fixed) -> Question:
-    job = Job(shape=load_shape("1b"), layout=Layout(), seq_len=512, global_batch=32)
+    job = Job(shape=load_model("1b"), layout=Layout(), seq_len=512, global_batch=32)
     return Question(job, gpus, load_cluster("h100_dgx"), fixed)
 
 

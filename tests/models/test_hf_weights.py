@@ -6,7 +6,7 @@ from tests.models.published_configs import CONFIGS, read_config
 from twinstream.models.hf_config import HfConfigError
 from twinstream.models.hf_weights import hf_weights
 from twinstream.models.layout import block_layout, embedding_layout, head_layout, parameter_groups
-from twinstream.models.presets import load_preset, preset_names
+from twinstream.models.presets import executable_presets, load_preset
 from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.models.to_hf_config import to_hf_config
@@ -72,7 +72,7 @@ def stretched(spec: ModelSpec) -> ModelSpec:
     return spec.model_copy(update={"rope_scaling": scaling})
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", executable_presets())
 def test_the_config_of_a_preset_is_read_back(name, tmp_path):
     spec = load_preset(name)
     for one in (spec, stretched(spec)):

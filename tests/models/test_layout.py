@@ -6,7 +6,7 @@ import pytest
 
 from tests.models.small_model import SMALL
 from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
-from twinstream.models.presets import load_preset, preset_names
+from twinstream.models.presets import executable_presets, load_preset
 
 
 def rows(layout: Layout) -> list[tuple[str, tuple[int, ...], int, int]]:
@@ -64,7 +64,7 @@ def test_the_8b_block_has_no_padding() -> None:
     assert block_layout(load_preset("8b")).size_bytes == 2 * elements
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", executable_presets())
 @pytest.mark.parametrize("options", [{}, {"qk_norm": True}, {"qkv_bias": True}], ids=str)
 def test_layouts_hold_exactly_the_parameters_of_the_model(
     name: str, options: dict[str, bool]
@@ -76,7 +76,7 @@ def test_layouts_hold_exactly_the_parameters_of_the_model(
     assert spec.num_layers * per_block + sum(prod(t.shape) for t in ends) == spec.num_parameters
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", executable_presets())
 def test_every_inner_tensor_is_aligned_and_none_overlap(name: str) -> None:
     spec = load_preset(name)
     for layout in (block_layout(spec), head_layout(spec), embedding_layout(spec)):

@@ -95,7 +95,9 @@ def _laid_out(stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps 
         classes=tuple(classes),
         schedules=schedules,
         order=(),
-        model=stages.spec.model_dump(mode="json", exclude_none=True),
+        model=stages.spec.model_dump(
+            mode="json", exclude_none=True, exclude=stages.spec.usual_fields
+        ),
         layout=layout.model_dump(mode="json") | {"micro_batch": _micro_batch(stages.workload)},
         seq_len=stages.workload.seq_len,
         global_batch=stages.workload.sequences_per_step * layout.dp,

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from twinstream.clusters.layout import Layout
-from twinstream.models.shapes.shape import ModelShape
 from twinstream.models.shapes.work import ShapeWork
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
@@ -24,7 +24,7 @@ class Job(Node):
     switches may reduce (NVLS, SHARP) where the cluster's profile has it.
     """
 
-    shape: ModelShape
+    shape: ModelSpec
     layout: Layout
     seq_len: PositiveCount
     global_batch: PositiveCount

@@ -11,7 +11,7 @@ from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.models.flops import model_flops_per_sequence
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
@@ -117,7 +117,7 @@ class Prepared:
             step_s=(times[-1].step_ns + further_ns * self._further) / 1e9,
             memory=memory,
             room_bytes=room,
-            model_flops=job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len),
+            model_flops=job.global_batch * model_flops_per_sequence(job.shape, job.seq_len),
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
             peak_flop_per_s=machine.number(_PEAKS[job.precision]),

@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.overrides import nearest
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.presets import preset_names
+from twinstream.models.presets import executable_presets
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.document import Schedule
@@ -43,7 +43,7 @@ class Answers:
 
     def __init__(self, model_files: Mapping[str, str], machine_files: Mapping[str, str]) -> None:
         self.model_files, self.machine_files = dict(model_files), dict(machine_files)
-        self._models = {name: name for name in preset_names()} | self.model_files
+        self._models = {name: name for name in executable_presets()} | self.model_files
         self._machines = {name: name for name in machine_names()} | self.machine_files
         self._kept: OrderedDict[Asked, Answer | TwinstreamError] = OrderedDict()
         self._lock, self._planning = Lock(), Lock()

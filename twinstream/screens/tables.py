@@ -46,14 +46,15 @@ def readable(name: str) -> str:
     return _NAMES.get(name, name.replace("_", " "))
 
 
-def models_table(models: Sequence[ModelSpec]) -> Group:
+def models_table(title: str, models: Sequence[ModelSpec]) -> Group:
     columns = "layers,d_model,heads,KV heads,d_ff,vocabulary,parameters"
     table = listing_table(["name"], [*columns.split(","), "dtype"])
+    table.columns[0].no_wrap = True
     for spec in models:
         sizes = (spec.num_layers, spec.d_model, spec.num_heads, spec.num_kv_heads, spec.d_ff)
         shown = [f"{size:,}" for size in (*sizes, spec.vocab_size)]
         table.add_row(spec.name, *shown, _count(spec.num_parameters), spec.dtype)
-    return Group("Models", table)
+    return Group(title, table)
 
 
 def machines_table(machines: Sequence[Machine]) -> Group:

@@ -6,8 +6,8 @@ from pathlib import Path
 from twinstream.data.options import DataOptions
 from twinstream.data.training_data import TrainingData
 from twinstream.log.run_files import RunFiles
-from twinstream.models.presets import load_model, preset_names
-from twinstream.models.spec import ModelSpec
+from twinstream.models.presets import is_preset, load_model
+from twinstream.models.spec import ModelSpec, require_executable
 from twinstream.training.amounts import source_of
 from twinstream.training.options import TrainOptions
 
@@ -33,10 +33,11 @@ def open_model(options: TrainOptions) -> Model:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
     spec = load_model(options.model)
+    require_executable(spec)
     if options.dtype is not None:
         spec = spec.model_copy(update={"dtype": options.dtype})
     path = Path(options.model)
-    if options.model in preset_names():
+    if is_preset(options.model):
         return Model(spec)
     if not path.is_dir():
         return Model(spec, files=path.parent if path.name == "config.json" else None)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.accuracy.published.reading import read_cluster_table
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 from twinstream.fidelity.clusters.scoring import Predicted
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
-from twinstream.fidelity.clusters.tables.reading import read_cluster_table
 
 FEW = Path(__file__).parents[2] / "data" / "clusters"
 TABLES = sorted(FEW.glob("*_few.csv"))

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.fidelity.clusters.published import predicted_from_flops, rows_of
-from twinstream.fidelity.clusters.calibration_rows import is_calibration
 from twinstream.fidelity.clusters.constants import CONSTANTS, with_constants
 from twinstream.fidelity.clusters.fitting import fit_constants
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
@@ -36,15 +35,13 @@ def test_constants_are_found_in_times_made_with_them():
     fit = fit_constants("A100", rows, predicted, TWO)
     assert fit.values == pytest.approx(TRUE, rel=0.1)  # the starts draw a little
     assert fit.mean_error < 0.01 < fit.start_mean_error
-    assert 2 < fit.rows <= sum(is_calibration(row) for row in rows)
+    assert 2 < fit.rows <= sum(row.calibrates for row in rows)
     assert not any(one.at_bound for one in fit.constants)
 
 
 def test_rows_that_are_not_for_calibrating_change_nothing():
     rows = made_rows(TRUE)
-    odd = [
-        row if is_calibration(row) else row.model_copy(update={"measured_s": 1e4}) for row in rows
-    ]
+    odd = [row if row.calibrates else row.model_copy(update={"measured_s": 1e4}) for row in rows]
     found = [fit_constants("A100", each, predicted, TWO).values for each in (rows, odd)]
     assert found[0] == found[1]
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from tests.fidelity.clusters.published import TABLES, rows_of
-from twinstream.fidelity.clusters.activation_bytes import published_activation_bytes
-from twinstream.fidelity.clusters.calibration_rows import (
+from benchmarks.accuracy.published.activation_bytes import published_activation_bytes
+from benchmarks.accuracy.published.blind_test import (
     FITTED_SERIES,
-    fitted_rows,
     is_calibration,
 )
+from benchmarks.accuracy.published.reading import read_cluster_tables
+from tests.fidelity.clusters.published import TABLES, rows_of
 from twinstream.fidelity.clusters.comparing import comparisons
+from twinstream.fidelity.clusters.fitting import fitted_rows
 from twinstream.fidelity.clusters.report import rows_csv, validation_json
 from twinstream.fidelity.clusters.scoring import NothingScoredError, Predicted, score
-from twinstream.fidelity.clusters.tables.reading import read_cluster_tables
 
 
 def off_by(rows, factors):
@@ -26,7 +26,8 @@ def off_by(rows, factors):
 
 
 def scored(rows, factors, is_seen=lambda row: False):
-    return score(rows, off_by(rows, factors), is_seen)
+    told = [row.model_copy(update={"calibrates": is_seen(row)}) for row in rows]
+    return score(told, off_by(rows, factors))
 
 
 def test_errors_are_of_rows_that_no_constant_was_fitted_to():
@@ -120,12 +121,11 @@ def test_a_fit_simulates_one_run_of_a_pipeline_and_none_that_takes_minutes():
     rows = list(rows_of("vtrain").values())
     small = next(row for row in rows if row.job.layout.pp == 1)
     pipeline = small.job.layout.model_copy(update={"pp": 8, "dp": small.job.layout.dp // 8})
-    seen = next(f"family {n}" for n in range(99) if is_calibration(
-        small.model_copy(update={"family": f"family {n}"})))  # fmt: skip
     job = small.job.model_copy(update={"layout": pipeline})
-    two = [small.model_copy(update={"job": job, "family": seen, "num_gpus": n}) for n in (64, 8)]
+    changes = {"job": job, "family": "one", "calibrates": True}
+    two = [small.model_copy(update={**changes, "num_gpus": n}) for n in (64, 8)]
     assert fitted_rows(two, "A100") == (two[1],)
     long = job.model_copy(update={"global_batch": 10**6})
     deep = long.shape.model_copy(update={"num_layers": 96})
     slow = two[0].model_copy(update={"job": long.model_copy(update={"shape": deep})})
-    assert is_calibration(slow) and fitted_rows([slow], "A100") == ()
+    assert slow.calibrates and fitted_rows([slow], "A100") == ()

@@ -1,13 +1,21 @@
 """Published tables read as jobs; tests/data/clusters has a few rows of each, as published."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from twinstream.fidelity.clusters.tables.measured_row import ClusterTableError
-from twinstream.fidelity.clusters.tables.published_models import published_shape, weighted_stages
-from twinstream.fidelity.clusters.tables.reading import read_cluster_table, read_cluster_tables
+from benchmarks.accuracy.published.published_models import published_shape, weighted_stages
+from benchmarks.accuracy.published.reading import read_cluster_table, read_cluster_tables
+from tests.models.published_configs import META_LLAMA_3_8B
+from twinstream.fidelity.clusters.measured_steps import (
+    ClusterTableError,
+    measured_steps_csv,
+    read_measured_steps,
+)
 from twinstream.hardware_profiles.clusters.loader import cluster_names
+from twinstream.models.presets import load_model
+from twinstream.schedule.errors import TwinstreamError
 
 FEW = Path(__file__).parents[2] / "data" / "clusters"
 TABLES = sorted(FEW.glob("*_few.csv"))
@@ -122,3 +130,36 @@ def test_a_cell_that_is_no_number_is_told_with_its_line(tmp_path):
 def test_several_tables_are_one_after_the_other():
     rows = read_cluster_tables(TABLES)
     assert len(rows) == sum(len(read_cluster_table(table)) for table in TABLES)
+
+
+def test_every_published_row_reads_as_it_was_written(tmp_path):
+    rows = read_cluster_tables(TABLES)
+    (tmp_path / "steps.csv").write_text(measured_steps_csv(rows))
+    assert read_measured_steps([tmp_path / "steps.csv"]) == rows
+
+
+def test_a_table_needs_seven_columns_and_takes_presets_and_files(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(META_LLAMA_3_8B))
+    header = "row,gpu,num_gpus,cluster,model,seq_len,global_batch,layout,step_time_s"
+    lines = ["a,H100,16,h100_dgx,llama3-8b,4096,32,tp=8 dp=2 zero=1,1.5",
+             "b,H100,16,h100_dgx,mine,4096,32,tp=8 dp=2 sequence_parallel=false,"]  # fmt: skip
+    (tmp_path / "t.csv").write_text("\n".join([header, *lines]))
+    first, second = read_measured_steps([tmp_path / "t.csv"])
+    assert first.job.shape == load_model("8b") and first.measured_s == 1.5 and first.scored
+    assert second.job.shape.name == "mine" and second.measured_s is None
+    assert (first.job.layout.tp, second.job.layout.sequence_parallel) == (8, False)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [("a,H100,16,h100_dgx,9b,4096,32,", "unknown model '9b'"),
+     ("a,H100,16,h100_dgx,8b,4096,32,tp", "layout has 'tp', and needs name=value"),
+     ("a,H100,16,h100_dgx,8b,4096,32,tq=2", "line 2: layout.tq|line 2: tq"),
+     ("a,H100,many,h100_dgx,8b,4096,32,", "num_gpus is 'many'")],
+)  # fmt: skip
+def test_a_cell_that_cannot_be_is_told_in_one_sentence(tmp_path, row, told):
+    header = "row,gpu,num_gpus,cluster,model,seq_len,global_batch,layout"
+    (tmp_path / "t.csv").write_text(f"{header}\n{row}\n")
+    with pytest.raises(TwinstreamError, match=told):
+        read_measured_steps([tmp_path / "t.csv"])

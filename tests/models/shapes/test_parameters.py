@@ -3,10 +3,9 @@
 import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.shapes.parameters import (
+from twinstream.models.spec import (
     active_parameters,
     layer_parameters,
-    num_parameters,
     padded_vocab,
     rank_parameters,
 )
@@ -20,7 +19,7 @@ def test_a_plain_layer_by_hand() -> None:
     assert layer.attention == 2 * 48 + (3 * 48 * 48 + 3 * 48) + (48 * 48 + 48)
     assert layer.mlp == 2 * 48 + (48 * 192 + 192) + (192 * 48 + 48)
     assert layer.total == 12 * 48**2 + 13 * 48
-    assert num_parameters(PLAIN) == 3 * layer.total + 2 * 48 + (200 + 64) * 48
+    assert PLAIN.num_parameters == 3 * layer.total + 2 * 48 + (200 + 64) * 48
 
 
 def test_a_routed_layer_by_hand() -> None:
@@ -30,11 +29,11 @@ def test_a_routed_layer_by_hand() -> None:
     assert layer.router == 40 + 8 * 40
     assert (layer.num_experts, layer.expert, layer.shared_expert) == (8, 3 * 40 * 24, 3 * 40 * 16)
     idle = 6 * 3 * 40 * 24
-    assert num_parameters(ROUTED) - active_parameters(ROUTED) == 3 * idle
+    assert ROUTED.num_parameters - active_parameters(ROUTED) == 3 * idle
 
 
 def test_all_parameters_of_a_dense_shape_are_active() -> None:
-    assert active_parameters(GATED) == num_parameters(GATED)
+    assert active_parameters(GATED) == GATED.num_parameters
 
 
 def test_a_bias_of_qkv_alone() -> None:

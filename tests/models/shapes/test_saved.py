@@ -3,7 +3,7 @@
 import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.shapes.presets import load_shape
+from twinstream.models.presets import load_model
 from twinstream.models.shapes.rank_sizes import RankSizes
 from twinstream.models.shapes.saved import (
     head_peak_bytes,
@@ -19,7 +19,7 @@ S, B, H, A, T = 2048, 4, 6144, 64, 8
 
 def split(tp: int = 1, *, sp: bool = False, attention: str | None = "unfused") -> RankSizes:
     return RankSizes(
-        shape=load_shape("megatron-22b"),
+        shape=load_model("megatron-22b"),
         seq_len=S,
         micro_batch=B,
         tp=tp,

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.models.flops import model_flops_per_sequence
 from twinstream.models.shapes.work import PartWork, ShapeWork, joined
 from twinstream.schedule.cost import Work
 
@@ -34,7 +34,7 @@ def test_the_work_of_all_ranks_is_the_models(shape, sp) -> None:
     tp, cp, seq_len = 4, 2, 64
     work = ShapeWork(shape=shape, seq_len=seq_len, tp=tp, cp=cp, ep=2, sequence_parallel=sp)
     per_rank = shape.num_layers * flops(work.layer()) + flops(work.head())
-    model = shape_flops_per_sequence(shape, seq_len)
+    model = model_flops_per_sequence(shape, seq_len)
     if shape.experts and not sp:  # each rank of tp routes all tokens
         again = 3 * shape.num_layers * 2 * seq_len * shape.d_model * shape.experts.count
         model += (tp - 1) * again

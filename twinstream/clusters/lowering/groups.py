@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from twinstream.clusters.job import MASTER_BYTES, Job
-from twinstream.models.shapes.parameters import ParameterPart, rank_parameters
-from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
 from twinstream.schedule.cluster.mesh import Axis, Mesh
 
 

@@ -6,7 +6,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import StageBuilder
 from twinstream.clusters.lowering.groups import mesh_of
 from twinstream.clusters.lowering.stage import StageOps
-from twinstream.models.shapes.flops import shape_flops_per_sequence
+from twinstream.models.flops import model_flops_per_sequence
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.document import Caps, Schedule
@@ -31,7 +31,7 @@ def lower(
     """
     mesh = mesh_of(job, ranks_per_node)
     everyone = tuple(axis.name for axis in mesh.axes if axis.size > 1)
-    flops = job.global_batch * shape_flops_per_sequence(job.shape, job.seq_len)
+    flops = job.global_batch * model_flops_per_sequence(job.shape, job.seq_len)
     schedules, classes = {}, []
     with gc_paused():
         for stage in range(job.layout.pp):

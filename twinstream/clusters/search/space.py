@@ -10,7 +10,7 @@ from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.spec import ModelSpec
 
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
@@ -20,7 +20,7 @@ _NEVER_OPEN = ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_im
 
 
 def layouts(
-    shape: ModelShape,
+    shape: ModelSpec,
     num_gpus: int,
     gpus_per_node: int,
     seq_len: int,
@@ -124,7 +124,7 @@ def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
 
 
 def _with_the_rest(
-    shape: ModelShape, global_batch: int, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
+    shape: ModelSpec, global_batch: int, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Iterator[Layout]:
     pp, dp = degrees["pp"], degrees["dp"]
     if global_batch % dp:
@@ -145,7 +145,7 @@ def _with_the_rest(
             )  # fmt: skip
 
 
-def _pipelines(shape: ModelShape, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[Any, int]]:
+def _pipelines(shape: ModelSpec, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[Any, int]]:
     if pp == 1:
         pipeline = fixed.get("pipeline", "1f1b")
         yield (pipeline if fixed.get("virtual_stages", 1) == 1 else "1f1b"), 1

@@ -11,7 +11,7 @@ from twinstream.clusters.search.question import Question
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.shapes.presets import load_shape
+from twinstream.models.presets import load_model
 
 _PANEL, _FIXED = "On a cluster", "What to fix of a layout"
 _PIPELINES = ", ".join(get_args(Pipeline))
@@ -134,7 +134,7 @@ class ClusterOptions(RanksOptions):
             )
         assert self.global_batch is not None
         return Job(
-            shape=load_shape(wanted.model), layout=Layout(), seq_len=int(wanted.seq_len),
+            shape=load_model(wanted.model), layout=Layout(), seq_len=int(wanted.seq_len),
             global_batch=self.global_batch, precision=cast(Precision, precision),
         )  # fmt: skip
 

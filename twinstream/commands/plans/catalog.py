@@ -5,7 +5,8 @@ from twinstream.commands.output import print_json, print_report
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.measures.uncertainty import uncertainty_of
-from twinstream.models.presets import load_preset, preset_names
+from twinstream.models.presets import load_preset, preset_aliases, preset_names
+from twinstream.models.spec import executor_refusal
 from twinstream.screens.cluster_tables import clusters_table
 from twinstream.screens.tables import machines_table, models_table
 
@@ -13,11 +14,23 @@ from twinstream.screens.tables import machines_table, models_table
 def models(as_json: Json = False) -> None:
     """List the models that come with the package; --model also takes a Hugging Face config.json."""
     specs = [load_preset(name) for name in preset_names()]
+    refusals = {spec.name: executor_refusal(spec) for spec in specs}
     if as_json:
-        sizes = [spec.model_dump() | {"num_parameters": spec.num_parameters} for spec in specs]
+        sizes = [
+            spec.model_dump()
+            | {"num_parameters": spec.num_parameters, "not_run_here": refusals[spec.name]}
+            for spec in specs
+        ]
         print_json({"models": sizes})
     else:
-        print_report(models_table(specs))
+        run = [spec for spec in specs if refusals[spec.name] is None]
+        priced = [spec for spec in specs if refusals[spec.name] is not None]
+        aliases = ", ".join(f"{alias} is {name}" for alias, name in preset_aliases().items())
+        print_report(
+            models_table("Models", run),
+            models_table("Planned for clusters, not run here", priced),
+            f"Other names: {aliases}.",
+        )
 
 
 def machines(as_json: Json = False) -> None:

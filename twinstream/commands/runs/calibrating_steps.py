@@ -10,8 +10,8 @@ from rich.table import Table
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.clusters.constants import with_constants
 from twinstream.fidelity.clusters.fitting import ConstantsFit, fit_constants
+from twinstream.fidelity.clusters.measured_steps import read_measured_steps
 from twinstream.fidelity.clusters.predicting import RowPredictors
-from twinstream.fidelity.clusters.tables.reading import read_cluster_tables
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of, save_cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import save_machine
@@ -35,7 +35,7 @@ def calibrate_steps(
             "and --only gpu=NAME, the GPU type of the tables that it has: A100, H100"
         )
     profile = load_cluster(cluster)
-    rows = read_cluster_tables(tables)
+    rows = read_measured_steps(tables)
     with (
         progress("fitting: predictions", quiet=as_json) as step,
         RowPredictors(None, step, hold=True) as pool,

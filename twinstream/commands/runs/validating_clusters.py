@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.fidelity.clusters.calibration_rows import is_calibration
+from twinstream.fidelity.clusters.measured_steps import read_measured_steps
 from twinstream.fidelity.clusters.predicting import RowPredictors
 from twinstream.fidelity.clusters.report import rows_csv, validation_json, validation_screen
 from twinstream.fidelity.clusters.scoring import score
-from twinstream.fidelity.clusters.tables.reading import read_cluster_tables
 from twinstream.schedule.files import write_text
 
 
@@ -21,13 +20,13 @@ def validate_clusters(
         ClusterTableError: a file is none of the known tables.
         NothingScoredError: no row can be predicted.
     """
-    rows = read_cluster_tables(tables)
+    rows = read_measured_steps(tables)
     with (
         progress(f"predicting {len(rows)} rows", len(rows), quiet=as_json) as step,
         RowPredictors(jobs, step) as predictors,
     ):
         predicted = predictors.predicted(rows, [None] * len(rows))
-    validation = score(rows, predicted, is_calibration)
+    validation = score(rows, predicted)
     try:
         if output is not None:
             write_text(rows_csv(validation), output)

@@ -39,9 +39,9 @@ def comparisons(rows: Sequence[ScoredRow]) -> tuple[Comparison, ...]:
     """Every row of a set but its base, sets in order of first appearance."""
     sets: dict[tuple[str, str], list[tuple[int, ScoredRow]]] = {}
     for each in rows:
-        if each.error is not None:
-            for one in each.row.compared:
-                sets.setdefault((one.kind, one.set), []).append((one.rank, each))
+        one = each.row.compared
+        if each.error is not None and one is not None:
+            sets.setdefault((one.kind, one.set), []).append((one.rank, each))
     found = []
     for (kind, name), members in sets.items():
         members.sort(key=lambda member: member[0])

@@ -1,9 +1,13 @@
-"""Constants of one GPU type, fitted to the rows that the rule of `calibration_rows` takes.
+"""Constants of one GPU type, fitted to the rows of a table that are for calibrating.
 
 Least squares of ln(predicted / measured), so that twice as long and half as long err alike, with
 residuals beyond 10 % counted less (soft L1): tables have outliers that nothing explains. A family
 of runs weighs as one run, however many sizes it has. Bounds are those of the constants; where the
 data say little a constant stays near its start: to go all its range weighs as an error of 15 %.
+
+Not all rows are simulated at each trial. Of a family with pipelines one run is, the first on fewest
+GPUs; none is whose simulated microbatches pass over 3,000 layers (a ring's steps count twice each),
+which take minutes.
 """
 
 import math
@@ -15,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from twinstream.fidelity.clusters.calibration_rows import fitted_rows, is_calibration
 from twinstream.fidelity.clusters.constants import CONSTANTS, Constant
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 from twinstream.fidelity.clusters.scoring import Predicted
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.schedule.node import Node
 
@@ -26,6 +29,8 @@ _DIFF_STEP = 0.02  # of a constant's range: above the steps that whole nanosecon
 _OUTLIER = 0.1
 _AT_BOUND = 1e-3  # of the range
 _PRIOR = 0.15
+_MOST_LAYERS = 3_000
+_PIPELINE_ROUNDS = 5  # times its stages: as many microbatches as are simulated of a pipeline
 Predictor = Callable[[Sequence[ClusterRow], Sequence[Mapping[str, float]]], list[Predicted]]
 _Vector = NDArray[np.float64]
 
@@ -68,14 +73,14 @@ def fit_constants(
     constants: Sequence[Constant] = CONSTANTS,
     most_evaluations: int = 15,
 ) -> ConstantsFit:
-    """Fit the constants of a GPU type to those of the rows that the rule takes.
+    """Fit the constants of a GPU type to those of the rows that are for calibrating.
 
     Raises:
         CalibrationError: too few of the rows are for this, or can be predicted.
     """
     chosen = fitted_rows(rows, gpu)
     if not chosen:
-        known = sorted({row.gpu for row in rows if is_calibration(row)})
+        known = sorted({row.gpu for row in rows if row.calibrates})
         raise CalibrationError(
             f"no row of these tables is for calibrating {gpu}; there are some of "
             f"{', '.join(known) or 'no GPU type'}"
@@ -104,6 +109,33 @@ def fit_constants(
         num_predictions=errors.asked,
         left_out=tuple(row.row_id for row in chosen if row not in kept),
     )
+
+
+def fitted_rows(rows: Sequence[ClusterRow], gpu: str) -> tuple[ClusterRow, ...]:
+    """The rows that a fit of the GPU type simulates, in the tables' order."""
+    chosen = [row for row in rows if row.gpu == gpu and row.calibrates]
+    taken: dict[str, ClusterRow] = {}
+    for row in sorted(chosen, key=lambda row: row.num_gpus):
+        if _pipelined(row):
+            taken.setdefault(row.family, row)
+    return tuple(
+        row
+        for row in chosen
+        if (not _pipelined(row) or row is taken[row.family]) and _layers(row) <= _MOST_LAYERS
+    )
+
+
+def _pipelined(row: ClusterRow) -> bool:
+    return row.job is not None and row.job.layout.pp > 1
+
+
+def _layers(row: ClusterRow) -> int:
+    """Layers that all simulated microbatches pass."""
+    if row.job is None:
+        return 0
+    most = _PIPELINE_ROUNDS * row.job.layout.pp
+    steps = 2 * row.job.layout.cp if row.job.layout.cp > 1 else 1
+    return row.job.shape.num_layers * min(row.job.num_microbatches, most) * steps
 
 
 class _Errors:

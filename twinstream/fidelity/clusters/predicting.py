@@ -9,19 +9,16 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Self
 
 from twinstream.clusters.predict import Prepared
-from twinstream.fidelity.clusters.activation_bytes import (
-    ACTIVATION_SERIES,
-    kept_activation_bytes,
-)
 from twinstream.fidelity.clusters.constants import with_constants
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 from twinstream.fidelity.clusters.scoring import Predicted
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.errors import TwinstreamError
 
 Values = Mapping[str, float]
+_KEPT = ("saved.", "boundary")
 _HELD: dict[str, Prepared] = {}  # schedules that this process keeps, where it is a fit's worker
 
 
@@ -50,14 +47,16 @@ def predicted_row(
         step_s=found.step_s,
         fits=found.fits,
         memory_bytes=found.memory_bytes,
-        activation_bytes=_kept(made) if row.series in ACTIVATION_SERIES else None,
+        activation_bytes=_kept(made) if row.activation_bytes is not None else None,
     )
 
 
 def _kept(made: Prepared) -> int:
-    """Activations of the first stage; more microbatches than stages change nothing."""
+    """What the first stage keeps between forward and backward, without buffers; more microbatches
+    than stages change nothing."""
     document = made.documents[0]
-    return kept_activation_bytes(document.of(document.classes[0]))
+    first = document.of(document.classes[0])
+    return sum(slot.size_bytes for slot in first.slots if slot.slot_id.startswith(_KEPT))
 
 
 class RowPredictors:

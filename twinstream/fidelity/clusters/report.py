@@ -8,7 +8,6 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.fidelity.clusters.activation_bytes import published_activation_bytes
 from twinstream.fidelity.clusters.comparing import Comparison, comparisons
 from twinstream.fidelity.clusters.scoring import ScoredRow, SeriesErrors, Validation
 
@@ -99,11 +98,11 @@ def _comparison_table(kind: str, found: Sequence[Comparison]) -> Group:
 
 
 def activation_errors(rows: Sequence[ScoredRow]) -> list[tuple[ScoredRow, int]]:
-    """Rows of Korthikanti's tables whose activations are predicted, with the published bytes."""
+    """Rows whose activations are published and predicted, with the published bytes."""
     return [
-        (each, published_activation_bytes(each.row.job))
+        (each, each.row.activation_bytes)
         for each in rows
-        if each.row.job is not None and each.predicted.activation_bytes is not None
+        if each.row.activation_bytes is not None and each.predicted.activation_bytes is not None
     ]
 
 
@@ -118,7 +117,7 @@ def _activation_table(found: Sequence[tuple[ScoredRow, int]]) -> Group:
             f"{predicted / 2**30:.2f}",
             _percent(predicted / published - 1),
         )
-    return Group("Activations of the first stage, by the formula of arXiv:2205.05198", table)
+    return Group("Activations of the first stage", table)
 
 
 def _notes(validation: Validation) -> list[str]:

@@ -1,10 +1,10 @@
 """Every row of published tables predicted: errors by series, drift, scaling, ratios, what fits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 
@@ -65,19 +65,13 @@ class Validation(Node):
     series: tuple[SeriesErrors, ...]
 
 
-def score(
-    rows: Sequence[ClusterRow],
-    predicted: Sequence[Predicted],
-    is_calibration: Callable[[ClusterRow], bool],
-) -> Validation:
+def score(rows: Sequence[ClusterRow], predicted: Sequence[Predicted]) -> Validation:
     """Hold predictions against the rows they are of, in the same order.
 
     Raises:
         NothingScoredError: no row could be predicted.
     """
-    scored = tuple(
-        _scored(row, found, is_calibration(row)) for row, found in zip(rows, predicted, strict=True)
-    )
+    scored = tuple(_scored(row, found) for row, found in zip(rows, predicted, strict=True))
     if all(each.error is None for each in scored):
         why = next((each.row.why_not or each.predicted.refused for each in scored), "")
         raise NothingScoredError(f"none of {len(scored)} rows can be predicted; the first: {why}")
@@ -90,8 +84,8 @@ def score(
     )
 
 
-def _scored(row: ClusterRow, found: Predicted, calibration: bool) -> ScoredRow:
-    split: Split = "calibration" if calibration else "scored"
+def _scored(row: ClusterRow, found: Predicted) -> ScoredRow:
+    split: Split = "calibration" if row.calibrates else "scored"
     if not row.scored:
         split = "not scored"
     error = None

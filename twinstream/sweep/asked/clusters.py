@@ -15,8 +15,8 @@ from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.overrides import nearest
-from twinstream.models.shapes.presets import load_shape
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.presets import load_model
+from twinstream.models.spec import ModelSpec
 from twinstream.sweep.asked.values import (
     CLUSTER_NUMBER,
     MACHINE_NUMBER,
@@ -77,13 +77,13 @@ class ClusterLoader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._shapes: dict[str, ModelShape] = {}
+        self._shapes: dict[str, ModelSpec] = {}
         self._clusters: dict[str, Cluster] = {}
 
     def cell(self, values: Mapping[str, Value]) -> ClusterCell:
         model, name = str(values["model"]), str(values["cluster"])
         if model not in self._shapes:
-            self._shapes[model] = load_shape(path_beside(self._folder, model))
+            self._shapes[model] = load_model(path_beside(self._folder, model))
         if name not in self._clusters:
             self._clusters[name] = load_cluster(path_beside(self._folder, name))
         seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))

@@ -1,6 +1,6 @@
 """Shapes of the models that the tables name, from the files that the runs were started with."""
 
-from twinstream.models.shapes.shape import Experts, ModelShape
+from twinstream.models.spec import Experts, ModelSpec
 
 _GPT_VOCAB = 51200
 _MPT_VOCAB = 50368
@@ -29,7 +29,7 @@ _NEMOTRON = {"nemotron4-15b": (32, 6144, 48, 24576), "nemotron4-340b": (96, 1843
 _GPT = {"gpt3-175b": (96, 12288, 96), "gpt-175b": (96, 12288, 96), "gpt-5b": (24, 4096, 32)}
 
 
-def published_shape(model: str, seq_len: int) -> ModelShape | None:
+def published_shape(model: str, seq_len: int) -> ModelSpec | None:
     """The shape of a named model; None where nothing here can say it.
 
     `seq_len` is the rows of learned positions.
@@ -57,13 +57,13 @@ def published_shape(model: str, seq_len: int) -> ModelShape | None:
 
 def gpt_shape(
     name: str, sizes: tuple[int, int, int], seq_len: int, vocab: int, *, dropout: bool = False
-) -> ModelShape:
+) -> ModelSpec:
     """A model built as GPT-3 is: learned positions, biases, tied embeddings, 4 x as wide inside.
 
     `sizes` are layers, width and heads.
     """
     layers, width, heads = sizes
-    return ModelShape(
+    return ModelSpec(
         name=name,
         num_layers=layers,
         d_model=width,
@@ -83,9 +83,9 @@ def gpt_shape(
     )
 
 
-def _gated(name: str, sizes: tuple[int, int, int, int], ffn: int, vocab: int) -> ModelShape:
+def _gated(name: str, sizes: tuple[int, int, int, int], ffn: int, vocab: int) -> ModelSpec:
     layers, width, heads, kv_heads = sizes
-    return ModelShape(
+    return ModelSpec(
         name=name,
         num_layers=layers,
         d_model=width,

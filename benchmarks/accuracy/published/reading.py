@@ -5,9 +5,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from twinstream.fidelity.clusters.tables import dgxc, mlperf, mosaicml, papers, vtrain
-from twinstream.fidelity.clusters.tables.cells import Cells, read_lines
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow, ClusterTableError
+from benchmarks.accuracy.published import dgxc, mlperf, mosaicml, papers, vtrain
+from benchmarks.accuracy.published.activation_bytes import (
+    ACTIVATION_SERIES,
+    published_activation_bytes,
+)
+from benchmarks.accuracy.published.blind_test import is_calibration
+from twinstream.fidelity.clusters.cells import Cells, ClusterTableError, read_lines
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 
 _KINDS: dict[str, tuple[Sequence[str], Callable[[Cells], ClusterRow]]] = {
     "vTrain's measured steps": (vtrain.COLUMNS, vtrain.row_of),
@@ -28,12 +33,18 @@ def read_cluster_table(path: Path) -> tuple[ClusterRow, ...]:
     read = _KINDS[_kind(path, names)][1]
     if not lines:
         raise ClusterTableError(f"{path} has no rows under its header")
-    return tuple(_row(cells, read) for cells in lines)
+    return tuple(_with_rules(_row(cells, read)) for cells in lines)
 
 
 def read_cluster_tables(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:
     """The rows of several tables, one after the other; raises as `read_cluster_table`."""
     return tuple(row for path in paths for row in read_cluster_table(path))
+
+
+def _with_rules(row: ClusterRow) -> ClusterRow:
+    told = row.job if row.series in ACTIVATION_SERIES else None
+    published = None if told is None else published_activation_bytes(told)
+    return row.model_copy(update={"calibrates": is_calibration(row), "activation_bytes": published})
 
 
 def _row(cells: Cells, read: Callable[[Cells], ClusterRow]) -> ClusterRow:

@@ -20,11 +20,11 @@ Each paper leaves something open; what is taken is said here, once:
 
 from typing import Any, Literal
 
+from benchmarks.accuracy.published.published_models import gpt_shape, published_shape
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, Recompute
-from twinstream.fidelity.clusters.tables.cells import Cells
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow, Compared
-from twinstream.fidelity.clusters.tables.published_models import gpt_shape, published_shape
+from twinstream.fidelity.clusters.cells import Cells
+from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
 
 COLUMNS = (
     *("paper", "table", "row", "model", "n_layers", "hidden", "heads", "seq_len", "vocab"),
@@ -111,7 +111,7 @@ def _megatron(cells: Cells, paper: str) -> ClusterRow:
     if paper == "Narayanan" and table == "Table 2":
         series += " ZeRO-3" if zero3 else " PTD"
     return _row(cells, series, cluster="a100_dgx", job=job,
-                compared=(compared,) if "Table 2" in series else ())  # fmt: skip
+                compared=compared if "Table 2" in series else None)  # fmt: skip
 
 
 def _interleaved(cells: Cells) -> int:
@@ -156,7 +156,7 @@ def _megascale(cells: Cells, paper: str) -> ClusterRow:
     )
     batch = f"MegaScale, Megatron-LM, batch {cells.text('global_batch')}"
     scaling = Compared(kind="scaling", set=batch, rank=cells.count("num_gpus"))
-    return _row(cells, f"{paper} Megatron-LM", cluster="a100_roce", job=job, compared=(scaling,))
+    return _row(cells, f"{paper} Megatron-LM", cluster="a100_roce", job=job, compared=scaling)
 
 
 def _titan(cells: Cells, paper: str) -> ClusterRow:
@@ -192,19 +192,19 @@ def _titan(cells: Cells, paper: str) -> ClusterRow:
     return _row(cells, series, cluster=_TITAN[gpu], job=job, compared=_titan_sets(cells))
 
 
-def _titan_sets(cells: Cells) -> tuple[Compared, ...]:
+def _titan_sets(cells: Cells) -> Compared:
     """FSDP from fewest GPUs, TP with and without overlap, pipelines by order, CP by ranks."""
     options, table = cells.text("options"), cells.text("table")
     what = f"{cells.text('model')} {cells.text('precision')}"
     at, gpus = _degrees(cells), cells.count("num_gpus")
     if "CP" in options:
         told = f"CP, {what} on {gpus}"
-        return (Compared(kind="ratio", set=told, rank=at.cp),)
+        return Compared(kind="ratio", set=told, rank=at.cp)
     if at.pp > 1:
         interleaved = int("Interleaved" in options)
-        return (Compared(kind="ratio", set=f"pipeline, {what} on {gpus}", rank=interleaved),)
+        return Compared(kind="ratio", set=f"pipeline, {what} on {gpus}", rank=interleaved)
     if at.tp > 1:
         overlaps = int("async" in options.lower())
-        return (Compared(kind="ratio", set=f"TP, {table}, {what} on {gpus}", rank=overlaps),)
+        return Compared(kind="ratio", set=f"TP, {table}, {what} on {gpus}", rank=overlaps)
     told = f"FSDP, {cells.text('gpu_type')} {what} {options}"
-    return (Compared(kind="ratio", set=told, rank=gpus),)
+    return Compared(kind="ratio", set=told, rank=gpus)

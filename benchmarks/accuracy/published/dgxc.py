@@ -10,15 +10,15 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, Recompute
-from twinstream.fidelity.clusters.tables.cells import Cells
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
-from twinstream.fidelity.clusters.tables.published_models import (
+from benchmarks.accuracy.published.published_models import (
     published_shape,
     weighted_stages,
 )
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout, Recompute
+from twinstream.fidelity.clusters.cells import Cells
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.models.spec import ModelSpec
 
 COLUMNS = (
     *("model", "framework", "architecture", "reduced_layers", "gpu_type", "num_gpus", "tp", "pp"),
@@ -82,7 +82,7 @@ def _degrees(cells: Cells) -> str:
     return f"seq{cells.text('seq_len')}{proxy}{told}"
 
 
-def _why_not(cells: Cells, shape: ModelShape | None) -> str:
+def _why_not(cells: Cells, shape: ModelSpec | None) -> str:
     model, mode, recompute = (cells.text(name) for name in ("model", "mode", "recompute"))
     if mode == "lora":
         return "LoRA: frozen weights have no gradients, which no layout here says"
@@ -103,7 +103,7 @@ def _projections(recompute: str) -> bool:
     return recompute.startswith("custom: q, k, v and output projections kept")
 
 
-def _job(cells: Cells, shape: ModelShape) -> Job:
+def _job(cells: Cells, shape: ModelSpec) -> Job:
     model, release = cells.text("model"), cells.text("release_first")
     tp, pp, vp = cells.count("tp"), cells.count("pp"), cells.count("vp", 1)
     stated_recipe = release < "v25.04"

@@ -1,19 +1,12 @@
-"""Bytes of activations by the published formula of Megatron, to hold a prediction's against.
+"""Bytes of activations by the published formula of Megatron.
 
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198,
 section 4 (equations 1 to 6), for a transformer in 16 bits with dropout masks of one byte.
 """
 
 from twinstream.clusters.job import Job
-from twinstream.schedule.document import Schedule
 
-ACTIVATION_SERIES = ("Korthikanti Table 5",)  # whose activations are told
-_KEPT = ("saved.", "boundary")
-
-
-def kept_activation_bytes(first_stage: Schedule) -> int:
-    """What a stage's schedule keeps between forward and backward; its buffers are not in it."""
-    return sum(slot.size_bytes for slot in first_stage.slots if slot.slot_id.startswith(_KEPT))
+ACTIVATION_SERIES = ("Korthikanti Table 5",)
 
 
 def published_activation_bytes(job: Job) -> int:

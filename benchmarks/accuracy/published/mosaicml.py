@@ -6,11 +6,11 @@ flash attention (flash-attn 2: the tables are of 2023 and 2024).
 
 from typing import Literal
 
+from benchmarks.accuracy.published.published_models import published_shape
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
-from twinstream.fidelity.clusters.tables.cells import Cells
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
-from twinstream.fidelity.clusters.tables.published_models import published_shape
+from twinstream.fidelity.clusters.cells import Cells
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 
 COLUMNS = (
     *("model", "gpu_type", "num_gpus", "seq_len", "micro_batch", "grad_accum", "global_batch"),

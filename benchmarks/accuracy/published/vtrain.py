@@ -4,11 +4,11 @@ Not stated there, and taken from what Megatron-DeepSpeed did by default in 2023:
 reduced in 16 bits when all are there, no sequence parallelism, unfused attention, no ZeRO, dropout.
 """
 
+from benchmarks.accuracy.published.published_models import gpt_shape
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
-from twinstream.fidelity.clusters.tables.cells import Cells
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow
-from twinstream.fidelity.clusters.tables.published_models import gpt_shape
+from twinstream.fidelity.clusters.cells import Cells
+from twinstream.fidelity.clusters.measured_steps import ClusterRow
 
 COLUMNS = (
     *("layers", "hidden", "heads", "seq", "vocab_padded", "micro_batch", "global_batch", "tp"),

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-import twinstream.models.shapes
+import twinstream.models.presets
 from tests.models.published_configs import META_LLAMA_3_8B
 from twinstream.models.hf_config import HfConfigError, UnsupportedConfigError
-from twinstream.models.presets import load_preset, preset_names
-from twinstream.models.shapes.parameters import active_parameters, num_parameters
-from twinstream.models.shapes.presets import (
-    UnknownShapeError,
-    load_shape,
-    shape_names,
-    shape_source,
+from twinstream.models.presets import (
+    UnknownModelError,
+    load_model,
+    load_preset,
+    preset_names,
+    preset_source,
 )
-from twinstream.models.shapes.shape import ModelShape
+from twinstream.models.spec import active_parameters
 
 # In billions, as printed: model cards, arXiv:2005.14165, 2104.04473 (table 1), 2205.05198 (table 3)
 PUBLISHED = {
@@ -52,6 +51,7 @@ QWEN3_MOE = {
     "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
     "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128,
     "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6, "rope_theta": 1e6,
     "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False,
     "vocab_size": 151936,
 }  # fmt: skip
@@ -63,28 +63,28 @@ def folder(tmp_path: Path, config: dict[str, object], name: str) -> Path:
     return tmp_path / name
 
 
-@pytest.mark.parametrize("name", shape_names())
-def test_every_shape_loads_under_its_name(name) -> None:
-    assert load_shape(name).name == name
-    assert (shape_source(name) is None) == (name in preset_names())
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_under_its_name(name) -> None:
+    assert load_model(name).name == name
+    assert preset_source(name)
 
 
-def test_every_table_is_a_shape() -> None:
-    files = (Path(twinstream.models.shapes.__file__).parent / "presets").glob("*.toml")
+def test_every_table_is_a_preset() -> None:
+    files = (Path(twinstream.models.presets.__file__).parent / "presets").glob("*.toml")
     tables = [name for file in files for name in tomllib.loads(file.read_text())]
     assert len(tables) == len(set(tables)), "a name is in two files"
-    assert set(tables) < set(shape_names())
+    assert set(tables) == set(preset_names())
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_parameters_are_those_published(name) -> None:
     _, _, decimals = PUBLISHED[name].partition(".")
-    assert f"{num_parameters(load_shape(name)) / 1e9:.{len(decimals)}f}" == PUBLISHED[name]
+    assert f"{load_model(name).num_parameters / 1e9:.{len(decimals)}f}" == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", sorted(PRINTED_BY_MOSAIC))
 def test_parameters_are_those_mosaic_prints(name) -> None:
-    assert num_parameters(load_shape(name)) == PRINTED_BY_MOSAIC[name]
+    assert load_model(name).num_parameters == PRINTED_BY_MOSAIC[name]
 
 
 @pytest.mark.parametrize(
@@ -94,36 +94,34 @@ def test_parameters_are_those_mosaic_prints(name) -> None:
 )  # fmt: skip
 def test_active_parameters(name, billions) -> None:
     # told are 12.9, 39, 3.3 and 22
-    assert round(active_parameters(load_shape(name)) / 1e9, 1) == billions
+    assert round(active_parameters(load_model(name)) / 1e9, 1) == billions
 
 
 def test_the_recipe_of_the_405b_has_other_key_heads_than_the_model() -> None:
-    assert load_shape("llama3.1-405b").num_kv_heads == 8
-    assert load_shape("llama3.1-405b-nemo").num_kv_heads == 16
+    assert load_model("llama3.1-405b").num_kv_heads == 8
+    assert load_model("llama3.1-405b-nemo").num_kv_heads == 16
 
 
-def test_a_preset_that_runs_is_a_shape() -> None:
-    assert load_shape("8b") == ModelShape.of(load_preset("8b"))
-    assert load_shape(load_preset("8b")) == load_shape("8b")
-    assert load_shape("8b").model_copy(update={"name": "llama3-8b"}) == load_shape("llama3-8b")
+def test_a_model_with_two_names_is_one() -> None:
+    assert load_model("llama3-8b") == load_model("8b") == load_model(load_preset("8b"))
 
 
 def test_a_folder_of_a_dense_model(tmp_path) -> None:
-    loaded = load_shape(folder(tmp_path, META_LLAMA_3_8B, "llama3-8b"))
-    assert loaded == load_shape("llama3-8b")
+    loaded = load_model(folder(tmp_path, META_LLAMA_3_8B, "8b"))
+    assert loaded == load_model("8b")
 
 
 @pytest.mark.parametrize(
     ("config", "name"), [(MIXTRAL, "mixtral-8x7b"), (QWEN3_MOE, "qwen3-30b-a3b")]
 )
 def test_a_folder_of_a_model_with_experts(tmp_path, config, name) -> None:
-    assert load_shape(str(folder(tmp_path, config, name))) == load_shape(name)
+    assert load_model(str(folder(tmp_path, config, name))) == load_model(name)
 
 
 def test_transformers_5_names_the_experts_of_qwen_otherwise(tmp_path) -> None:
     renamed = {key: value for key, value in QWEN3_MOE.items() if key != "num_experts"}
     renamed["num_local_experts"] = QWEN3_MOE["num_experts"]
-    assert load_shape(folder(tmp_path, renamed, "qwen3-30b-a3b")) == load_shape("qwen3-30b-a3b")
+    assert load_model(folder(tmp_path, renamed, "qwen3-30b-a3b")) == load_model("qwen3-30b-a3b")
 
 
 @pytest.mark.parametrize(
@@ -137,9 +135,9 @@ def test_transformers_5_names_the_experts_of_qwen_otherwise(tmp_path) -> None:
         (QWEN3_MOE | {"use_sliding_window": True}, "attention is causal and full"),
     ],
 )
-def test_what_a_shape_does_not_have_is_refused(tmp_path, config, told) -> None:
+def test_what_a_model_does_not_have_is_refused(tmp_path, config, told) -> None:
     with pytest.raises(UnsupportedConfigError, match=told):
-        load_shape(folder(tmp_path, config, "other"))
+        load_model(folder(tmp_path, config, "other"))
 
 
 @pytest.mark.parametrize(
@@ -156,23 +154,23 @@ def test_what_a_shape_does_not_have_is_refused(tmp_path, config, told) -> None:
 )
 def test_a_broken_config_says_what_is_wrong(tmp_path, config, told) -> None:
     with pytest.raises(HfConfigError, match=told):
-        load_shape(folder(tmp_path, config, "other"))
+        load_model(folder(tmp_path, config, "other"))
 
 
 def test_an_unknown_name_says_the_nearest() -> None:
-    with pytest.raises(UnknownShapeError, match="did you mean 'mixtral-8x7b'") as told:
-        load_shape("mixtral-8x7")
+    with pytest.raises(UnknownModelError, match="did you mean 'mixtral-8x7b'") as told:
+        load_model("mixtral-8x7")
     assert "\n" not in str(told.value)
 
 
 def test_the_shapes_of_the_measured_tables() -> None:
     # from the recipes of NVIDIA/dgxc-benchmarking and mosaicml/llm-foundry, a source in each row
-    table = Path(__file__).parent / "model_shapes.csv"
+    table = Path(__file__).parent / "shapes" / "model_shapes.csv"
     rows = list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 16
     for row in rows:
         name = "llama3.1-405b-nemo" if row["model"] == "llama3.1-405b" else row["model"]
-        shape = load_shape(name)
+        shape = load_model(name)
         sizes = (shape.num_layers, shape.d_model, shape.d_ff, shape.num_heads, shape.num_kv_heads)
         assert sizes == tuple(
             int(row[k]) for k in ("n_layers", "hidden", "ffn", "heads", "kv_heads")

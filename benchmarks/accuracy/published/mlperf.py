@@ -6,14 +6,14 @@ sharded, gradients reduced in bf16, attention is cuDNN's.
 
 from typing import Literal
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, Recompute
-from twinstream.fidelity.clusters.tables.cells import Cells
-from twinstream.fidelity.clusters.tables.measured_row import ClusterRow, Compared
-from twinstream.fidelity.clusters.tables.published_models import (
+from benchmarks.accuracy.published.published_models import (
     published_shape,
     weighted_stages,
 )
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout, Recompute
+from twinstream.fidelity.clusters.cells import Cells
+from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
 
 COLUMNS = (
     *("round", "benchmark", "system", "gpu_type", "num_gpus", "tp", "pp", "cp", "vp", "dp"),
@@ -52,7 +52,7 @@ def row_of(cells: Cells) -> ClusterRow:
         measured_s=cells.number("step_time_s"),
         scored=not why_not,
         why_not=why_not,
-        compared=(scaling,) if benchmark == "gpt3" else (),
+        compared=scaling if benchmark == "gpt3" else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The shape of a Hugging Face config.json of mixtral or qwen3_moe.
+"""The sizes in a Hugging Face config.json of mixtral or qwen3_moe.
 
 What changes neither sizes nor FLOPs is not read; what would change them is refused by name.
 """
@@ -16,10 +16,8 @@ from twinstream.models.hf_config import (
     UnsupportedConfigError,
     config_name,
     describe_problems,
-    hf_config_file,
-    read_json_object,
 )
-from twinstream.models.shapes.shape import Experts, ModelShape
+from twinstream.models.rope import PositiveFinite
 
 EXPERT_MODEL_TYPES = ("mixtral", "qwen3_moe")
 
@@ -58,17 +56,19 @@ class _Config(BaseModel):
     num_experts: PositiveInt | None = None
     moe_intermediate_size: PositiveInt | None = None
     tie_word_embeddings: bool = False
+    rms_norm_eps: PositiveFinite | None = None
+    rope_theta: PositiveFinite | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
 
 
-def read_expert_config(path: str | Path) -> ModelShape:
-    """Read a config.json of one of `EXPERT_MODEL_TYPES`, or the one in a folder.
+def read_expert_config(file: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ModelSpec, from a config.json of one of `EXPERT_MODEL_TYPES`.
 
     Raises:
-        HfConfigError: the file is missing, broken or incomplete.
+        HfConfigError: the file is incomplete.
         UnsupportedConfigError: it asks for other layers or another attention.
     """
-    file = hf_config_file(path)
-    raw = read_json_object(file)
     try:
         config = _Config.model_validate(raw)
     except ValidationError as error:
@@ -76,25 +76,26 @@ def read_expert_config(path: str | Path) -> ModelShape:
     is_qwen = raw["model_type"] == "qwen3_moe"
     if refusals := tuple(_refusals(raw, is_qwen)):
         raise UnsupportedConfigError(path=file, refusals=refusals)
-    try:
-        return ModelShape(
-            name=config_name(file, raw["model_type"]),
-            num_layers=config.num_hidden_layers,
-            d_model=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=_head_dim(file, config),
-            d_ff=config.intermediate_size,
-            vocab_size=config.vocab_size,
-            qk_norm=is_qwen,
-            tied_embeddings=config.tie_word_embeddings,
-            experts=_experts(file, config, is_qwen),
-        )
-    except ValidationError as error:
-        raise HfConfigError(path=file, problem=describe_problems(error)) from None
+    dtype = config.dtype or config.torch_dtype
+    return {
+        "name": config_name(file, raw["model_type"]),
+        "num_layers": config.num_hidden_layers,
+        "d_model": config.hidden_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": _head_dim(file, config),
+        "d_ff": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "norm_eps": config.rms_norm_eps or (1e-6 if is_qwen else 1e-5),
+        "rope_theta": config.rope_theta or (1e4 if is_qwen else 1e6),
+        "qk_norm": is_qwen,
+        "tied_embeddings": config.tie_word_embeddings,
+        "dtype": "float32" if dtype == "float32" else "bfloat16",
+        "experts": _experts(file, config, is_qwen),
+    }
 
 
-def _experts(file: Path, config: _Config, is_qwen: bool) -> Experts:
+def _experts(file: Path, config: _Config, is_qwen: bool) -> dict[str, int]:
     # transformers 4 wrote num_experts of qwen3_moe, 5 writes num_local_experts
     count = config.num_local_experts or (config.num_experts if is_qwen else None)
     d_ff = config.moe_intermediate_size if is_qwen else config.intermediate_size
@@ -103,7 +104,7 @@ def _experts(file: Path, config: _Config, is_qwen: bool) -> Experts:
         raise HfConfigError(path=file, problem=f"key '{key}' is missing")
     if d_ff is None:
         raise HfConfigError(path=file, problem="key 'moe_intermediate_size' is missing")
-    return Experts(count=count, per_token=config.num_experts_per_tok, d_ff=d_ff)
+    return {"count": count, "per_token": config.num_experts_per_tok, "d_ff": d_ff}
 
 
 def _head_dim(file: Path, config: _Config) -> int:

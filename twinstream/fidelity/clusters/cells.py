@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from twinstream.fidelity.clusters.tables.measured_row import ClusterTableError
+from twinstream.schedule.errors import TwinstreamError
 
 _Value = TypeVar("_Value")
+
+
+class ClusterTableError(TwinstreamError):
+    """A file is no table of measured steps; says which columns are missing, or what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,10 @@ class Cells:
         """A number above zero; `unstated` where the cell is empty."""
         return self._parsed(column, _positive, "a number above zero", unstated)
 
-    def flag(self, column: str) -> bool:
-        """Whether a column says true, yes or 1."""
-        return self.text(column).lower() in ("true", "yes", "1")
+    def flag(self, column: str, *, unstated: bool = False) -> bool:
+        """Whether a column says true, yes or 1; `unstated` where the cell is empty."""
+        text = self.text(column).lower()
+        return text in ("true", "yes", "1") if text else unstated
 
     def _parsed(
         self, column: str, parse: Callable[[str], _Value], what: str, unstated: _Value | None

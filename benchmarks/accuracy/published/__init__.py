@@ -1,0 +1,1 @@
+"""Published tables of training steps, made the one form of table that twinstream reads."""

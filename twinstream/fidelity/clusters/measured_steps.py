@@ -1,0 +1,226 @@
+"""Measured training steps of clusters: the one form of table that is read, as jobs on clusters.
+
+A CSV, a line for each step, with the columns of `COLUMNS`, which docs/benchmarks/clusters.md
+describes. A model is a preset, a config.json (its path beside the table) or the fields of a
+`ModelSpec` as JSON; a layout the fields of a `Layout` that are not as usual, `tp=8 pp=4 zero=1`.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout
+from twinstream.fidelity.clusters.cells import Cells, ClusterTableError, read_lines
+from twinstream.models.presets import load_model
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import PositiveCount
+
+COLUMNS = (
+    *("row", "gpu", "num_gpus", "cluster", "model", "seq_len", "global_batch", "layout"),
+    *("precision", "attention", "network_reduction", "step_time_s", "series", "family"),
+    *("calibrates", "suspect", "scored", "comparison", "set", "rank", "activation_bytes"),
+    *("note", "why_not"),
+)
+_NEEDED = COLUMNS[:7]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Compared(Node):
+    """That a row's speed is held against another's of the same set, the one of the lowest rank.
+
+    What is compared is tokens/s per GPU. `kind` says what is told of it: `scaling` from fewest
+    GPUs, `ratio` of two ways to run the same.
+    """
+
+    kind: str
+    set: str
+    rank: int
+
+
+class ClusterRow(Node):
+    """A row of a table.
+
+    Fields:
+        series: what errors are averaged over: source, GPU, precision.
+        row_id: what a person calls it; unique within its series.
+        family: equal for runs of one configuration on more or fewer replicas (weak scaling).
+        job: None where the shapes and layouts known here cannot say what ran; `why_not` says why.
+        cluster: the profile, by name.
+        measured_s: seconds of a step; None where the source leaves it open.
+        scored: whether it counts in errors; `why_not` tells where it does not.
+        suspect: the source itself, or who collected it, doubts the number.
+        calibrates: constants of its GPU type may be fitted to it.
+        activation_bytes: of the first stage, as published.
+    """
+
+    series: str
+    row_id: str
+    family: str
+    gpu: str
+    num_gpus: PositiveCount
+    cluster: str
+    job: Job | None = None
+    measured_s: Seconds | None = None
+    note: str = ""
+    suspect: bool = False
+    scored: bool = True
+    why_not: str = ""
+    compared: Compared | None = None
+    calibrates: bool = False
+    activation_bytes: Annotated[int, Field(gt=0)] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step; 0 where the job is not known."""
+        return self.job.global_batch * self.job.seq_len if self.job else 0
+
+    @property
+    def layout(self) -> str:
+        """The layout in short: `tp8 pp12 dp16 mb1 zero1`."""
+        if self.job is None:
+            return ""
+        layout = self.job.layout
+        degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "vp": layout.virtual_stages,
+                   "ep": layout.ep, "dp": layout.dp}  # fmt: skip
+        told = [f"{name}{size}" for name, size in degrees.items() if size > 1]
+        return " ".join([*told, f"mb{layout.micro_batch}", f"zero{layout.zero}"])
+
+
+def read_measured_steps(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:
+    """The rows of tables, one table after the other.
+
+    Raises:
+        ClusterTableError: a file is no such table, has no rows, or a cell is wrong.
+    """
+    return tuple(row for path in paths for row in _read(path))
+
+
+def measured_steps_csv(rows: Sequence[ClusterRow]) -> str:
+    """The table of rows, which `read_measured_steps` reads."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _text(value) for name, value in _columns(row).items()})
+    return text.getvalue()
+
+
+def _read(path: Path) -> list[ClusterRow]:
+    names, lines = read_lines(path)
+    if missing := [name for name in _NEEDED if name not in names]:
+        raise ClusterTableError(
+            f"{path} is no table of measured steps: it lacks {', '.join(missing)}. Its columns are "
+            f"{', '.join(COLUMNS)} (docs/benchmarks/clusters.md)"
+        )
+    if not lines:
+        raise ClusterTableError(f"{path} has no rows under its header")
+    return [_row(cells) for cells in lines]
+
+
+def _row(cells: Cells) -> ClusterRow:
+    told = cells.text("comparison")
+    try:
+        return ClusterRow(
+            series=cells.text("series") or cells.text("gpu"),
+            row_id=cells.text("row"),
+            family=cells.text("family") or cells.text("row"),
+            gpu=cells.text("gpu"),
+            num_gpus=cells.count("num_gpus"),
+            cluster=cells.text("cluster"),
+            job=_job(cells) if cells.text("model") else None,
+            measured_s=cells.number("step_time_s") if cells.text("step_time_s") else None,
+            note=cells.text("note"),
+            suspect=cells.flag("suspect"),
+            scored=cells.flag("scored", unstated=True),
+            why_not=cells.text("why_not"),
+            calibrates=cells.flag("calibrates"),
+            compared=Compared(kind=told, set=cells.text("set"), rank=int(cells.text("rank") or 0))
+            if told
+            else None,
+            activation_bytes=cells.count("activation_bytes")
+            if cells.text("activation_bytes")
+            else None,
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(place) for place in first["loc"])
+        raise ClusterTableError(
+            f"{cells.path}, line {cells.line}: {where or 'the row'}: {first['msg']}"
+        ) from None
+
+
+def _job(cells: Cells) -> Job:
+    fields = {name: cells.text(name) for name in ("precision", "attention") if cells.text(name)}
+    return Job.model_validate(
+        {
+            "shape": _model(cells),
+            "layout": _layout(cells),
+            "seq_len": cells.count("seq_len"),
+            "global_batch": cells.count("global_batch"),
+            "network_reduction": cells.flag("network_reduction", unstated=True),
+            **fields,
+        }
+    )
+
+
+def _model(cells: Cells) -> ModelSpec:
+    told = cells.text("model")
+    if told.startswith("{"):
+        return ModelSpec.model_validate_json(told)
+    beside = cells.path.parent / told
+    return load_model(beside if beside.exists() else told)
+
+
+def _layout(cells: Cells) -> Layout:
+    """Of words `name=value`."""
+    fields: dict[str, Any] = {}
+    for word in cells.text("layout").split():
+        name, _, value = word.partition("=")
+        if not value:
+            raise ClusterTableError(
+                f"{cells.path}, line {cells.line}: layout has '{word}', and needs name=value"
+            )
+        listed = [int(count) for count in value.split(",")] if "," in value else None
+        fields[name] = listed or (json.loads(value) if _is_json(value) else value)
+    return Layout.model_validate_json(json.dumps(fields))  # strict: tuples from text alone
+
+
+def _is_json(value: str) -> bool:
+    return value in ("true", "false") or value.replace(".", "", 1).isdecimal()
+
+
+def _columns(row: ClusterRow) -> dict[str, object]:
+    told: dict[str, object] = {
+        "row": row.row_id, "gpu": row.gpu, "num_gpus": row.num_gpus, "cluster": row.cluster,
+        "step_time_s": row.measured_s, "series": row.series, "family": row.family,
+        "calibrates": row.calibrates, "suspect": row.suspect, "scored": row.scored,
+        "activation_bytes": row.activation_bytes, "note": row.note, "why_not": row.why_not,
+    }  # fmt: skip
+    if row.compared is not None:
+        told |= {
+            "comparison": row.compared.kind, "set": row.compared.set, "rank": row.compared.rank
+        }  # fmt: skip
+    if (job := row.job) is not None:
+        layout = job.layout.model_dump(exclude_defaults=True)
+        told |= {
+            "model": job.shape.model_dump_json(exclude_defaults=True),
+            "layout": " ".join(f"{name}={_text(value)}" for name, value in layout.items()),
+            "seq_len": job.seq_len, "global_batch": job.global_batch, "precision": job.precision,
+            "attention": job.attention, "network_reduction": job.network_reduction,
+        }  # fmt: skip
+    return told
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
