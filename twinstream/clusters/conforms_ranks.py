@@ -33,12 +33,8 @@ _MOST_TOLD = 20
 
 
 def is_executable(schedule: ClusterSchedule) -> bool:
-    """Whether a document is of a model that runs, and not of shapes alone."""
-    try:
-        ModelSpec.model_validate(schedule.model)
-    except ValidationError:
-        return False
-    return True
+    """Whether a document's stages have kernels: these are planned from a recipe."""
+    return all(part.recipe for part in schedule.schedules.values())
 
 
 def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:

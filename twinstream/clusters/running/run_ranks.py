@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
+from twinstream.clusters.conforms_ranks import is_executable
 from twinstream.clusters.executable import layout_in
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.running.text_inputs import TextInputs
@@ -63,14 +63,12 @@ def spec_of(schedule: ClusterSchedule) -> ModelSpec:
     Raises:
         NotRunnableError: the schedule is one of shapes alone.
     """
-    try:
-        spec = ModelSpec.model_validate(schedule.model)
-    except ValidationError:
+    if not is_executable(schedule):
         raise NotRunnableError(
             "the schedule predicts a layout, and nobody has its kernels: one whose ranks can run "
             "is made by `twinstream plan --ranks N`"
-        ) from None
-    return spec
+        )
+    return ModelSpec.model_validate(schedule.model)
 
 
 def run_processes(
