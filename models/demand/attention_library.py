@@ -14,8 +14,9 @@ cpu/FlashAttentionKernel.cpp.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.demand.attention_limits import attention_limits, cudnn_key_heads
 from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.demand.attributes import typed_attribute
 from twinstream.models.demand.workspace import attention_shape
@@ -133,6 +134,21 @@ def _flash3_forward(shape: AttentionShape) -> int:
 def _flash4_backward(shape: AttentionShape) -> int:
     """As FlashAttention-3; on Blackwell pairs of blocks of keys may add one block more."""
     return _hopper_backward(shape, extra_keys=_ROW_BLOCK) + 2 * _lookup(shape)
+
+
+def _cudnn_frontend_backward(shape: AttentionShape) -> int:
+    """Of a call for some key heads, and what the deterministic backward keeps: before cuDNN 9.25
+    the probabilities, in bf16, since then a float32 sum of dQ; dO * O a row, dK and dV by query
+    head. The source is closed: an estimate. Log-sum-exps of these heads are dense."""
+    shape = shape.longest
+    sizes = shape.num_sequences, shape.num_queries, shape.num_keys
+    step = cudnn_key_heads(*sizes, shape.num_heads, shape.num_kv_heads)
+    share = step / shape.num_kv_heads
+    some = replace(shape, num_heads=round(share * shape.num_heads), num_kv_heads=step)
+    rows = _padded_rows(some)
+    probabilities = rows * _rounded(some.num_keys, _ROW_BLOCK) * some.itemsize_bytes
+    kept = max(_allocated(probabilities), _float32(rows * _padded_head_dim(some)))
+    return kept + 2 * _float32(rows) + _by_query_head(some) + _lse(some)
 
 
 def _lookup(shape: AttentionShape) -> int:
@@ -258,4 +274,8 @@ _FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]
     "flash2": {"forward": _flash2_forward, "backward": _flash2_backward},
     "flash3": {"forward": _flash3_forward, "backward": _hopper_backward},
     "flash4": {"forward": _lookup, "backward": _flash4_backward},
+    "cudnn_frontend": {
+        "forward": lambda _: _ALLOCATION_BYTES,
+        "backward": _cudnn_frontend_backward,
+    },
 }

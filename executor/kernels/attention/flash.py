@@ -8,11 +8,8 @@ Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D
 """
 
 import importlib
-import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import ClassVar
 
 import torch
 
@@ -54,26 +51,9 @@ class FlashCall:
 
 
 class Flash(AttentionImplementation):
-    """What the three share."""
+    """What those that write into slots and mask bottom-right share."""
 
     takes_packed = True
-    distribution: ClassVar[str]
-    install: ClassVar[str]
-    least_version: ClassVar[tuple[int, ...]] = ()
-
-    def missing(self) -> str | None:
-        try:
-            found = version(self.distribution)
-        except PackageNotFoundError:
-            return f"{self.distribution} is not installed ({self.install})"
-        release = re.match(r"\d+(\.\d+)*", found)  # of 2.7.4.post1 it is 2.7.4
-        numbers = tuple(int(part) for part in release.group().split(".")) if release else ()
-        if numbers < self.least_version:
-            needed = ".".join(str(number) for number in self.least_version)
-            return (
-                f"{self.distribution} is {found}, and {needed} or newer is needed ({self.install})"
-            )
-        return None
 
     def _forward(
         self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
@@ -116,7 +96,6 @@ class Flash2(Flash):
     """
 
     name = "flash2"
-    distribution, install, least_version = "flash-attn", "pip install flash-attn", (2, 7)
 
     def _write_result(self, call: FlashCall) -> None:
         inputs, result, starts = call.inputs, call.result, call.starts
@@ -161,8 +140,6 @@ class Flash3(Flash):
     """
 
     name = "flash3"
-    distribution = "flash-attn-3"
-    install = "build the folder hopper of github.com/Dao-AILab/flash-attention"
 
     def _write_result(self, call: FlashCall) -> None:
         inputs, result = call.inputs, call.result
@@ -194,7 +171,6 @@ class Flash4(Flash):
     """
 
     name = "flash4"
-    distribution, install = "flash-attn-4", "pip install --pre flash-attn-4"
 
     def _write_result(self, call: FlashCall) -> None:
         inputs, result = call.inputs, call.result

@@ -95,7 +95,8 @@ class AttentionImplementation(ABC):
 
     def missing(self) -> str | None:
         """What of the library is not installed and how to install it; imports nothing."""
-        return None
+        library = attention_limits(self.name).library
+        return None if library is None else library.missing()
 
     @property
     def deterministic(self) -> bool:
