@@ -49,6 +49,10 @@ class FlashCall:
         flat = AttentionInputs(inputs.q[0], inputs.k[0], inputs.v[0], inputs.scale)
         return cls(flat, AttentionResult(result.out[0], result.lse[0]), starts, workspace)
 
+    @property
+    def narrowed(self) -> Starts | None:
+        return None if self.starts is None else self.starts.narrowed(self.inputs.q.shape[-2])
+
 
 class Flash(AttentionImplementation):
     """What those that write into slots and mask bottom-right share."""
@@ -98,7 +102,7 @@ class Flash2(Flash):
     name = "flash2"
 
     def _write_result(self, call: FlashCall) -> None:
-        inputs, result, starts = call.inputs, call.result, call.starts
+        inputs, result, starts = call.inputs, call.result, call.narrowed
         library = importlib.import_module("flash_attn_2_cuda")
         operands = (inputs.q, inputs.k, inputs.v, result.out)
         rest = (*_NO_WINDOW, _NO_SOFTCAP, False, None)
@@ -114,7 +118,7 @@ class Flash2(Flash):
         result.lse.copy_(lse)
 
     def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
-        inputs, result, starts = call.inputs, call.result, call.starts
+        inputs, result, starts = call.inputs, call.result, call.narrowed
         library = importlib.import_module("flash_attn_2_cuda")
         operands = (
             into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, into.d_q,

@@ -1,5 +1,6 @@
 """How the libraries that need a GPU are called, shown on stand-ins (see fakes.py)."""
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -9,6 +10,8 @@ from tests.executor.attention import cases, fakes
 from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
 from twinstream.executor.kernels.attention import registry
 from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend, CudnnGraphError
+from twinstream.executor.kernels.attention.implementation import Starts
+from twinstream.executor.kernels.operand import Pack
 from twinstream.models.demand import attention_limits
 
 LIBRARIES = ("sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4", "cudnn_frontend")
@@ -60,6 +63,25 @@ def test_cudnn_computes_the_past_without_a_mask_and_the_slice_with_a_causal_one(
         ("_cudnn_backward", False, 128),
         ("_cudnn_backward", True, 64),
     ]
+
+
+@pytest.mark.parametrize("name", ["sdpa_flash", "flash2"])
+def test_flash_2_is_told_little_more_than_the_sequences_that_there_are(seen, name, monkeypatch):
+    shape = cases.unequal((300, 1, 150, 3), 4, 2, 8)
+    data = cases.random_data(shape)
+    lengths = data.starts.cu_seqlens.diff().tolist()
+    roomy = Starts(Starts.cumulative(lengths, 900), 8192, lambda: Pack(max(lengths), len(lengths)))
+    told: list[tuple[int, int]] = []
+    rows = fakes._rows
+
+    def spied(q, starts, longest):
+        told.append((starts.numel() - 1, longest))
+        return rows(q, starts, longest)
+
+    monkeypatch.setattr(fakes, "_rows", spied)
+    found = cases.call(name, shape, replace(data, starts=roomy))
+    cases.assert_close(found, cases.oracle(data), TOLERANCES["float32"])
+    assert set(told) == {(64, 512)}, "192 / 4 heads are 48 at least, and 300 tokens"
 
 
 def test_torchs_flash_backward_runs_in_deterministic_mode_and_leaves_it(seen):
