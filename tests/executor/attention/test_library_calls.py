@@ -8,6 +8,7 @@ import torch
 
 from tests.executor.attention import cases, fakes
 from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
+from tests.executor.attention.fake_cudnn import cudnn_module
 from twinstream.executor.kernels.attention import registry
 from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend, CudnnGraphError
 from twinstream.executor.kernels.attention.implementation import Starts
@@ -24,7 +25,7 @@ def seen(monkeypatch):
     fakes.install(monkeypatch, fakes.flash4_module())
     fakes.install(monkeypatch, ModuleType("flash_attn_3._C"))
     calls: list[dict] = []
-    fakes.install(monkeypatch, fakes.cudnn_module(calls))
+    fakes.install(monkeypatch, cudnn_module(calls))
     registered = {**registry._IMPLEMENTATIONS, "cudnn_frontend": CudnnFrontend()}
     monkeypatch.setattr(registry, "_IMPLEMENTATIONS", registered)  # without a graph built before
     with fakes.torch_cuda_kernels(calls), fakes.flash3_operators():
@@ -129,7 +130,7 @@ def test_cudnns_backward_is_called_for_as_many_key_heads_as_its_workspace_allows
 
 
 def test_sizes_that_cudnn_has_no_kernel_for_are_a_sentence(monkeypatch):
-    fakes.install(monkeypatch, fakes.cudnn_module([], refuses="No engine.\nlog"))
+    fakes.install(monkeypatch, cudnn_module([], refuses="No engine.\nlog"))
     shape = cases.shape(1, 64, 64, 4, 2, 16, "bfloat16")
     registered = {**registry._IMPLEMENTATIONS, "cudnn_frontend": CudnnFrontend()}
     monkeypatch.setattr(registry, "_IMPLEMENTATIONS", registered)
