@@ -45,8 +45,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest tests/contract/test_types.py
 
-# What a lent GPU machine lacks, for its Python; benchmarks/gpu/README.md says how they travel. The other
-# folder has flash-attn 4 in two parts, each for a call of 64 MiB.
+# What a lent GPU machine lacks, for its Python; benchmarks/gpu/README.md says how they travel. Other
+# folders have cuDNN's frontend, and flash-attn 4 in two parts, each for a call of 64 MiB.
 WHEELS := annotated-types highspy pydantic pydantic-core simpy typing-extensions typing-inspection
 FLASH4 := flash-attn-4==4.0.0b36 quack-kernels==0.6.5 apache-tvm-ffi==0.1.15.post2 \
 	torch-c-dlpack-ext==0.1.5 nvidia-cutlass-dsl==4.8.1 nvidia-cutlass-dsl-libs-base==4.8.1 \
@@ -58,9 +58,10 @@ DOWNLOAD := -m pip download --quiet --no-deps --only-binary=:all: --implementati
 	--platform manylinux2014_x86_64
 
 wheels:
-	rm -rf .whl .carry/flash4-1 .carry/flash4-2
+	rm -rf .whl .carry/cudnn .carry/flash4-1 .carry/flash4-2
 	$(PYTHON) $(DOWNLOAD) --dest .whl nvidia-ml-py \
 		$$(for name in $(WHEELS); do grep "^$$name==" constraints.txt; done)
+	$(PYTHON) $(DOWNLOAD) --dest .carry/cudnn nvidia-cudnn-frontend==1.18.0
 	mkdir -p .carry/flash4-2
 	$(PYTHON) $(DOWNLOAD) --pre --dest .carry/flash4-1 $(FLASH4)
 	cd .carry/flash4-1 && sha256sum *.whl >SHA256SUMS && for wheel in *_libs_cu13-*.whl; do \

@@ -12,6 +12,10 @@ from twinstream.models.recipe import KernelChoice
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 
+_FASTER_FROM_LIBRARIES = (
+    9,
+    10,
+)  # major compute capabilities where torch's FlashAttention-2 is slow
 KernelsOption = Literal["auto", "eager", "triton"]
 
 
@@ -28,13 +32,15 @@ class NondeterministicAttentionError(TwinstreamError):
 
 
 def attention_for(
-    machine: Machine, spec: ModelSpec, attention: str = "auto", *, nondeterministic: bool = False
-) -> str:
+    machine: Machine, spec: ModelSpec, attention: str = "auto", *, nondeterministic: bool = False,
+    packed: bool = False,
+) -> str:  # fmt: skip
     """The one named; `auto` is the first that computes the model of those that follow.
 
-    On CUDA what the profile names, PyTorch's flash kernels, eager attention; on a CPU the last.
-    `nondeterministic` allows to name one that does not give the same bits from run to run; `auto`
-    never takes one.
+    On CUDA what the profile names, on Hopper and Blackwell flash-attn 4 or 3 where it is installed
+    here, PyTorch's flash kernels, eager attention; on a CPU the last. `nondeterministic` allows to
+    name one that does not give the same bits from run to run; `auto` never takes one,
+    nor for sequences `packed` of unequal lengths one that is called for each of them.
 
     Raises:
         UnknownAttentionError: there is none of that name.
@@ -51,9 +57,17 @@ def attention_for(
         wanted = ["eager"]
         if machine.device == "cuda":
             wanted.insert(0, "sdpa_flash")
+            if capability in _FASTER_FROM_LIBRARIES:
+                wanted[:0] = [name for name in ("flash4", "flash3") if _is_installed(name)]
             if machine.attention is not None:
                 wanted.insert(0, machine.attention.name)
-        return next(name for name in wanted if refusal(name) is None and _same_bits(name))
+        return next(
+            name
+            for name in wanted
+            if refusal(name) is None
+            and _same_bits(name)
+            and (not packed or name == "eager" or attention_limits(name).variable_length)
+        )
     if reason := refusal(attention):
         suitable = ", ".join(name for name in attention_names() if refusal(name) is None)
         raise UnsuitableAttentionError(
@@ -62,6 +76,11 @@ def attention_for(
         )
     require_allowed(KernelChoice(attention=attention, deterministic=not nondeterministic))
     return attention
+
+
+def _is_installed(attention: str) -> bool:
+    library = attention_limits(attention).library
+    return library is None or library.missing() is None
 
 
 def _same_bits(attention: str) -> bool:
@@ -83,9 +102,9 @@ def require_allowed(kernels: KernelChoice) -> None:
         )
 
 
-def usual_kernels(machine: Machine, spec: ModelSpec) -> KernelChoice:
+def usual_kernels(machine: Machine, spec: ModelSpec, *, packed: bool = False) -> KernelChoice:
     """What a plan takes where nothing of it is given."""
-    return kernels_for(machine, attention=attention_for(machine, spec))
+    return kernels_for(machine, attention=attention_for(machine, spec, packed=packed))
 
 
 def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager") -> KernelChoice:

@@ -115,7 +115,9 @@ class PlanRequest:
         recipe = self.step.recipe
         if recipe.kernels is not None:
             return recipe
-        return recipe.model_copy(update={"kernels": usual_kernels(self.machine, self.spec)})
+        packed = self.step.packing is not None
+        kernels = usual_kernels(self.machine, self.spec, packed=packed)
+        return recipe.model_copy(update={"kernels": kernels})
 
     def with_optimizer(self, places: tuple[OptimizerPlace, ...]) -> PlanRequest:
         """With the optimizer where a policy has it: in the first of the places, or as it is.

@@ -31,7 +31,9 @@ from twinstream.simulator.replay import simulate as replay
 from twinstream.simulator.replay import steady_state
 
 if TYPE_CHECKING:
+    from twinstream.executor.memory.arenas import Arenas
     from twinstream.executor.program.host_work import HostWork
+    from twinstream.executor.program.options import RunOptions
     from twinstream.executor.run.training import TokenSource
     from twinstream.executor.state.training_state import State
 
@@ -153,7 +155,9 @@ class RunSettings:
     every op for NVIDIA's profilers (CUDA). `skip_trained`: where a state has steps behind it,
     whether the `tokens` given are the whole stream, of which those that these took are skipped
     (True), or begin there (False); it has to be said. `max_norm`: to which the gradients of a
-    recipe that clips are clipped; 0 is not at all.
+    recipe that clips are clipped; 0 is not at all. Without `keeps_state` nobody reads the state at
+    the end, `Run.state` is empty, and none is held beside the arenas: fresh ones are put there a
+    group at a time.
     """
 
     backend: str = "auto"
@@ -168,6 +172,7 @@ class RunSettings:
     nvtx: bool = False
     skip_trained: bool | None = None
     max_norm: float = 0.0
+    keeps_state: bool = True
 
     def __post_init__(self) -> None:
         require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
@@ -235,13 +240,34 @@ def execute(
         on_pinned=settings.on_pinned,
         nvtx=choose_nvtx(backend, asked=settings.nvtx),
     )
-    _check_memory(schedule, backend)
+    _check_memory(schedule, backend, copies_of_state=2 if settings.keeps_state else 0)
+    host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
+    if not settings.keeps_state:
+        timeline = _run_in_arenas(schedule, state, settings.seed, host_work, options)
+        return Run(timeline, tuple(training.losses), {}, tuple(training.norms))
     recipe = Recipe.model_validate(schedule.recipe)
     start = state if state is not None else initial_state(spec, settings.seed, recipe)
-    host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
     execution = run(schedule, start, host_work, options)
     after = with_steps_done(execution.state, done + settings.num_steps)
     return Run(execution.timeline, tuple(training.losses), after, tuple(training.norms))
+
+
+def _run_in_arenas(
+    schedule: Schedule, state: State | None, seed: int, host_work: HostWork, options: RunOptions
+) -> Timeline:
+    """Run with a state that is in the arenas alone, and that nobody reads back."""
+    from twinstream.executor.run.execute import execute_resident, prove
+    from twinstream.executor.state.sources import fill_fresh
+    from twinstream.executor.state.training_state import fill_carried
+
+    def fill(arenas: Arenas) -> None:
+        if state is None:
+            fill_fresh(schedule, arenas, seed)
+        else:
+            fill_carried(schedule, arenas, state)
+
+    prove(schedule, options.backend)
+    return execute_resident(schedule, fill, host_work, options)
 
 
 def _batches(
@@ -273,9 +299,9 @@ def _told(
     return replace(host_work, fetch=fetch)
 
 
-def _check_memory(schedule: Schedule, backend: str) -> None:
+def _check_memory(schedule: Schedule, backend: str, copies_of_state: int) -> None:
     """Refuse what this host cannot hold before the state is made, which may take minutes."""
-    from twinstream.executor.memory.host_limits import host_limits
+    from twinstream.executor.memory.host_limits import AVAILABLE_ADVICE, host_limits
 
     tiers = (HOST, DEVICE) if backend == "cpu" else (HOST,)
     arenas = sum(arena_bytes(schedule, tier) for tier in tiers)
@@ -286,13 +312,14 @@ def _check_memory(schedule: Schedule, backend: str) -> None:
     )
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    needed = arenas + 2 * state
+    needed = arenas + copies_of_state * state
     if known and needed > min(known):
         raise HostTooSmall(
             f"a run of this schedule on the {backend} backend takes {gib(needed)} of host memory "
-            f"({gib(arenas)} of arenas, {gib(2 * state)} of weights and optimizer state before and "
-            f"after), and {gib(min(known))} are free here. Run a smaller model, or where there is "
-            "more memory; planning and simulating need none of it."
+            f"({gib(arenas)} of arenas, {gib(needed - arenas)} of weights and optimizer state "
+            f"before and after), and {gib(min(known))} are free here. Run a smaller model, or "
+            "where there is more memory (planning and simulating need none of it); "
+            f"{AVAILABLE_ADVICE}."
         )
 
 

@@ -36,6 +36,7 @@ _SMOKE = tuple(
 _PRESETS = ("8b",)  # the telling cells'; the others are predicted with their curves
 _TESTS = (
     "tests/executor/test_cuda.py",
+    "tests/executor/test_cuda_training.py",
     "tests/executor/test_cuda_whole.py",
     "tests/executor/kernels",
     "tests/executor",
@@ -66,6 +67,7 @@ class StageName(StrEnum):
     facts = "facts"
     smoke = "smoke"
     probe = "probe"
+    train = "train"
     cells = "cells"
     peers = "peers"
     tests = "tests"

@@ -1,7 +1,7 @@
 """What a kernel is called with: bytes in an arena slot, and how it may use them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -13,15 +13,29 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Packed sequences of any lengths: tokens of the longest, and how many."""
+
+    longest: int
+    count: int
+
+
+@dataclass(frozen=True)
 class KernelOperand:
     """The bytes of one operand, a 1-D uint8 view of a slot, and the mode of its use.
 
     `write`: the old content is garbage, possibly NaN, and every byte of the operand is
-    overwritten. `update`: read, then overwritten.
+    overwritten. `update`: read, then overwritten. `packs` has what the host knows, when a call is
+    enqueued, of the packed sequences at an address.
     """
 
     bytes: torch.Tensor
     mode: Mode
+    packs: Mapping[int, "Pack"] = field(default_factory=dict)
+
+    def pack(self) -> "Pack | None":
+        """Of the sequences whose starts the operand is, once they have been fed."""
+        return self.packs.get(self.bytes.data_ptr())
 
     def view(
         self, dtype: torch.dtype, shape: tuple[int, ...], offset_bytes: int = 0

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from twinstream.executor.kernels.operand import KernelOperand
+from twinstream.executor.kernels.operand import KernelOperand, Pack
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
@@ -59,13 +59,20 @@ class PieceMemory:
 
 
 class Arenas:
-    """The bytes of every tier that a schedule uses; slots are views into them."""
+    """The bytes of every tier that a schedule uses; slots are views into them.
+
+    Attributes:
+        packs: what the host knows of packed sequences by the address of their starts: noted where
+            they are fed and copied, in the order of the ops, while `follows_packs`.
+    """
 
     def __init__(self, schedule: Schedule, memory: Mapping[Tier, ArenaMemory]) -> None:
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self.memory = dict(memory)
         self._views: dict[tuple[str, str, int | None], torch.Tensor] = {}
         self._operands: dict[str, dict[str, KernelOperand]] = {}
+        self.packs: dict[int, Pack] = {}
+        self.follows_packs = True
 
     @staticmethod
     def sizes(schedule: Schedule) -> dict[Tier, int]:
@@ -92,7 +99,7 @@ class Arenas:
     def in_order(self, op: Compute | Communicate) -> list[KernelOperand]:
         """The op's operands, in its order."""
         return [
-            KernelOperand(bytes=self.view(o.tensor, o.slot, o.num_parts), mode=o.mode)
+            KernelOperand(self.view(o.tensor, o.slot, o.num_parts), o.mode, self.packs)
             for o in op.operands
         ]
 

@@ -39,8 +39,10 @@ def check_device_memory(arena_bytes: int, free_bytes: int, total_bytes: int) -> 
 def fix_library_workspaces() -> None:
     """Fix the size of the matmul libraries' workspaces, unless the user has done so.
 
-    They read it when they are first used in a process.
+    They read it when they are first used in a process. And a product of bf16 is summed in float32
+    where cuBLAS splits it over blocks, too, and rounded once.
     """
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     size, count = CUBLAS_WORKSPACES_KIB
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", f":{size}:{count}")
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", str(CUBLASLT_WORKSPACE_KIB))

@@ -1,14 +1,20 @@
 """How much memory the host has left for an arena, asked before any of it is touched."""
 
 import contextlib
+import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import gib, parse_bytes
 
 _UNLIMITED_CGROUP = 1 << 62
+AVAILABLE = "TWINSTREAM_AVAILABLE_MEMORY"
+"""A variable with the size that is available, in place of what the system says."""
+AVAILABLE_ADVICE = (
+    f"where more can be had than the system says (a virtual machine may grow), set {AVAILABLE}=SIZE"
+)
 
 
 class HostMemoryError(TwinstreamError):
@@ -29,7 +35,11 @@ class HostLimits:
 
 
 def host_limits(root: Path = Path("/")) -> HostLimits:
-    """Read RLIMIT_MEMLOCK, the cgroup's limit and use, and MemAvailable."""
+    """Read RLIMIT_MEMLOCK, the cgroup's limit and use, and MemAvailable or what is said instead.
+
+    Raises:
+        SizeError: what is said instead is no size.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return HostLimits(
         memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
@@ -52,11 +62,13 @@ def check_host_memory(size_bytes: int, limits: HostLimits) -> None:
     if available is not None and size_bytes > available:
         raise AvailableMemoryError(
             f"the host arena needs {gib(size_bytes)}, but available memory leaves "
-            f"{gib(available)}; free memory, or plan with a smaller --host-mem."
+            f"{gib(available)}; free memory, or plan with a smaller --host-mem; {AVAILABLE_ADVICE}."
         )
 
 
 def _available_bytes(root: Path) -> int | None:
+    if given := os.environ.get(AVAILABLE):
+        return parse_bytes(given)
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -21,7 +21,7 @@ from twinstream.models.spec import ModelSpec
 
 _AnswerT = TypeVar("_AnswerT")
 VectorName = Literal["triton", "eager"]
-_TRY_LIMIT_S = 150.0  # flash-attn 4 takes 10 to 17 s to import, and more to compile; so may Triton
+TRY_LIMIT_S = 150.0  # flash-attn 4 takes 10 to 17 s to import, and more to compile; so may Triton
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Tries:
         Raises:
             JobTimeout: there is no time left, so that nothing can be said of what was tried.
         """
-        within_s = min(_TRY_LIMIT_S, self.left_s())
+        within_s = min(TRY_LIMIT_S, self.left_s())
         try:
             if within_s > 0.0:
                 return self.process.do(job, within_s)
         except (JobRefused, JobFailed) as error:
-            if not isinstance(error, JobTimeout) or within_s == _TRY_LIMIT_S:
+            if not isinstance(error, JobTimeout) or within_s == TRY_LIMIT_S:
                 return error
         raise JobTimeout("no time left to try all kernels")
 

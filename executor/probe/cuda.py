@@ -84,7 +84,7 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     before = _used_bytes(device)
     links = measure_links(device)
     reader = cuda_reader(device)
-    load, flops = _load(device)
+    load, flops = matmul_load(device)
     sustained = sustained_rate(
         DeviceTimer(device, reader=reader), load, flops, request.warm_seconds
     )
@@ -134,7 +134,7 @@ def sustained_rate(
     return Sustained(flops / mean_ns * 1e9, state)
 
 
-def _load(device: torch.device) -> tuple[Callable[[], object], int]:
+def matmul_load(device: torch.device) -> tuple[Callable[[], object], int]:
     """A large matrix product, and its FLOPs."""
     size = 8192 if device.type == "cuda" else 256
     x = torch.randn(size, size, device=device).to(torch.bfloat16)
@@ -186,7 +186,7 @@ def _machine(
             source="copies are bounded by the duplex rate measured through the same DRAM",
         ),
         **{field: _measured(value, where) for field, value in rates.items()},
-        "efficiency": curves | _with_general(fit.curves),
+        "efficiency": curves | with_general(fit.curves),
     }
     return Machine.model_validate(document), fit
 
@@ -198,7 +198,7 @@ def _compute_capability(where: str) -> ComputeCapability | None:
     return ComputeCapability(value=f"{major}.{minor}", kind="measured", source=where)
 
 
-def _with_general(curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
+def with_general(curves: dict[str, Efficiency]) -> dict[str, Efficiency]:
     """The curves, and for units that were not measured: `vector` is the slowest of memory's own."""
     general = {_unrefined(key): curve for key, curve in curves.items() if "64" not in key}
     of_memory = [curve for curve in curves.values() if curve.of == "bytes"]

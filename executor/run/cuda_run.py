@@ -98,6 +98,7 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
             why = "no graphs (the state is in place: nothing is warmed up)"
         else:
             replay, why = _warm(job, options, backend, meter, all_timed=pass_options.times_all())
+            job.arenas.follows_packs = replay is None  # no note follows what a graph copies
         job.fill()
         gpu.synchronize()
         with gpu.libraries_pool():

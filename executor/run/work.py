@@ -10,6 +10,7 @@ from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.run.packs import noting_packs
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
@@ -55,6 +56,8 @@ def bind_works(
                 assert_never(op)
 
     works = [bind(op) for op in schedule.ops]
+    if schedule.workload.packing is not None:
+        works = noting_packs(schedule, arenas, works)
     if not poison:
         return works
     dying = dying_content(schedule)

@@ -4,13 +4,19 @@ Everything comes a group at a time, so that no second copy of the state is held.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 import torch
 
 from twinstream.executor.kernels.codes import decoded
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
-from twinstream.executor.state.training_state import fresh_optimizer_state, put_carried
+from twinstream.executor.state.training_state import (
+    fresh_adapters,
+    fresh_optimizer_state,
+    fresh_parameters,
+    put_carried,
+)
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.peft_folder import PeftFolder
@@ -41,6 +47,15 @@ def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: O
         put_carried(schedule, arenas, f"param.{group}", flat)
         if group in trained:
             put_carried(schedule, arenas, f"opt.{group}", optimizer(group, flat))
+
+
+def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:
+    """Put what `initial_state` has into every carried slot."""
+    spec, recipe = ModelSpec.model_validate(schedule.model.spec), Recipe.model_validate(
+        schedule.recipe
+    )  # fmt: skip
+    weights = chain(fresh_parameters(spec, seed), fresh_adapters(spec, seed, recipe))
+    fill_from(schedule, arenas, weights, fresh_optimizer(spec, recipe))
 
 
 def read_parameters(folder: HfFolder) -> Iterator[tuple[str, torch.Tensor]]:

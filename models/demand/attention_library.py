@@ -14,21 +14,22 @@ cpu/FlashAttentionKernel.cpp.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.demand.attention_limits import attention_limits, cudnn_key_heads
+from twinstream.models.demand.attention_shape import (
+    MOST_MULTIPROCESSORS,
+    ROW_BLOCK,
+    AttentionPass,
+    AttentionShape,
+)
 from twinstream.models.demand.attributes import typed_attribute
 from twinstream.models.demand.workspace import attention_shape
 from twinstream.schedule.ops import KernelCall
 
-# No formula is for a device with more multiprocessors: FlashAttention-2's deterministic backward
-# keeps a sum of dQ for as many blocks of keys as it takes to occupy all of them.
-MOST_MULTIPROCESSORS = 192
-
 _FLOAT32_BYTES = 4
 _INT32_BYTES = 4
 _ALLOCATION_BYTES = 512  # the unit of torch's CUDA allocator
-_ROW_BLOCK = 128  # the largest block of queries, and of keys, of all these kernels
 _SMALLEST_BLOCK = 32
 _MOST_SPLITS = 128
 _LOOKUP_SEQUENCES = (
@@ -132,7 +133,22 @@ def _flash3_forward(shape: AttentionShape) -> int:
 
 def _flash4_backward(shape: AttentionShape) -> int:
     """As FlashAttention-3; on Blackwell pairs of blocks of keys may add one block more."""
-    return _hopper_backward(shape, extra_keys=_ROW_BLOCK) + 2 * _lookup(shape)
+    return _hopper_backward(shape, extra_keys=ROW_BLOCK) + 2 * _lookup(shape)
+
+
+def _cudnn_frontend_backward(shape: AttentionShape) -> int:
+    """Of a call for some key heads, and what the deterministic backward keeps: before cuDNN 9.25
+    the probabilities, in bf16, since then a float32 sum of dQ; dO * O a row, dK and dV by query
+    head. The source is closed: an estimate. Log-sum-exps of these heads are dense."""
+    shape = shape.longest
+    sizes = shape.num_sequences, shape.num_queries, shape.num_keys
+    step = cudnn_key_heads(*sizes, shape.num_heads, shape.num_kv_heads)
+    share = step / shape.num_kv_heads
+    some = replace(shape, num_heads=round(share * shape.num_heads), num_kv_heads=step)
+    rows = _padded_rows(some)
+    probabilities = rows * _rounded(some.num_keys, ROW_BLOCK) * some.itemsize_bytes
+    kept = max(_allocated(probabilities), _float32(rows * _padded_head_dim(some)))
+    return kept + 2 * _float32(rows) + _by_query_head(some) + _lse(some)
 
 
 def _lookup(shape: AttentionShape) -> int:
@@ -153,15 +169,15 @@ def _hopper_backward(shape: AttentionShape, extra_keys: int = 0) -> int:
     """
     head_dim = _padded_head_dim(shape)
     if shape.most_packed:
-        count, keys_each = shape.most_packed, _ROW_BLOCK + extra_keys
-        longest = _rounded(shape.longest_tokens, _ROW_BLOCK)
-        rows = _padded_rows(shape) + shape.num_heads * _ROW_BLOCK
+        count, keys_each = shape.most_packed, ROW_BLOCK + extra_keys
+        longest = _rounded(shape.longest_tokens, ROW_BLOCK)
+        rows = _padded_rows(shape) + shape.num_heads * ROW_BLOCK
         keys = shape.num_keys + (count + 1) * keys_each
         rows_of_longest = count * shape.num_heads * longest
         keys_of_longest = count * (longest + keys_each)
     else:
         rows = rows_of_longest = _padded_rows(shape)
-        keys = shape.num_sequences * (shape.num_keys + _ROW_BLOCK + extra_keys)
+        keys = shape.num_sequences * (shape.num_keys + ROW_BLOCK + extra_keys)
         keys_of_longest = keys
     shared = 2 * _float32(keys * shape.num_kv_heads * head_dim) if _shares_keys(shape) else 0
     semaphores = 2 * _float32(rows_of_longest // _SMALLEST_BLOCK)
@@ -229,8 +245,8 @@ def _num_sequences(shape: AttentionShape) -> int:
 def _padded_rows(shape: AttentionShape) -> int:
     """Queries times heads where each sequence fills whole blocks."""
     if shape.most_packed:
-        return shape.num_heads * (shape.num_queries + shape.most_packed * _ROW_BLOCK)
-    queries = _rounded(shape.num_queries, _ROW_BLOCK)
+        return shape.num_heads * (shape.num_queries + shape.most_packed * ROW_BLOCK)
+    queries = _rounded(shape.num_queries, ROW_BLOCK)
     return shape.num_sequences * shape.num_heads * queries
 
 
@@ -258,4 +274,8 @@ _FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]
     "flash2": {"forward": _flash2_forward, "backward": _flash2_backward},
     "flash3": {"forward": _flash3_forward, "backward": _hopper_backward},
     "flash4": {"forward": _lookup, "backward": _flash4_backward},
+    "cudnn_frontend": {
+        "forward": lambda _: _ALLOCATION_BYTES,
+        "backward": _cudnn_frontend_backward,
+    },
 }

@@ -1,13 +1,40 @@
 """What each attention implementation computes, so that a plan can be refused without torch."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 
+_MOST_PROBABILITIES_BYTES = 512 * 2**20
 DeviceName = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """The distribution that an implementation needs, beside torch, and how it is installed."""
+
+    distribution: str
+    install: str
+    least_version: tuple[int, ...] = ()
+
+    def missing(self) -> str | None:
+        """What of it is not installed; imports nothing."""
+        try:
+            found = version(self.distribution)
+        except PackageNotFoundError:
+            return f"{self.distribution} is not installed ({self.install})"
+        release = re.match(r"\d+(\.\d+)*", found)  # of 2.7.4.post1 it is 2.7.4
+        numbers = tuple(int(part) for part in release.group().split(".")) if release else ()
+        if numbers < self.least_version:
+            needed = ".".join(str(number) for number in self.least_version)
+            return (
+                f"{self.distribution} is {found}, and {needed} or newer is needed ({self.install})"
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -25,6 +52,7 @@ class AttentionLimits:
     capabilities: tuple[int, ...] = ()
     variable_length: bool = False
     deterministic: bool = True
+    library: Library | None = None
 
     def refusal(self, dtype: str, head_dim: int) -> str | None:
         """Why such heads cannot be computed, or None."""
@@ -86,6 +114,21 @@ def nondeterministic_kernels(schedule: Schedule) -> tuple[str, ...]:
     return tuple(f"attention {name}" for name in known if not _limits()[name].deterministic)
 
 
+def cudnn_key_heads(
+    num_sequences: int, num_queries: int, num_keys: int, num_heads: int, num_kv_heads: int
+) -> int:
+    """Key heads of one call of cuDNN's deterministic backward, which may keep all probabilities.
+
+    As many, and a divisor of all, as have at most 512 MiB of them; at least one.
+
+    >>> cudnn_key_heads(1, 8192, 8192, 32, 8), cudnn_key_heads(16, 1024, 1024, 32, 8)
+    (1, 4)
+    """
+    of_one = 2 * num_sequences * num_heads // num_kv_heads * num_queries * num_keys
+    divisors = (n for n in range(num_kv_heads, 0, -1) if num_kv_heads % n == 0)
+    return next((n for n in divisors if n * of_one <= _MOST_PROBABILITIES_BYTES), 1)
+
+
 def _limits() -> Mapping[str, AttentionLimits]:
     return {
         "eager": AttentionLimits(),
@@ -94,13 +137,28 @@ def _limits() -> Mapping[str, AttentionLimits]:
         "sdpa_cudnn": replace(
             _on_cuda(128, (8, 9, 10, 12)), variable_length=False, deterministic=False
         ),
-        "flash2": _on_cuda(256, (8, 9, 10, 12)),
-        "flash3": _on_cuda(192, (9,)),
-        "flash4": _on_cuda(128, (9, 10, 11)),
-    }
+        "flash2": _on_cuda(256, (8, 9, 10, 12), Library(
+            "flash-attn", "pip install flash-attn", (2, 7)
+        )),
+        "flash3": _on_cuda(192, (9,), Library(
+            "flash-attn-3", "build the folder hopper of github.com/Dao-AILab/flash-attention"
+        )),
+        "flash4": _on_cuda(128, (9, 10, 11), Library(
+            "flash-attn-4", "pip install --pre flash-attn-4"
+        )),
+        "cudnn_frontend": replace(
+            _on_cuda(128, (9, 10), Library(
+                "nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend", (1, 18)
+            )),
+            variable_length=False,
+        ),
+    }  # fmt: skip
 
 
-def _on_cuda(most_head_dim: int, capabilities: tuple[int, ...]) -> AttentionLimits:
+def _on_cuda(
+    most_head_dim: int, capabilities: tuple[int, ...], library: Library | None = None
+) -> AttentionLimits:
     return AttentionLimits(
-        "cuda", ("bfloat16",), most_head_dim, 8, capabilities, variable_length=True
-    )
+        "cuda", ("bfloat16",), most_head_dim, 8, capabilities, variable_length=True,
+        library=library,
+    )  # fmt: skip

@@ -85,6 +85,18 @@ def _written_backward(shape: AttentionShape) -> int:
     return _dense_lse(shape) + d_kv
 
 
+def _cudnn_frontend_forward(shape: AttentionShape) -> int:
+    """A packed sequence of one token takes what eager attention takes."""
+    own = _dense_lse_of_each(shape)
+    return max(own, _eager_forward(shape.of_one_token)) if shape.most_packed else own
+
+
+def _cudnn_frontend_backward(shape: AttentionShape) -> int:
+    if not shape.most_packed:
+        return _written_backward(shape)
+    return max(_dense_lse_of_each(shape), _eager_backward(shape.of_one_token))
+
+
 def _eager_forward(shape: AttentionShape) -> int:
     """Q and output of a query tile, three scalars a row, and a tile of K, V and scores."""
     shape = shape.longest
@@ -132,4 +144,5 @@ _FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]
     "flash2": {"forward": _nothing, "backward": _written_backward},
     "flash3": {"forward": _nothing, "backward": _written_backward},
     "flash4": {"forward": _dense_lse, "backward": _written_backward},
+    "cudnn_frontend": {"forward": _cudnn_frontend_forward, "backward": _cudnn_frontend_backward},
 }

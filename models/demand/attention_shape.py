@@ -8,7 +8,14 @@ from twinstream.models.spec import ITEMSIZE_BYTES
 
 AttentionPass = Literal["forward", "backward"]
 
+# No formula is for a device with more multiprocessors: FlashAttention-2's deterministic backward
+# keeps a sum of dQ for as many blocks of keys as it takes to occupy all of them.
+MOST_MULTIPROCESSORS = 192
+ROW_BLOCK = 128
+"""The largest block of queries, and of keys, of all attention kernels."""
+
 _MOST_RUNS_TOLD = 8
+_LEAST_ROOM = 256
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,31 @@ class AttentionShape:
                 f"of {self.longest_tokens}, {heads}"
             )
         return f"{self.num_sequences} x {self.num_queries} queries of {self.num_keys} keys, {heads}"
+
+
+def room_for_longest(longest: int, limit: int) -> int:
+    """Tokens of the longest sequence that a library is told: a power of two, 256 at least.
+
+    >>> room_for_longest(300, 8192), room_for_longest(7, 8192), room_for_longest(300, 500)
+    (512, 256, 500)
+    """
+    return min(limit, max(_LEAST_ROOM, _power_of_two(longest)))
+
+
+def room_for_sequences(count: int, most: int, num_heads: int) -> int:
+    """Packed sequences that FlashAttention-2 is told: a power of two that fills the device.
+
+    Of fewer its deterministic backward would split each sum of dQ over more blocks: other bits.
+
+    >>> room_for_sequences(28, 144, 32), room_for_sequences(3, 144, 32), room_for_sequences(9, 9, 4)
+    (32, 8, 9)
+    """
+    least = -(-MOST_MULTIPROCESSORS // num_heads)
+    return min(most, _power_of_two(max(count, least)))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def equal_runs(lengths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

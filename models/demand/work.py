@@ -15,6 +15,11 @@ from dataclasses import dataclass, field
 
 from twinstream.models.demand.adapter_work import AdapterWork
 from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.demand.attention_shape import (
+    ROW_BLOCK,
+    room_for_longest,
+    room_for_sequences,
+)
 from twinstream.models.demand.workspace import state_bytes, sum_shares
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
@@ -22,6 +27,9 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
+_BLOCKS_FOR_ALL_ROOM = ("sdpa_flash", "flash2")  # blocks for as many sequences, all of the longest
+# A block that finds no sequence takes some 7 ns of the device, a launch 2 us: assumed.
+_EMPTY_BLOCKS_OF_A_LAUNCH = 300
 
 
 @dataclass(frozen=True)
@@ -161,11 +169,6 @@ class ChunkWork:
     def tokens(self) -> int:
         return self.workload.chunk_tokens
 
-    @property
-    def _one_call(self) -> bool:
-        """Whether attention takes sequences of any lengths in one call."""
-        return attention_limits(self.recipe.implementations.attention).variable_length
-
     def _attention(self, unit: str, flops_per_pair: int, tensors_moved: int) -> Work:
         if self.workload.packing is not None:
             return self._attention_of_packed(unit, flops_per_pair, tensors_moved)
@@ -193,8 +196,23 @@ class ChunkWork:
             (mean, mean, s.num_heads, s.head_dim, len(lengths)),
             flops_per_pair * s.d_q * squares // 2,
             tensors_moved * self.tokens * (s.d_q + s.d_kv) * s.itemsize,
-            launches=1 if self._one_call else len(lengths),
+            launches=self._launches_of_packed(),
         )
+
+    def _launches_of_packed(self) -> int:
+        """One, or one for each; FlashAttention-2's blocks that find nothing to do count as some."""
+        packing, name = self.workload.packing, self.recipe.implementations.attention
+        assert packing is not None
+        lengths, heads = packing.expected_lengths, self.spec.num_heads
+        if not attention_limits(name).variable_length:
+            return len(lengths)
+        if name not in _BLOCKS_FOR_ALL_ROOM:
+            return 1
+        longest = room_for_longest(packing.longest, self.workload.seq_len)
+        room = room_for_sequences(len(lengths), packing.most_sequences, heads)
+        launched = room * -(-longest // ROW_BLOCK)
+        used = sum(-(-length // ROW_BLOCK) for length in lengths)
+        return 1 + heads * max(0, launched - used) // _EMPTY_BLOCKS_OF_A_LAUNCH
 
     def _attention_work(
         self, unit: str, shape: tuple[int, ...], flops: int, hbm_bytes: int, launches: int = 1

@@ -71,6 +71,14 @@ def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
     assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
 
+def test_products_of_bf16_are_summed_in_float32(monkeypatch):
+    monkeypatch.setattr(device_memory.os, "environ", {})
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = True  # torch's default
+    fix_library_workspaces()
+    assert not matmul.allow_bf16_reduced_precision_reduction
+
+
 def test_excess_is_reported_where_it_is_not_refused():
     figures = iter([22.5, 24.5, 24.5, 24.5])
     meter = DeviceMeter(

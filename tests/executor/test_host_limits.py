@@ -13,6 +13,7 @@ from twinstream.executor.memory.host_limits import (
     check_host_memory,
     host_limits,
 )
+from twinstream.schedule.errors import TwinstreamError
 
 GIB = 2**30
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:    8000000 kB\n"
@@ -112,3 +113,15 @@ def test_the_message_names_both_sizes_the_limit_and_a_remedy(limits, error, mess
     assert type(raised.value) is error
     assert "the host arena needs 1.00 GiB" in str(raised.value)
     assert "or plan with a smaller --host-mem" in str(raised.value)
+    overridable = error is AvailableMemoryError
+    assert (f"set {host_limits_module.AVAILABLE}=SIZE" in str(raised.value)) == overridable
+
+
+def test_what_is_said_to_be_available_is_in_place_of_the_systems_word(monkeypatch, tmp_path):
+    root = root_with(tmp_path, {"proc/meminfo": "MemAvailable: 1024 kB\n"})
+    assert host_limits(root).available_bytes == 2**20
+    monkeypatch.setenv(host_limits_module.AVAILABLE, "2GiB")
+    assert host_limits(root).available_bytes == 2 * GIB
+    monkeypatch.setenv(host_limits_module.AVAILABLE, "much")
+    with pytest.raises(TwinstreamError, match="cannot read the size 'much'"):
+        host_limits(root)

@@ -11,7 +11,7 @@ from twinstream.data.text import byte_tokens, default_text
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.tensors import DEVICE, HOST
 
 STEP = ts.TrainingStep(seq_len=64, tokens_per_step=256)
 
@@ -147,3 +147,30 @@ def test_gradients_are_clipped_to_the_norm_asked_for_and_the_norms_are_told():
     for wrong in (-1.0, float("nan"), "1"):
         with pytest.raises(ts.TwinstreamError, match="max_norm"):
             ts.RunSettings(max_norm=wrong)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(gradients="float32", optimizer_state="float32_master"),
+        Recipe(lora=ts.Lora(rank=4, alpha=8.0)),
+    ],
+)
+def test_a_run_that_keeps_no_state_holds_none_beside_its_arenas(recipe, monkeypatch):
+    spec = ts.load_model("tiny").model_copy(update={"dtype": "bfloat16", "num_layers": 2})
+    schedule = ts.plan(spec, "cpu", step=replace(STEP, recipe=recipe), policy="streaming")
+    keeping = ts.RunSettings("cpu", num_steps=2)
+    kept = ts.execute(schedule, keeping)
+    arenas = sum(arena_bytes(schedule, tier) for tier in (DEVICE, HOST))
+    monkeypatch.setenv("TWINSTREAM_AVAILABLE_MEMORY", f"{arenas + 2**10}B")
+    with pytest.raises(ts.TwinstreamError, match="set TWINSTREAM_AVAILABLE_MEMORY=SIZE"):
+        ts.execute(schedule, keeping)
+    without = replace(keeping, keeps_state=False)
+    in_arenas = ts.execute(schedule, without)
+    assert (in_arenas.losses, in_arenas.state) == (kept.losses, {})
+    goes_on = replace(without, skip_trained=True)
+    monkeypatch.delenv("TWINSTREAM_AVAILABLE_MEMORY")
+    assert (
+        ts.execute(schedule, goes_on, state=kept.state).losses
+        == ts.execute(schedule, replace(keeping, skip_trained=True), state=kept.state).losses
+    )

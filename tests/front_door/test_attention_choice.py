@@ -1,12 +1,14 @@
 """`--attention`: what is planned with, and what is told where that cannot be."""
 
 import json
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.models.demand import attention_limits
 from twinstream.models.demand.attention_limits import UnknownAttentionError
 from twinstream.models.presets import load_preset
 from twinstream.planner.kernel_choice import UnsuitableAttentionError, attention_for
@@ -40,6 +42,47 @@ def test_auto_leaves_out_what_is_not_made_for_the_device():
     assert attention_for(ada, SPEC) == "sdpa_flash"
     unstated = ada.model_copy(update={"compute_capability": None})
     assert attention_for(unstated, SPEC) == "flash3"
+
+
+@pytest.mark.parametrize(
+    ("installed", "machine", "chosen"),
+    [
+        (("flash-attn-4", "flash-attn-3"), "h100", "flash4"),
+        (("flash-attn-4",), "b200", "flash4"),
+        (("flash-attn-3",), "h100", "flash3"),
+        (("flash-attn-3",), "b200", "sdpa_flash"),
+        (("flash-attn-4", "flash-attn-3"), "a100", "sdpa_flash"),
+        (("flash-attn", "nvidia-cudnn-frontend"), "h100", "sdpa_flash"),
+    ],
+)
+def test_auto_takes_the_faster_library_that_is_installed_on_hopper_and_blackwell(
+    installed, machine, chosen, monkeypatch
+):
+    def version(name):
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return "4.0"
+
+    monkeypatch.setattr(attention_limits, "version", version)
+    assert attention_for(load_machine(machine), SPEC) == chosen
+    assert attention_for(naming("sdpa_flash"), SPEC) == "sdpa_flash", (
+        "what was measured comes first"
+    )
+    wide = SPEC.model_copy(update={"head_dim": 256})
+    assert attention_for(load_machine(machine), wide) == "sdpa_flash"
+
+
+def test_auto_takes_none_that_is_called_for_each_of_packed_sequences(tmp_path):
+    machine = naming("cudnn_frontend")
+    assert attention_for(machine, SPEC) == "cudnn_frontend"
+    assert attention_for(machine, SPEC, packed=True) == "sdpa_flash"
+    assert attention_for(machine, SPEC, "cudnn_frontend", packed=True) == "cudnn_frontend"
+    save_machine(machine, tmp_path / "mine.toml")
+    for lengths, chosen in (("512", "cudnn_frontend"), ("300,212", "sdpa_flash")):
+        asked = ("plan", "--model", "tiny", "--dtype", "bfloat16", "--seq-len", lengths, "--json")
+        for more in ((), ("--kernels", "auto")):
+            plan = call(*asked, "--machine", tmp_path / "mine.toml", *more)
+            assert plan.json()["kernels"]["attention"] == chosen
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_unequal_lengths_take_the_flops_of_each_sequence(vector):
     assert chain.calls["block_forward@0"].attributes["most_sequences"] == 9
 
 
-@pytest.mark.parametrize(("attention", "launches"), [("sdpa_flash", 1), ("sdpa_cudnn", 4)])
+@pytest.mark.parametrize(("attention", "launches"), [("flash3", 1), ("sdpa_cudnn", 4)])
 def test_attention_of_unequal_lengths_is_one_call_where_the_library_takes_them(attention, launches):
     recipe = Recipe(kernels=KernelChoice(attention=attention))
     works = lower(load_preset("8b"), UNEQUAL, recipe).calls["block_forward@0"].cost
@@ -68,6 +68,21 @@ def test_attention_of_unequal_lengths_is_one_call_where_the_library_takes_them(a
     # a token sees on average as many keys as in sequences of this length
     mean = round((1000**2 + 1 + 3000**2 + 95**2) / 4096)
     assert found.shape == (mean, mean, 32, 128, 4)
+
+
+def test_blocks_of_flash_2_that_find_no_sequence_are_priced_as_launches():
+    """Of 8 sequences of 3,000 tokens, 24 blocks each, 34 have something to do, in every head."""
+    for attention in ("sdpa_flash", "flash2"):
+        recipe = Recipe(kernels=KernelChoice(attention=attention))
+        works = lower(load_preset("8b"), UNEQUAL, recipe).calls["block_backward@0"].cost
+        (found,) = (work for work in works if work.unit == "attention_backward")
+        assert found.launches == 1 + (8 * 24 - (8 + 1 + 24 + 1)) * 32 // 300
+    full = Workload(
+        seq_len=4096, chunk_tokens=4096, chunks_per_round=1, rounds_per_step=1,
+        packing=Packing(most_sequences=1, expected_lengths=(4096,)),
+    )  # fmt: skip
+    works = lower(load_preset("8b"), full, recipe).calls["block_backward@0"].cost
+    assert [w.launches for w in works if w.unit == "attention_backward"] == [1]
 
 
 def test_8b_at_8192_tokens_takes_51_47_gflop_per_token():

@@ -72,6 +72,19 @@ def test_wrong_words_are_one_message(
     assert message in capsys.readouterr().err
 
 
+def test_attention_that_is_not_deterministic_is_allowed_by_the_flag_that_the_message_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl")
+    wanted = ["train", "tiny", str(rows), "-o", str(tmp_path / "run"), "--machine", "h100"]
+    wanted += ["--backend", "cpu", "--dtype", "bfloat16", "--attention", "sdpa_cudnn", "--dry-run"]
+    with pytest.raises(SystemExit) as stopped:
+        main(wanted)
+    assert stopped.value.code == 2
+    assert "allow it with --nondeterministic" in " ".join(capsys.readouterr().err.split())
+    assert json.loads(told(*wanted, "--nondeterministic", "--json"))["options"]["nondeterministic"]
+
+
 def test_from_python_it_is_a_call(tmp_path: Path) -> None:
     steps: list[int] = []
 

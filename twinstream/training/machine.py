@@ -1,12 +1,21 @@
 """The machine that a run is planned for: the one here, with what memory is free."""
 
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
+from twinstream.models.demand.attention_limits import attention_limits, attention_names
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -30,21 +39,25 @@ class Here:
     nvlink: bool | None = None
 
 
-def machine_here(options: TrainOptions, folder: Path, backend: str, dtype: str) -> Here:
+def machine_here(
+    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Callable[[str], None]
+) -> Here:
     """The profile named, else that of an earlier start of the run, a shipped one, or a new one.
 
-    A CUDA device whose name says which shipped profile is its own has that; else it is measured,
-    which takes some minutes, and a CPU some seconds.
+    A CUDA device whose name says which shipped profile is its own has that, and only its attention
+    is timed, in seconds; else it is measured, which takes some minutes, and a CPU some seconds.
+    What was found of a CUDA device is kept in the user's cache, for the next run.
 
     Args:
         folder: of the run, which may have the profile that was measured when it began.
+        tell: takes a line on what is being measured.
 
     Raises:
         TwinstreamError: the profile cannot be read, or nothing can be measured.
         GpusError: the GPUs of several ranks are not alike.
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
-    machine = _machine(options, folder, backend, dtype)
+    machine = _machine(options, folder, backend, dtype, tell)
     device_mem, host_mem = _free(options, machine, backend, gpus)
     return Here(machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink)
 
@@ -69,7 +82,9 @@ def shipped_for(device_name: str) -> str | None:
     return max(found, key=len) if found else None
 
 
-def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str) -> Machine:
+def _machine(
+    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Callable[[str], None]
+) -> Machine:
     if options.machine is not None:
         return load_machine(options.machine)
     if (folder / MACHINE).exists():
@@ -81,11 +96,51 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str) -> M
     import torch
 
     name = shipped_for(torch.cuda.get_device_name())
-    if name is not None:
-        return load_machine(name)
-    from twinstream.executor.probe.device import probed_machine
+    if name is None:
+        from twinstream.executor.probe.device import probed_machine
 
-    return probed_machine(lambda line: None)
+        return _found_once("", lambda: probed_machine(tell))
+    shipped = load_machine(name)
+    if shipped.attention is not None or dtype != "bfloat16":
+        return shipped
+    from twinstream.executor.probe.known_gpu import with_attention
+
+    return _found_once(shipped.content_hash, lambda: with_attention(shipped, tell))
+
+
+def _found_once(about: str, find: Callable[[], Machine]) -> Machine:
+    """What was found of this GPU by an earlier run with these libraries, else what is found now.
+
+    Args:
+        about: what else it depends on.
+    """
+    import torch
+
+    installed = []
+    for name in attention_names():
+        library = attention_limits(name).library
+        if library is not None and library.missing() is None:
+            installed.append(f"{library.distribution} {version(library.distribution)}")
+    device = torch.cuda.get_device_name()
+    facts = (device, torch.__version__, str(torch.version.cuda), *installed, about)
+    key = sha256("\n".join(facts).encode()).hexdigest()[:12]
+    path = _cache_folder() / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{key}.toml"
+    if path.exists():
+        with suppress(ProfileError):  # damaged, or of another version of this package
+            return load_machine(path)
+    machine = find()
+    if machine.attention is None:  # none was right: the next run tries again
+        return machine
+    with suppress(OSError, TwinstreamError):  # a cache that cannot be written costs some seconds
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_machine(machine, path)
+    return machine
+
+
+def _cache_folder() -> Path:
+    """Of what is measured of this machine's GPUs."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "twinstream" / "machines"
 
 
 def _free(

@@ -153,6 +153,9 @@ class TrainOptions(Node):
     )
     kernels: str | None = _option(PLAN, "NAME", "auto, eager or triton.")
     attention: str | None = _option(PLAN, "NAME", "An attention implementation.")
+    nondeterministic: bool = _option(
+        PLAN, "", "Allow an attention that does not give the same bits from run to run.", False
+    )
 
     ranks: int | None = _option(
         RANKS, "N", "Train on so many GPUs or processes of this machine; by default on all GPUs "

@@ -94,7 +94,10 @@ def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:
         lora = found
     kernels: KernelChoice | None = None
     if options.kernels is not None or options.attention is not None:
-        attention = attention_for(here.machine, spec, options.attention or "auto")
+        attention = attention_for(
+            here.machine, spec, options.attention or "auto",
+            nondeterministic=options.nondeterministic, packed=True,
+        )  # fmt: skip
         kernels = kernels_for(here.machine, options.kernels or "auto", attention)
     elif here.backend == "cpu":
         kernels = KernelChoice()

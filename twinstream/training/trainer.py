@@ -85,7 +85,7 @@ class Trainer:
             model = open_model(options)
             backend = choose_backend(options.backend)
             self._tell("looking at this machine")
-            here = machine_here(options, folder, backend, model.spec.dtype)
+            here = machine_here(options, folder, backend, model.spec.dtype, self._tell)
             self._prepared = prepare(options, here, model, self._folder.checkpoint, self._tell)
         return self._prepared
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks.gpu.cells.compact import compact_timelines
 from benchmarks.gpu.cells.floors import kind_times
-from benchmarks.gpu.cells.plans import PlannedCell, Short, extended_s
+from benchmarks.gpu.cells.plans import PlannedCell, Short, extended_s, extended_spread_s
 from benchmarks.gpu.device.requests import RanSchedules, RunSchedules
 from benchmarks.gpu.jobs.results import CellFound, WholeFound
 from twinstream.executor.probe.process import JobFailed
@@ -14,15 +14,16 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import Timeline
 
-_MOST_PASSES, _FEWEST_PASSES = 3, 2
-_LONG_S = 30.0  # passes beyond so many seconds in all are run once cold and once timed only
+_MOST_PASSES, _FEWEST_PASSES = 5, 2
+_LONG_S = 30.0  # of all passes of both schedules
 _OVERHEAD_S = {"cpu": 4.0, "cuda": 9.0}  # proof and filling of one schedule
 
 
 def runs_of(planned: PlannedCell) -> RunSchedules:
-    """The short schedules, each with one cold pass."""
+    """The short schedules: one cold pass, one whose ops are timed, and between as many as there is
+    time for, whose spread is that of the step."""
     short_s = sum(short.step_s for short in planned.shorts)
-    passes = _MOST_PASSES if _MOST_PASSES * short_s <= _LONG_S else _FEWEST_PASSES
+    passes = max(_FEWEST_PASSES, min(_MOST_PASSES, int(_LONG_S / short_s)))
     return RunSchedules(tuple((short.schedule, passes) for short in planned.shorts))
 
 
@@ -59,7 +60,8 @@ def cell_found(
     """What the cell found, and the compact timelines of its longer short pass.
 
     Raises:
-        JobFailed: a loss is not finite, so that nothing that was timed counts.
+        JobFailed: a loss is not finite, or more rounds took no longer, so that nothing that was
+            timed counts.
     """
     _require_losses(ran)
     few, more = ran.runs
@@ -67,6 +69,15 @@ def cell_found(
     first, second = planned.shorts
     rounds = first.rounds, second.rounds
     seconds = few.timeline.step_ns / 1e9, more.timeline.step_ns / 1e9
+    if seconds[1] <= seconds[0] and planned.whole is None:
+        raise JobFailed(
+            f"{rounds[1]} rounds took {seconds[1]:.3g} s and {rounds[0]} took {seconds[0]:.3g} s: "
+            "what disturbed the machine is larger than a round, and the step cannot be extended "
+            "from these"
+        )
+    spreads = few.timeline.spread_ns / 1e9, more.timeline.spread_ns / 1e9
+    whole_rounds = planned.workload.rounds_per_step
+    measured_s = extended_s(whole_rounds, rounds, seconds) if seconds[1] > seconds[0] else None
     schedule = read_document(Schedule, second.schedule)
     predicted = read_document(Timeline, second.predicted)
     memory = [run.timeline.provenance.device_memory for run in ran.runs]
@@ -80,7 +91,10 @@ def cell_found(
         predicted_step_s=planned.predicted_step_s,
         predicted_extended_s=planned.predicted_extended_s,
         bound_step_s=planned.bound_step_s,
-        measured_step_s=extended_s(planned.workload.rounds_per_step, rounds, seconds),
+        extended_step_s=measured_s,
+        extended_spread_s=extended_spread_s(whole_rounds, rounds, spreads)
+        if any(spreads)
+        else None,
         rounds_measured=rounds,
         short_steps_s=seconds,
         model_flops=planned.model_flops,

@@ -1,5 +1,6 @@
 """Plans and predictions of cells, made in processes beside the device's work."""
 
+import math
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -89,6 +90,19 @@ def extended_s(rounds: int, short_rounds: tuple[int, int], short_s: tuple[float,
     """
     (few, more), (few_s, more_s) = short_rounds, short_s
     return few_s + (rounds - few) * (more_s - few_s) / (more - few)
+
+
+def extended_spread_s(
+    rounds: int, short_rounds: tuple[int, int], short_spreads_s: tuple[float, float]
+) -> float:
+    """Standard deviation of a step so extended, from those of the shorter steps.
+
+    >>> extended_spread_s(32, (2, 4), (0.0, 0.01))
+    0.15
+    """
+    (few, more), (few_s, more_s) = short_rounds, short_spreads_s
+    times = (rounds - few) / (more - few)
+    return math.hypot((1.0 - times) * few_s, times * more_s)
 
 
 def plan_cell(request: PlanRequest) -> PlannedCell | Refused:

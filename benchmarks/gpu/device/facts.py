@@ -16,7 +16,7 @@ from twinstream.schedule.sizes import gib
 _PACKAGES = (
     "torch", "triton", "numpy", "scipy", "pydantic", "pydantic-core", "simpy", "highspy", "pytest",
     "nvidia-ml-py", "nvidia-cudnn-cu13", "nvidia-cublas", "flash-attn", "flash-attn-3",
-    "flash-attn-4", "nvidia-cutlass-dsl", "transformers",
+    "flash-attn-4", "nvidia-cutlass-dsl", "nvidia-cudnn-frontend", "transformers",
 )  # fmt: skip
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _CGROUP = Path("/sys/fs/cgroup")

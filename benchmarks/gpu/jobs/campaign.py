@@ -13,9 +13,11 @@ Size = Literal["full", "tiny"]
 Dtype = Literal["bfloat16", "float32"]
 PeerKind = Literal["plain", "compiled", "fsdp_offload"]
 PEER_KINDS: tuple[PeerKind, ...] = ("plain", "compiled", "fsdp_offload")
-Stage = Literal["facts", "smoke", "probe", "cells", "peers", "tests"]
-STAGES: tuple[Stage, ...] = ("facts", "smoke", "probe", "cells", "peers", "tests")
-FACTS, SMOKE, KERNELS, PROBE, TESTS = "facts", "smoke", "kernels", "probe", "tests"
+Stage = Literal["facts", "smoke", "probe", "train", "cells", "peers", "tests"]
+STAGES: tuple[Stage, ...] = ("facts", "smoke", "probe", "train", "cells", "peers", "tests")
+FACTS, SMOKE, KERNELS, PROBE, TRAIN, TESTS = (
+    "facts", "smoke", "kernels", "probe", "train", "tests",
+)  # fmt: skip
 _NUM_TELLING = 3  # cells that come before everything else
 _GIB = 2**30
 _MIB = 2**20
@@ -99,12 +101,15 @@ class Plan:
     peers: tuple[Peer, ...]
 
     def in_order(self) -> tuple[Cell | WholeStep | Peer, ...]:
-        """The most telling cells, their whole steps, early peers, the other cells, other peers."""
+        """The most telling cells, the first whole, early peers, the other whole steps of these
+        cells, the other cells, other peers."""
         telling, others = self.cells[:_NUM_TELLING], self.cells[_NUM_TELLING:]
+        whole = [WholeStep(cell) for cell in telling if cell.whole]
         return (
             *telling,
-            *(WholeStep(cell) for cell in telling if cell.whole),
+            *whole[:1],
             *(peer for peer in self.peers if peer.early),
+            *whole[1:],
             *others,
             *(WholeStep(cell) for cell in others if cell.whole),
             *(peer for peer in self.peers if not peer.early),
@@ -145,10 +150,10 @@ def _full(host_bytes: int | None) -> Plan:
         key="8b S8192 resident", model="8b", seq_len=8192, device_bytes=None,
         host_bytes=host_bytes, policy="resident",
     )  # fmt: skip
-    first = cell("8b", 8192, 78, 12_500, whole=True), cell("8b", 8192, 24, 11_000)
+    first = cell("8b", 8192, 78, 12_500, whole=True), cell("8b", 8192, 24, 11_000, whole=True)
     cells = (
         *first,
-        cell("8b", 1024, 9, 10_500),
+        cell("8b", 1024, 9, 10_500, whole=True),
         *(other(found) for found in first),
         resident,
         cell("1b", 8192, 4),

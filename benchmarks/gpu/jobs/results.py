@@ -99,9 +99,11 @@ class KindTime(Node):
 class CellFound(Node):
     """A benchmark cell, predicted and measured.
 
-    Times are of a step of `tokens_per_step`. `measured_step_s` is extended from passes of
+    Times are of a step of `tokens_per_step`. `extended_step_s` is extended from passes of
     `rounds_measured` rounds: the longer adds so many rounds to the shorter, and the step adds
-    the rest at the same time each. `states` are the device's, of each pass of both, in order.
+    the rest at the same time each. It is None where the longer took no longer, and the step itself
+    is run. `extended_spread_s` is its standard deviation, None of too few passes to have one.
+    `states` are the device's, of each pass of both, in order.
     """
 
     kind: Literal["cell"] = "cell"
@@ -112,7 +114,8 @@ class CellFound(Node):
     predicted_step_s: float
     predicted_extended_s: float
     bound_step_s: float
-    measured_step_s: float
+    extended_step_s: float | None
+    extended_spread_s: float | None = None
     rounds_measured: tuple[int, int]
     short_steps_s: tuple[float, float]
     model_flops: NonNegativeInt
@@ -136,6 +139,18 @@ class WholeFound(Node):
     states: tuple[DeviceState | None, ...] = ()
 
 
+class TrainFound(Node):
+    """A short `twinstream train`: losses of its steps and evaluations, its last checkpoint."""
+
+    kind: Literal["train"] = "train"
+    losses: tuple[float, ...]
+    eval_losses: tuple[float, ...]
+    tokens_per_s: float
+    predicted_tokens_per_s: float | None = None
+    checkpoint_bytes: NonNegativeInt
+    checkpoint_s: float
+
+
 class PeerFound(Node):
     """A peer: a step of `tokens_per_step` from its micro-batches and one update."""
 
@@ -149,7 +164,14 @@ class PeerFound(Node):
 
 
 Found = Annotated[
-    FactsFound | SuiteFound | KernelsFound | ProbeFound | CellFound | WholeFound | PeerFound,
+    FactsFound
+    | SuiteFound
+    | KernelsFound
+    | ProbeFound
+    | TrainFound
+    | CellFound
+    | WholeFound
+    | PeerFound,
     Field(discriminator="kind"),
 ]
 

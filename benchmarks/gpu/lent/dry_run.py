@@ -119,8 +119,9 @@ def dry_run(folder: Path) -> None:
     assert "pydantic" in told and "simpy" in told
     flash4 = (REPO / ".carry/flash4-1").is_dir()
     first = (".whl", *((".carry/flash4-1",) if flash4 else ()))
-    second = (".whl", *((".carry/flash4-2",) if flash4 else ()), ".carry/campaign")
-    again = (".whl", ".carry/campaign")
+    cudnn = (".carry/cudnn",) if (REPO / ".carry/cudnn").is_dir() else ()
+    second = (*cudnn, *((".carry/flash4-2",) if flash4 else ()), ".carry/campaign")
+    again = (".whl", *cudnn, ".carry/campaign")
     lent.run(f"{_CALL} 1800 --stage facts {_SMALL}", first)
     command = f"{_CALL} 230 --timeout-s 40 --earlier $PWD/.carry/campaign {_SMALL}"
     told = lent.run(command, second)

@@ -21,9 +21,11 @@ install() { # FOLDER: its wheels, once, into the site
     fi
 }
 
-if compgen -G ".whl/*.whl" >/dev/null; then
-    install .whl
-fi
+for folder in .whl .carry/cudnn; do
+    if compgen -G "$folder/*.whl" >/dev/null; then
+        install "$folder"
+    fi
+done
 
 # flash-attn 4 has a wheel of 88 MiB, and a call carries 64: the parts of its calls are kept here,
 # since a carried folder replaces itself. What is not whole is not installed.

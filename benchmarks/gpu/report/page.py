@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.gpu.jobs.results import Results
+from benchmarks.gpu.jobs.results import Results, TrainFound
 from benchmarks.gpu.report.table import CellRow, JobRow, PeerRow, Table
 from twinstream.executor.run.device_state import DeviceState
 
@@ -20,10 +20,11 @@ def markdown_of(results: Results, table: Table) -> str:
         f"`{results.size}`. `{where.command}`",
         "",
         *_probe_lines(table),
-        *_cell_lines(table.cells),
-        *_peer_lines(table.peers),
-        *_kind_lines(table.cells),
+        *_train_lines(table.train),
         *_without_lines(table.without),
+        *_kind_lines(table.cells),
+        *_peer_lines(table.peers),
+        *_cell_lines(table.cells),  # last, where a call's answer is cut off before
     ]
     return "\n".join(lines) + "\n"
 
@@ -57,6 +58,20 @@ def _probe_lines(table: Table) -> list[str]:
     return lines
 
 
+def _train_lines(found: TrainFound | None) -> list[str]:
+    if found is None:
+        return []
+    evals = ", ".join(f"{loss:.3f}" for loss in found.eval_losses)
+    predicted = found.predicted_tokens_per_s
+    beside = "" if predicted is None else f" ({predicted:,.0f} predicted)"
+    return [
+        f"`twinstream train`: {len(found.losses)} steps, loss {found.losses[0]:.3f} to "
+        f"{found.losses[-1]:.3f}, evaluated {evals}; {found.tokens_per_s:,.0f} tokens/s{beside}; "
+        f"checkpoint of {found.checkpoint_bytes / 1e9:.2f} GB in {found.checkpoint_s:.1f} s.",
+        "",
+    ]
+
+
 def _cell_lines(rows: Sequence[CellRow]) -> list[str]:
     if not rows:
         return ["No cell has been measured.", ""]
@@ -68,7 +83,7 @@ def _cell_lines(rows: Sequence[CellRow]) -> list[str]:
             row.cell,
             row.workload.split(",")[0],
             f"{row.predicted_tokens_per_s:,.0f}",
-            f"{row.measured_tokens_per_s:,.0f}",
+            _measured(row),
             f"{row.error:+.1%}",
             f"{row.bound_tokens_per_s:,.0f}",
             _of_bound(row),
@@ -90,12 +105,19 @@ def _cell_lines(rows: Sequence[CellRow]) -> list[str]:
         "Predicted by the simulator on the profile above, before the run. Error is predicted / "
         "measured - 1 of the step time. Bound is the plan's own lower bound on that profile; the "
         "goal is 95 % of it, and more than 100 % says that the profile has the device too slow. "
+        "Measured is the whole step where it was run, else extended from short passes, ± one "
+        "standard deviation of that. "
         "Extension is what extending short passes gives over the whole step, - 1: of "
         "predictions, and of measurements where the whole step was run.",
         "",
         *_table(head, body),
         "",
     ]
+
+
+def _measured(row: CellRow) -> str:
+    spread = "" if row.spread is None else f" ± {row.spread:.1%}"
+    return f"{row.measured_tokens_per_s:,.0f}{spread}"
 
 
 def _state(state: DeviceState | None) -> str:

@@ -6,6 +6,7 @@ from benchmarks.gpu.jobs.campaign import (
     PROBE,
     SMOKE,
     TESTS,
+    TRAIN,
     Cell,
     Peer,
     Plan,
@@ -21,6 +22,7 @@ from benchmarks.gpu.jobs.results import (
     ProbeFound,
     Results,
     SuiteFound,
+    TrainFound,
     WholeFound,
 )
 from twinstream.executor.run.device_state import DeviceState, mean_state
@@ -33,8 +35,10 @@ class CellRow(Node):
     """A cell's figures. `error` is predicted / measured - 1 of the step time, `of_bound` bound /
     measured.
 
-    `extension_error` is what extending the predictions of the short passes gives, over the
-    prediction of the step, - 1; `whole_error` is the same of measurements, where there is one.
+    What is measured is the whole step where it was run, else extended from short passes, with
+    `spread` the standard deviation of that over it. `extension_error` is what extending the
+    predictions of the short passes gives, over the prediction of the step, - 1; `whole_error` is
+    the same of measurements, where the whole step was run.
     `state` is the device's over all passes.
     """
 
@@ -55,6 +59,7 @@ class CellRow(Node):
     host_us_per_op: float | None = None
     extension_error: float
     whole_error: float | None = None
+    spread: float | None = None
     loss: float
     kinds: tuple[KindTime, ...]
     state: DeviceState | None = None
@@ -92,15 +97,17 @@ class Table(Node):
     tests: SuiteFound | None = None
     kernels: KernelsFound | None = None
     probe: ProbeFound | None = None
+    train: TrainFound | None = None
 
 
 def table_of(results: Results, plan: Plan) -> Table:
     """Rows in the plan's order; jobs that have not run are listed as waiting."""
-    cells = [
+    rows = [
         _cell_row(cell, found, results.found(WholeStep(cell).key))
         for cell in plan.cells
         if isinstance(found := results.found(cell.key), CellFound)
     ]
+    cells = [row for row in rows if row is not None]
     measured = {row.cell: row.measured_tokens_per_s for row in cells}
     peers = [
         _peer_row(peer, found, measured.get(peer.beside))
@@ -109,11 +116,11 @@ def table_of(results: Results, plan: Plan) -> Table:
     ]
     whole = [WholeStep(cell).key for cell in plan.cells if cell.whole]
     cell_keys, peer_keys = [c.key for c in plan.cells], [p.key for p in plan.peers]
-    keys = [FACTS, SMOKE, KERNELS, PROBE, *cell_keys, *whole, *peer_keys, TESTS]
+    keys = [FACTS, SMOKE, KERNELS, PROBE, TRAIN, *cell_keys, *whole, *peer_keys, TESTS]
     without = [
         _job_row(key, results.outcomes.get(key)) for key in keys if results.found(key) is None
     ]
-    singles = {key: results.found(key) for key in (FACTS, SMOKE, KERNELS, PROBE, TESTS)}
+    singles = {key: results.found(key) for key in (FACTS, SMOKE, KERNELS, PROBE, TRAIN, TESTS)}
     return Table.model_validate(
         {"cells": tuple(cells), "peers": tuple(peers), "without": tuple(without), **singles}
     )
@@ -128,11 +135,17 @@ def _job_row(key: str, outcome: Outcome | None) -> JobRow:
     return JobRow(job=key, status=outcome.status, reason=outcome.reason)
 
 
-def _cell_row(cell: Cell, found: CellFound, whole: object) -> CellRow:
-    step_s, tokens = found.measured_step_s, found.tokens_per_step
+def _cell_row(cell: Cell, found: CellFound, whole: object) -> CellRow | None:
+    """None where the step was to be run whole, and has not been yet."""
+    extended_s, spread_s, tokens = (
+        found.extended_step_s, found.extended_spread_s, found.tokens_per_step,
+    )  # fmt: skip
+    whole_s = whole.step_s if isinstance(whole, WholeFound) else None
+    step_s = whole_s or extended_s
+    if step_s is None:
+        return None
     used, cap = found.device_used_bytes, found.device_cap_bytes
     host_ns = found.host_ns_per_op
-    whole_s = whole.step_s if isinstance(whole, WholeFound) else None
     return CellRow(
         cell=cell.key,
         workload=found.workload,
@@ -150,7 +163,8 @@ def _cell_row(cell: Cell, found: CellFound, whole: object) -> CellRow:
         host_arena_gib=found.host_arena_bytes / _GIB,
         host_us_per_op=None if host_ns is None else host_ns / 1e3,
         extension_error=found.predicted_extended_s / found.predicted_step_s - 1.0,
-        whole_error=None if whole_s is None else step_s / whole_s - 1.0,
+        whole_error=extended_s / whole_s - 1.0 if whole_s and extended_s else None,
+        spread=spread_s / step_s if spread_s and not whole_s else None,
         loss=found.losses[0],
         kinds=found.kinds,
         state=mean_state([state for state in found.states if state is not None]),

@@ -25,6 +25,7 @@ from benchmarks.gpu.jobs.campaign import (
     PROBE,
     SMOKE,
     TESTS,
+    TRAIN,
     Cell,
     Peer,
     Plan,
@@ -37,6 +38,7 @@ from benchmarks.gpu.run.budget import Budget
 from benchmarks.gpu.run.gpu_tests import tested
 from benchmarks.gpu.run.known_device import KnownDevice
 from benchmarks.gpu.run.settings import Settings
+from benchmarks.gpu.run.train_job import trained
 from twinstream.executor.probe.process import JobFailed, JobRefused
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
@@ -45,6 +47,7 @@ from twinstream.schedule.sizes import gib
 _FACTS_LIMIT_S, _FACTS_PINNED_BYTES = 45.0, 8 * 2**30
 _SMOKE_LIMIT_S = 30.0
 _PROBE_S = {"full": 90.0, "tiny": 8.0}
+_TRAIN_S = {"full": 60.0, "tiny": 20.0}
 _CHOOSE_LIMIT_S = 600.0  # each try has a limit of its own
 _CHOOSE_S = {"cpu": 5.0, "cuda": 60.0}
 _HOST_MEMORY_LIMIT_S = 150.0
@@ -93,6 +96,10 @@ class Engine:
             expected_s = _PROBE_S[settings.size]
             if self.known.probed() is None and self.known.has_kernels():
                 self.attempts.attempt(PROBE, expected_s, _limit_s(expected_s), self.known.probe)
+        if "train" in stages:
+            expected_s = _TRAIN_S[settings.size]
+            job = partial(trained, settings.size, settings.backend)
+            self._alone(TRAIN, expected_s, _limit_s(expected_s), job)
         self._cells_and_peers()
         if "tests" in stages and settings.tests:
             self._suite(TESTS, settings.tests, self.budget.left_s)
@@ -105,16 +112,20 @@ class Engine:
         return found
 
     def _suite(self, key: str, tests: tuple[str, ...], limit_s: float) -> None:
-        """Tests look at the device's memory, and should be alone there."""
+        job = partial(tested, self.store, key, tests)
+        self._alone(key, min(_TESTS_S, limit_s), limit_s, job)
+
+    def _alone(
+        self, key: str, expected_s: float, limit_s: float, job: Callable[[float], Found]
+    ) -> None:
+        """What looks at the device's memory, or takes all of it, is alone there."""
         if not self.attempts.is_open(key):
             return
         for worker in (self.worker, self.peer_worker):
             if worker is not None:
                 worker.close()
         self._is_pinned = False
-        self.attempts.attempt(
-            key, min(_TESTS_S, limit_s), limit_s, partial(tested, self.store, key, tests)
-        )
+        self.attempts.attempt(key, expected_s, limit_s, job)
 
     def _cells_and_peers(self) -> None:
         jobs = [

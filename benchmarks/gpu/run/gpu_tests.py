@@ -1,4 +1,7 @@
-"""The tests marked gpu, in a process of their own and within a time limit; they can be resumed."""
+"""The tests marked gpu, in a process of their own and within a time limit; they can be resumed.
+
+Tests whose file cannot be imported count as one that failed; the others run.
+"""
 
 import json
 import os
@@ -7,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,8 @@ from benchmarks.gpu.run.reached_tests import REACHED
 from twinstream.executor.probe.process import JobFailed, JobRefused
 
 _OUTCOME = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
-_SHORT = re.compile(r"^(?:FAILED|ERROR) (.+)$", re.MULTILINE)
+_SHORT = re.compile(r"^((?:FAILED|ERROR) (.+))$", re.MULTILINE)
+_UNREAD = re.compile(r"^ERROR [^:\s]+( - .*)?$")  # a file, of which no test was reached
 _BEGUN = re.compile(r"^(\S+::.*?) *\Z", re.MULTILINE)
 _MOST_FAILURES = 40
 
@@ -67,7 +71,8 @@ def run_gpu_tests(paths: Sequence[str], before: SuiteFound, limit_s: float) -> S
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as reached:
         json.dump(before.reached, reached)
         reached.flush()
-        printed, code = _run(_command(paths), limit_s, reached.name)
+        names = {"COLUMNS": "200", "TWINSTREAM_CAMPAIGN": "1", REACHED: reached.name}
+        printed, code = run_within(_command(paths), limit_s, names)
     if code not in (0, 1, 5, None):  # passed, some failed, none selected, out of time
         raise JobFailed(f"pytest ended with code {code}: {_last_line(printed)}", printed[-20_000:])
     return SuiteRun(suite_found(printed, before, complete=code is not None), printed)
@@ -78,7 +83,9 @@ def suite_found(printed: str, before: SuiteFound, *, complete: bool) -> SuiteFou
     outcomes = dict(_OUTCOME.findall(printed))
     counts = list(outcomes.values())
     failed = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
-    failures = _SHORT.findall(printed) or list(failed)
+    told = _SHORT.findall(printed)
+    failed += [name for line, name in told if _UNREAD.match(line) and name not in before.failures]
+    failures = [name for _, name in told if name not in before.failures] or list(failed)
     begun = _BEGUN.search(printed.rstrip("\n"))
     in_flight = begun[1] if begun and not complete else ""
     if in_flight and in_flight == before.in_flight:
@@ -97,14 +104,17 @@ def suite_found(printed: str, before: SuiteFound, *, complete: bool) -> SuiteFou
 
 
 def _command(paths: Sequence[str]) -> Sequence[str]:
-    options = ("-m", "gpu", "-v", "-rfE", "--tb=short", "-W", "default", "-p", "no:cacheprovider",
-               "-p", "benchmarks.gpu.run.reached_tests")  # fmt: skip
+    options = (
+        "-m", "gpu", "-v", "-rfE", "--tb=short", "-W", "default", "-p", "no:cacheprovider",
+        "-p", "benchmarks.gpu.run.reached_tests", "--continue-on-collection-errors",
+    )  # fmt: skip
     return (sys.executable, "-m", "pytest", *options, *paths)
 
 
-def _run(command: Sequence[str], limit_s: float, reached: str) -> tuple[str, int | None]:
-    """(what it printed, exit code or None if it was ended)."""
-    names = {"COLUMNS": "200", "TWINSTREAM_CAMPAIGN": "1", REACHED: reached}
+def run_within(
+    command: Sequence[str], limit_s: float, names: Mapping[str, str]
+) -> tuple[str, int | None]:
+    """(what a command printed, its exit code or None if it was ended); `names` are variables."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True, env={**os.environ, **names},

@@ -73,6 +73,9 @@ def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
     ]  # fmt: skip
     assert table["cells"][0]["whole_error"] is not None
     assert table["facts"]["facts"]["machine"] and table["tests"]["complete"]
+    assert len(table["train"]["losses"]) == len(table["train"]["eval_losses"]) == 2
+    assert table["train"]["checkpoint_bytes"] > 10**6
+    assert "`twinstream train`: 2 steps, loss 5." in printed
     assert [row["peer"].split()[0] for row in table["peers"]] == [
         "plain",
         "compiled",

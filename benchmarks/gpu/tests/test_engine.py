@@ -70,11 +70,33 @@ def test_a_cell_is_extended_from_its_short_passes(store):
     assert isinstance(cell, CellFound)
     assert cell.rounds_measured == (2, 4)
     assert cell.short_steps_s == pytest.approx((0.012, 0.014))
-    assert cell.measured_step_s == pytest.approx(0.016)  # 6 rounds of 1 ms beside 10 ms
+    assert cell.extended_step_s == pytest.approx(0.016)  # 6 rounds of 1 ms beside 10 ms
+    assert cell.extended_spread_s is None  # of one pass
     whole = store.results.outcomes["tiny S64 offloading whole"].found
     assert isinstance(whole, WholeFound) and whole.step_s == pytest.approx(0.016)
     assert cell.device_used_bytes == 2**30
     assert cell.host_ns_per_op == 2500.0
+
+
+def test_more_rounds_that_took_no_longer_are_noise_and_no_rate(store, monkeypatch):
+    from benchmarks.gpu.tests import stand_ins
+
+    right = stand_ins._run_of
+
+    def shrinking(schedule):
+        run = right(schedule)
+        step_ns = 2e7 - run.timeline.step_ns
+        timeline = run.timeline.model_copy(update={"step_ns": step_ns, "spread_ns": 1e5})
+        return replace(run, timeline=timeline)
+
+    monkeypatch.setattr(stand_ins, "_run_of", shrinking)
+    engine(store, FakeDevice(Clock()), stages=("probe", "cells")).run()
+    refused = store.results.outcomes["tiny S64 resident"]
+    assert refused.status == "failed"
+    assert "4 rounds took 0.006 s and 2 took 0.008 s" in refused.reason
+    told = store.results.outcomes["tiny S64 offloading"].found  # is run whole, too
+    assert isinstance(told, CellFound) and told.extended_step_s is None
+    assert told.extended_spread_s == pytest.approx(1e-4 * 5**0.5)
 
 
 def test_a_peer_is_its_micro_batches_and_one_update(store):
@@ -265,12 +287,14 @@ def test_early_peers_come_after_the_most_telling_cells_and_their_whole_steps(sto
 
 def test_the_campaign_of_a_lent_gpu_is_in_order_of_value():
     order = [job.key for job in campaign_of("full", None).in_order()]
-    assert order[:8] == [
+    assert order[:10] == [
         "8b S8192 78 GiB",
         "8b S8192 24 GiB",
         "8b S1024 9 GiB",
         "8b S8192 78 GiB whole",
         "compiled 8b S8192",
+        "8b S8192 24 GiB whole",
+        "8b S1024 9 GiB whole",
         "8b S8192 78 GiB sdpa_cudnn",
         "8b S8192 24 GiB sdpa_cudnn",
         "8b S8192 resident",

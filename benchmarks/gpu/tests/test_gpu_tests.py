@@ -91,12 +91,35 @@ def test_tests_that_are_not_here_are_refused(tmp_path):
         run_gpu_tests([str(tmp_path / "nowhere")], NOTHING, limit_s=10.0)
 
 
-def test_tests_that_cannot_be_collected_are_a_failure_with_what_was_printed(tests_in, tmp_path):
-    with pytest.raises(JobFailed, match="pytest ended with code 2") as caught:
-        run_gpu_tests([tests_in("import nowhere_at_all")], NOTHING, limit_s=60.0)
+def test_pytest_that_cannot_run_is_a_failure_with_what_was_printed(tests_in, tmp_path):
+    (tmp_path / "conftest.py").write_text("import nowhere_at_all")
+    with pytest.raises(JobFailed, match="pytest ended with code 4") as caught:
+        run_gpu_tests([tests_in("")], NOTHING, limit_s=60.0)
     assert "nowhere_at_all" in caught.value.details
 
 
 def test_nothing_printed_is_nothing_found():
     found = suite_found("", NOTHING, complete=True)
     assert (found.passed, found.failed, found.skipped, found.failures) == (0, 0, 0, ())
+
+
+def test_paths_that_lie_in_one_another_are_run_in_the_order_given(tests_in, tmp_path):
+    first = tests_in("import pytest\n\n@pytest.mark.gpu\ndef test_first(): pass\n")
+    inner = tmp_path / "a_folder"
+    inner.mkdir()
+    for where in (inner, tmp_path):
+        name = "inner" if where is inner else "outer"
+        content = f"import pytest\n\n@pytest.mark.gpu\ndef test_{name}(): pass\n"
+        (where / f"test_{name}.py").write_text(content)
+    (tmp_path / "a_broken").mkdir()
+    (tmp_path / "a_broken" / "test_broken.py").write_text("import nowhere_at_all")
+    paths = [first, str(inner), str(tmp_path)]
+    found = run_gpu_tests(paths, NOTHING, limit_s=60.0).found
+    assert [name.rpartition("::")[2] for name in found.reached] == [
+        "test_first", "test_inner", "test_outer",
+    ]  # fmt: skip
+    assert (found.passed, found.failed) == (3, 1)
+    (failure,) = found.failures
+    assert "test_broken.py" in failure
+    again = run_gpu_tests(paths, found, limit_s=60.0).found
+    assert again == found

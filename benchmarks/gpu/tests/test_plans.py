@@ -47,7 +47,7 @@ def test_the_prediction_and_its_extension_are_of_the_same_step(planned):
 
 def test_what_is_run_is_the_short_plans_and_by_itself_the_whole_step(planned):
     files = [short.schedule for short in planned.shorts]
-    assert runs_of(planned).runs == tuple((path, 3) for path in files)
+    assert runs_of(planned).runs == tuple((path, 5) for path in files)
     assert planned.whole is not None
     assert whole_run_of(planned.whole).runs == ((planned.whole.schedule, 2),)
 

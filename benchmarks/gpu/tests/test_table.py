@@ -27,7 +27,7 @@ PLAN = campaign_of("full", None)
 CELL = CellFound(
     tokens_per_step=524_288, workload="32 rounds of 1 chunk of 16,384 tokens, sequences of 8,192",
     policy="optimal", machine="m 0", predicted_step_s=45.0, predicted_extended_s=45.9,
-    bound_step_s=44.0, measured_step_s=46.0, rounds_measured=(2, 4),
+    bound_step_s=44.0, extended_step_s=46.0, extended_spread_s=0.92, rounds_measured=(2, 4),
     short_steps_s=(3.2, 6.0), model_flops=2 * 10**16, executed_flops=3 * 10**16,
     peak_flop_per_s=1e15, device_cap_bytes=24 * 2**30, device_used_bytes=23 * 2**30,
     host_arena_bytes=80 * 2**30, host_ns_per_op=12_345.0, losses=(11.9, 11.9),
@@ -48,9 +48,6 @@ def results(**outcomes: Outcome) -> Results:
         "tests": Outcome(status="done", found=SuiteFound(passed=40, failed=1, skipped=2,
                                                          failures=("test_x - boom",))),
         "8b S8192 24 GiB": Outcome(status="done", found=CELL),
-        "8b S8192 24 GiB whole": Outcome(
-            status="done", found=WholeFound(step_s=45.5, losses=(11.9, 11.9))
-        ),
         "8b S8192 130 GiB": Outcome(status="skipped", reason="this device has 79.1 GiB"),
         "15b S8192 78 GiB": Outcome(status="started", attempts=1),
         "fsdp_offload 8b S8192": Outcome(status="done", found=PEER),
@@ -67,12 +64,32 @@ def test_a_cells_figures_follow_from_what_was_measured():
     assert row.mfu == pytest.approx(2e16 / 46.0 / 1e15)
     assert row.hfu == pytest.approx(3e16 / 46.0 / 1e15)
     assert row.extension_error == pytest.approx(0.02)
-    assert row.whole_error == pytest.approx(46.0 / 45.5 - 1.0)
+    assert (row.whole_error, row.spread) == (None, pytest.approx(0.02))
     assert (row.device_used_gib, row.device_cap_gib, row.host_arena_gib) == (23.0, 24.0, 80.0)
     assert row.host_us_per_op == pytest.approx(12.345)
     assert row.goal_tokens_per_s == 11_000
     assert row.state == DeviceState(sm_clock_mhz=1450, power_w=695.0, temperature_c=64,
                                     held_back=("power cap",), num_readings=2)  # fmt: skip
+
+
+def test_a_step_that_was_run_whole_is_what_was_measured():
+    whole = Outcome(status="done", found=WholeFound(step_s=45.5, losses=(11.9, 11.9)))
+    key = "8b S8192 24 GiB"
+    (row,) = table_of(results(**{f"{key} whole": whole}), PLAN).cells
+    assert row.measured_tokens_per_s == pytest.approx(524_288 / 45.5)
+    assert row.error == pytest.approx(45.0 / 45.5 - 1.0)
+    assert (row.whole_error, row.spread) == (pytest.approx(46.0 / 45.5 - 1.0), None)
+    noise = CELL.model_copy(update={"extended_step_s": None, "extended_spread_s": None})
+    outcomes = {key: Outcome(status="done", found=noise)}
+    assert table_of(results(**outcomes), PLAN).cells == ()
+    (row,) = table_of(results(**outcomes, **{f"{key} whole": whole}), PLAN).cells
+    assert (row.measured_tokens_per_s, row.whole_error) == (524_288 / 45.5, None)
+
+
+def test_cells_come_last_since_an_answer_is_cut_off_at_its_beginning():
+    text = markdown_of(results(), table_of(results(), PLAN))
+    heads = [line for line in text.splitlines() if line.startswith("## ")]
+    assert heads == ["## Without figures", "## Times by kind", "## Peers", "## Cells"]
 
 
 def test_a_peer_is_compared_with_the_cell_beside():
@@ -87,24 +104,24 @@ def test_every_job_without_figures_is_listed_with_the_reason():
     assert rows["8b S8192 130 GiB"] == ("skipped", "this device has 79.1 GiB")
     assert rows["15b S8192 78 GiB"] == ("cut off", "its call ended before it did (1 start(s))")
     assert rows["probe"] == ("waiting", "for time, or for what comes before it")
-    assert len(rows) == len(PLAN.in_order()) + 5 - 3, "5 jobs come before and after"
+    assert len(rows) == len(PLAN.in_order()) + 6 - 3, "6 jobs come before and after"
 
 
 def test_the_page_says_what_reached_its_goal():
     text = markdown_of(results(), table_of(results(), PLAN))
     assert "| 11,000 ✓ |" in text and "| 95.7% ✓ |" in text
-    assert "| 23.00 / 24.00 |" in text
+    assert "| 23.00 / 24.00 |" in text and "| 11,398 ± 2.0% |" in text
     assert "| block_forward | 128 | 2,000.0 | 2,200.0 | 2,500.0 | 1.25 |" in text
     assert "40 passed, 1 failed, 2 skipped" in text and "- test_x - boom" in text
     assert "| 1450 MHz, 695 W, 64 C, power cap |" in text
-    slow = CELL.model_copy(update={"measured_step_s": 50.0})
+    slow = CELL.model_copy(update={"extended_step_s": 50.0})
     missed = results(**{"8b S8192 24 GiB": Outcome(status="done", found=slow)})
     text = markdown_of(missed, table_of(missed, PLAN))
     assert "| 11,000 |" in text and "| 88.0% |" in text
-    fast = CELL.model_copy(update={"measured_step_s": 40.0})
+    fast = CELL.model_copy(update={"extended_step_s": 40.0})
     beaten = results(**{"8b S8192 24 GiB": Outcome(status="done", found=fast)})
     assert "| 110.0% (profile too slow) |" in markdown_of(beaten, table_of(beaten, PLAN))
-    near = CELL.model_copy(update={"measured_step_s": 44.0 / 1.0003})
+    near = CELL.model_copy(update={"extended_step_s": 44.0 / 1.0003})
     reached = results(**{"8b S8192 24 GiB": Outcome(status="done", found=near)})
     assert "| 100.0% ✓ |" in markdown_of(reached, table_of(reached, PLAN))
 

@@ -8,11 +8,8 @@ Legend: B sequences, S queries and C keys of each, H query heads, K key heads, D
 """
 
 import importlib
-import re
 from abc import abstractmethod
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import ClassVar
 
 import torch
 
@@ -52,28 +49,15 @@ class FlashCall:
         flat = AttentionInputs(inputs.q[0], inputs.k[0], inputs.v[0], inputs.scale)
         return cls(flat, AttentionResult(result.out[0], result.lse[0]), starts, workspace)
 
+    @property
+    def narrowed(self) -> Starts | None:
+        return None if self.starts is None else self.starts.narrowed(self.inputs.q.shape[-2])
+
 
 class Flash(AttentionImplementation):
-    """What the three share."""
+    """What those that write into slots and mask bottom-right share."""
 
     takes_packed = True
-    distribution: ClassVar[str]
-    install: ClassVar[str]
-    least_version: ClassVar[tuple[int, ...]] = ()
-
-    def missing(self) -> str | None:
-        try:
-            found = version(self.distribution)
-        except PackageNotFoundError:
-            return f"{self.distribution} is not installed ({self.install})"
-        release = re.match(r"\d+(\.\d+)*", found)  # of 2.7.4.post1 it is 2.7.4
-        numbers = tuple(int(part) for part in release.group().split(".")) if release else ()
-        if numbers < self.least_version:
-            needed = ".".join(str(number) for number in self.least_version)
-            return (
-                f"{self.distribution} is {found}, and {needed} or newer is needed ({self.install})"
-            )
-        return None
 
     def _forward(
         self, inputs: AttentionInputs, result: AttentionResult, workspace: Workspace
@@ -116,10 +100,9 @@ class Flash2(Flash):
     """
 
     name = "flash2"
-    distribution, install, least_version = "flash-attn", "pip install flash-attn", (2, 7)
 
     def _write_result(self, call: FlashCall) -> None:
-        inputs, result, starts = call.inputs, call.result, call.starts
+        inputs, result, starts = call.inputs, call.result, call.narrowed
         library = importlib.import_module("flash_attn_2_cuda")
         operands = (inputs.q, inputs.k, inputs.v, result.out)
         rest = (*_NO_WINDOW, _NO_SOFTCAP, False, None)
@@ -135,7 +118,7 @@ class Flash2(Flash):
         result.lse.copy_(lse)
 
     def _write_gradients(self, call: FlashCall, into: AttentionGradients) -> None:
-        inputs, result, starts = call.inputs, call.result, call.starts
+        inputs, result, starts = call.inputs, call.result, call.narrowed
         library = importlib.import_module("flash_attn_2_cuda")
         operands = (
             into.d_out, inputs.q, inputs.k, inputs.v, result.out, result.lse, into.d_q,
@@ -161,8 +144,6 @@ class Flash3(Flash):
     """
 
     name = "flash3"
-    distribution = "flash-attn-3"
-    install = "build the folder hopper of github.com/Dao-AILab/flash-attention"
 
     def _write_result(self, call: FlashCall) -> None:
         inputs, result = call.inputs, call.result
@@ -194,7 +175,6 @@ class Flash4(Flash):
     """
 
     name = "flash4"
-    distribution, install = "flash-attn-4", "pip install --pre flash-attn-4"
 
     def _write_result(self, call: FlashCall) -> None:
         inputs, result = call.inputs, call.result

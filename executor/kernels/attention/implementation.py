@@ -7,15 +7,17 @@ heads, K key heads (query heads h with h // (H / K) = k share key head k), D hea
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
 
+from twinstream.executor.kernels.operand import Pack
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.demand.attention_shape import room_for_longest, room_for_sequences
 
 ALL_TOKENS = slice(None)
 
@@ -25,11 +27,24 @@ class Starts:
     """Where packed sequences start, as libraries are told it: 0, and the sums of their lengths.
 
     The last sum, that of all tokens, is repeated to the end of `cu_seqlens`. None is longer than
-    `longest`.
+    `longest`. `pack` is asked at a call for what the host knows of them then.
     """
 
     cu_seqlens: torch.Tensor  # [most sequences + 1], int32
     longest: int
+    pack: Callable[[], Pack | None] = lambda: None
+
+    def narrowed(self, num_heads: int) -> "Starts":
+        """With little more room than there are sequences now, and than the longest is long.
+
+        For libraries that launch blocks for all there is room for. In a graph, which is captured
+        before any are fed, the room is as planned.
+        """
+        pack = self.pack()
+        if pack is None:
+            return self
+        count = room_for_sequences(pack.count, self.cu_seqlens.numel() - 1, num_heads)
+        return Starts(self.cu_seqlens[: count + 1], room_for_longest(pack.longest, self.longest))
 
     @staticmethod
     def cumulative(lengths: Sequence[int], most_sequences: int) -> torch.Tensor:
@@ -95,7 +110,8 @@ class AttentionImplementation(ABC):
 
     def missing(self) -> str | None:
         """What of the library is not installed and how to install it; imports nothing."""
-        return None
+        library = attention_limits(self.name).library
+        return None if library is None else library.missing()
 
     @property
     def deterministic(self) -> bool:

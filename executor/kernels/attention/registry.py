@@ -2,19 +2,19 @@
 
 import torch
 
+from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend
 from twinstream.executor.kernels.attention.eager import EagerAttention
 from twinstream.executor.kernels.attention.flash import Flash2, Flash3, Flash4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
 from twinstream.executor.kernels.attention.sdpa import SdpaCpu, SdpaCudnn, SdpaFlash
-from twinstream.models.demand.attention_library import MOST_MULTIPROCESSORS
 from twinstream.models.demand.attention_limits import DeviceName, attention_limits
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.demand.attention_shape import MOST_MULTIPROCESSORS, AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
-_IMPLEMENTATIONS: dict[str, AttentionImplementation] = {
-    kind.name: kind()
-    for kind in (EagerAttention, SdpaCpu, SdpaFlash, SdpaCudnn, Flash2, Flash3, Flash4)
-}
+_KINDS: tuple[type[AttentionImplementation], ...] = (
+    EagerAttention, SdpaCpu, SdpaFlash, SdpaCudnn, Flash2, Flash3, Flash4, CudnnFrontend,
+)  # fmt: skip
+_IMPLEMENTATIONS: dict[str, AttentionImplementation] = {kind.name: kind() for kind in _KINDS}
 
 
 class AttentionNotAvailable(TwinstreamError):

@@ -112,7 +112,7 @@ class SdpaFlash(Returning):
                 *_swapped(inputs.q, inputs.k, inputs.v), 0.0, causal, False, scale=inputs.scale
             )
             return out.transpose(1, 2), lse
-        starts, longest = inputs.starts.cu_seqlens, inputs.starts.longest
+        starts, longest = _starts_and_longest(inputs)
         out_THD, lse_HT, *_ = torch.ops.aten._flash_attention_forward(
             inputs.q[0], inputs.k[0], inputs.v[0], starts, starts, longest, longest, 0.0, causal,
             False, scale=inputs.scale,
@@ -132,13 +132,19 @@ class SdpaFlash(Returning):
                     inputs.k.shape[1], 0.0, causal, seed, seed, scale=inputs.scale,
                 )  # fmt: skip
             return _swapped(*found)
-        starts, longest = inputs.starts.cu_seqlens, inputs.starts.longest
+        starts, longest = _starts_and_longest(inputs)
         with deterministic_algorithms():
             d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
                 d_out_BSHD[0], inputs.q[0], inputs.k[0], inputs.v[0], result.out[0], result.lse[0],
                 starts, starts, longest, longest, 0.0, causal, seed, seed, scale=inputs.scale,
             )  # fmt: skip
         return d_q[None], d_k[None], d_v[None]
+
+
+def _starts_and_longest(inputs: AttentionInputs) -> tuple[torch.Tensor, int]:
+    assert inputs.starts is not None, "sequences are packed"
+    starts = inputs.starts.narrowed(inputs.q.shape[2])
+    return starts.cu_seqlens, starts.longest
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class BlockOperands:
         if call.most_packed:
             sequences = operands["sequences"].bytes.view(torch.int32)
             num_starts = call.most_packed + 1
-            starts = Starts(sequences[:num_starts], call.seq_len)
+            starts = Starts(sequences[:num_starts], call.seq_len, operands["sequences"].pack)
             positions = sequences[num_starts:]
         spec = call.spec
         rope = Rope(

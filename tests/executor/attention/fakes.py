@@ -200,7 +200,7 @@ def flash2_module() -> ModuleType:
     lengths = "alibi max_seqlen_q max_seqlen_k p scale zero_tensors causal left right softcap"
     starts, gradients = "cu_seqlens_q cu_seqlens_k", "dout q k v out lse dq dk dv"
     kept = "seqused_k leftpad_k block_table"
-    return _module(
+    return module_of(
         "flash_attn_2_cuda",
         fwd=_stand_in(f"q k v out {rest} return_softmax generator"),
         bwd=_stand_in(f"{gradients} {rest} deterministic generator rng_state"),
@@ -211,7 +211,7 @@ def flash2_module() -> ModuleType:
 
 def flash4_module() -> ModuleType:
     """flash_attn.cute.interface of flash-attn-4 4.0.0b36."""
-    return _module(
+    return module_of(
         "flash_attn.cute.interface",
         _flash_attn_fwd=_stand_in("q k v", "scale causal num_splits return_lse out lse"),
         _flash_attn_bwd=_stand_in("q k v out dout lse", "scale causal deterministic dq dk dv"),
@@ -300,7 +300,7 @@ def _written(given):
     return tuple(into)
 
 
-def _module(name: str, **functions) -> ModuleType:
+def module_of(name: str, **functions) -> ModuleType:
     module = ModuleType(name)
     vars(module).update(functions)
     return module

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.executor.kernels.attention import canary, flash, registry
+from twinstream.executor.kernels.attention import canary, registry
 from twinstream.executor.kernels.attention.canary import (
     AttentionCanaryError,
     check_attention,
@@ -19,6 +19,7 @@ from twinstream.executor.kernels.attention.registry import (
     available_attention,
     require_attention,
 )
+from twinstream.models.demand import attention_limits
 from twinstream.models.demand.attention_shape import AttentionShape
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps, Schedule
@@ -77,11 +78,11 @@ def test_a_library_that_is_not_installed_is_told_how_to_install(monkeypatch, nam
 
 def test_a_library_that_is_too_old_is_told_so(monkeypatch):
     monkeypatch.setattr(registry, "_cuda_reason", lambda implementation: None)
-    monkeypatch.setattr(flash, "version", lambda name: "2.6.3.post1")
+    monkeypatch.setattr(attention_limits, "version", lambda name: "2.6.3.post1")
     assert attention_reason("flash2", "cuda") == (
         "flash-attn is 2.6.3.post1, and 2.7 or newer is needed (pip install flash-attn)"
     )
-    monkeypatch.setattr(flash, "version", lambda name: "2.7.4.post1")
+    monkeypatch.setattr(attention_limits, "version", lambda name: "2.7.4.post1")
     assert attention_reason("flash2", "cuda") is None
 
 

@@ -104,3 +104,15 @@ def test_flash_2_splits_the_keys_only_where_queries_are_few():
     assert attention_library_bytes("flash2", "forward", WHOLE) == 8192 * 32 * 4 + 512
     split = attention_library_bytes("flash2", "forward", few)
     assert split == lse + 512 + 64 * (lse + 128 * 32 * 128 * 4)
+
+
+def test_cudnn_keeps_the_probabilities_of_one_key_head_at_a_time():
+    """Of four query heads in bf16; dO * O a row; dK and dV of each of them; their log-sum-exps."""
+    rows = 4 * 8192
+    expected = rows * 8192 * 2 + 2 * rows * 4 + 2 * rows * 128 * 2 + rows * 4
+    assert attention_library_bytes("cudnn_frontend", "backward", WHOLE) == expected
+    assert expected < 0.6 * 2**30
+    short = cases.shape(16, 1024, 1024, 32, 8, 128, "bfloat16")  # four key heads at a time
+    rows = 16 * 16 * 1024
+    expected = rows * 1024 * 2 + 2 * rows * 4 + 2 * rows * 128 * 2 + rows * 4
+    assert attention_library_bytes("cudnn_frontend", "backward", short) == expected

@@ -11,6 +11,7 @@ import torch
 from tests.front_door.command_line import call
 from tests.training.ranks.rank_runs import rank_options
 from twinstream.executor.launch import rank_processes
+from twinstream.executor.probe import known_gpu
 from twinstream.executor.ranks import gpus
 from twinstream.executor.ranks.errors import GpusError
 from twinstream.hardware_profiles.clusters.loader import load_cluster
@@ -45,6 +46,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: H100)
+    monkeypatch.setattr(known_gpu, "with_attention", lambda machine, tell: machine)
 
     looks(monkeypatch)
 

@@ -96,8 +96,9 @@ class PlanOptions:
         _option(
             _PLAN,
             "NAME",
-            "auto (what the machine's profile names, else sdpa_flash on CUDA and eager on a CPU), "
-            f"or one of: {', '.join(attention_names())}.",
+            "auto (what the machine's profile names, else on Hopper and Blackwell flash4 or flash3 "
+            "where installed, sdpa_flash on CUDA, eager on a CPU), or one of: "
+            f"{', '.join(attention_names())}.",
         ),
     ] = None
     nondeterministic: Annotated[

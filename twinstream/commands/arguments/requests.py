@@ -55,11 +55,11 @@ def request_of(wanted: PlanOptions) -> PlanRequest:
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
-    spec, machine = _spec(wanted), load_machine(wanted.machine)
+    spec, machine, packed = _spec(wanted), load_machine(wanted.machine), len(set(lengths)) > 1
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec), spec),
-        packing=Packing.of(lengths) if len(set(lengths)) > 1 else None,
+        recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec, packed=packed), spec),
+        packing=Packing.of(lengths) if packed else None,
     )  # fmt: skip
     if overhead is not None:
         step = replace(step, optimizer_overhead=share_of(overhead))
@@ -91,13 +91,16 @@ def _spec(wanted: PlanOptions) -> ModelSpec:
     return spec if wanted.dtype is None else spec.model_copy(update={"dtype": wanted.dtype})
 
 
-def _kernels(wanted: PlanOptions, machine: Machine, spec: ModelSpec) -> KernelChoice | None:
+def _kernels(
+    wanted: PlanOptions, machine: Machine, spec: ModelSpec, *, packed: bool
+) -> KernelChoice | None:
     """Those named; None leaves all of it to the request."""
     if wanted.kernels is None and wanted.attention is None:
         return None
     attention = attention_for(
-        machine, spec, wanted.attention or "auto", nondeterministic=wanted.nondeterministic
-    )
+        machine, spec, wanted.attention or "auto", nondeterministic=wanted.nondeterministic,
+        packed=packed,
+    )  # fmt: skip
     return kernels_for(machine, wanted.kernels or "auto", attention)
 
 

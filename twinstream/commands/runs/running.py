@@ -98,7 +98,7 @@ class RunOptions:
             )
         return api.RunSettings(
             backend_named(self.backend), self.steps, self.learning_rate, self.seed, self.poison,
-            graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx,
+            graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx, keeps_state=False,
         )  # fmt: skip
 
 

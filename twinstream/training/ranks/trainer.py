@@ -99,7 +99,7 @@ class RanksTrainer:
             if (backend := choose_backend(options.backend)) == "cuda":
                 require_gpus(options.ranks or 1)
             self._tell("looking at this machine")
-            here = machine_here(options, options.output, backend, model.spec.dtype)
+            here = machine_here(options, options.output, backend, model.spec.dtype, self._tell)
             self._prepared = prepare_ranks(
                 options, here, model, self._folder.checkpoint, self._tell
             )

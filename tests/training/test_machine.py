@@ -1,0 +1,88 @@
+"""The machine that a run finds: a known GPU's attention is timed once, and kept for later runs."""
+
+import pytest
+import torch
+
+from twinstream.executor.probe import device, known_gpu
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.models.demand import attention_limits
+from twinstream.training import machine as training_machine
+from twinstream.training.options import TrainOptions
+
+OPTIONS = TrainOptions(model="8b", data=("d",), output="o")
+
+
+def naming(machine: Machine, attention: str) -> Machine:
+    choice = AttentionChoice(name=attention, kind="measured", source="a test")
+    return machine.model_copy(update={"attention": choice})
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path) -> list[str]:
+    """What is measured of a GPU that is not here, in order; its cache is a folder of the test."""
+    found: list[str] = []
+
+    def with_attention(machine, tell):
+        found.append(f"attention of {machine.name}")
+        return naming(machine, "sdpa_flash")
+
+    def probed_machine(tell):
+        found.append("all")
+        return naming(load_machine("h200"), "sdpa_flash")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(known_gpu, "with_attention", with_attention)
+    monkeypatch.setattr(device, "probed_machine", probed_machine)
+    return found
+
+
+def machine_of(folder, dtype="bfloat16", options=OPTIONS):
+    return training_machine._machine(options, folder, "cuda", dtype, lambda line: None)
+
+
+def test_a_known_gpus_attention_is_timed_at_the_first_run_and_kept(measured, tmp_path, monkeypatch):
+    first = machine_of(tmp_path)
+    assert first == naming(load_machine("h100"), "sdpa_flash")
+    assert machine_of(tmp_path / "another run") == first
+    assert measured == ["attention of h100"]
+    (kept,) = (tmp_path / "cache").rglob("*.toml")
+    assert kept.name.startswith("nvidia-h100-80gb-hbm3-")
+    kept.write_text("damaged")
+    assert machine_of(tmp_path) == first
+    monkeypatch.setattr(attention_limits, "version", lambda name: "4.0")
+    monkeypatch.setattr(training_machine, "version", lambda name: "4.0")
+    machine_of(tmp_path)  # a library has been installed
+    assert measured == 3 * ["attention of h100"]
+
+
+def test_a_gpu_without_a_profile_is_measured_once(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Another GPU")
+    assert machine_of(tmp_path) == machine_of(tmp_path)
+    assert measured == ["all"]
+
+
+def test_nothing_is_timed_where_nothing_can_be_chosen(measured, tmp_path):
+    assert machine_of(tmp_path, "float32") == load_machine("h100")
+    named = OPTIONS.model_copy(update={"machine": "h200"})
+    assert machine_of(tmp_path, options=named) == load_machine("h200")
+    assert measured == []
+
+
+def test_where_none_is_right_the_next_run_tries_again(measured, tmp_path, monkeypatch):
+    def none(machine, tell):
+        measured.append("in vain")
+        return machine
+
+    monkeypatch.setattr(known_gpu, "with_attention", none)
+    assert machine_of(tmp_path) == machine_of(tmp_path) == load_machine("h100")
+    assert measured == 2 * ["in vain"]
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(measured, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert machine_of(tmp_path).attention is not None
+    assert machine_of(tmp_path).attention is not None
+    assert len(measured) == 2
