@@ -296,8 +296,8 @@ def _check_memory(schedule: Schedule, backend: str) -> None:
         )
 
 
-def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
-    """Measure this machine's CPU as the device of the `cpu` backend; takes some seconds.
+def probe(dtypes: Sequence[str] = ()) -> Machine:
+    """Measure this machine's CPU, in float32 and these, as the device of the `cpu` backend.
 
     A CUDA device is measured by `executor.probe.device.probed_machine`.
 
