@@ -14,9 +14,8 @@ from twinstream.executor.weights.peft_folder import (
     ADAPTER_WEIGHTS,
     PeftFolder,
     base_of,
-    read_adapter_config,
+    read_adapter,
 )
-from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
@@ -76,10 +75,10 @@ def copy_adapter(source: Path, destination: Path) -> None:
     """Copy the files of a PEFT folder that make the adapter; there whole or not at all.
 
     Raises:
-        WeightsError: a folder cannot be read or written, or the destination is there already.
+        WeightsError: a folder cannot be read or written, the source is no plain LoRA, or the
+            destination is there already.
     """
-    read_adapter_config(source)
-    read_header(source / ADAPTER_WEIGHTS)
+    read_adapter(source)
     with whole_folder(destination) as folder:
         with writing(folder, 0):
             folder.mkdir(parents=True)
