@@ -12,6 +12,7 @@ from twinstream.schedule.analysis.periodic import MAX_PASSES, PassBoundaries, St
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.numbers import MOST_NS
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.proof.verify import require_safe
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
 from twinstream.simulator.flows import FluidPool
@@ -52,8 +53,13 @@ def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
     Raises:
         MissingNumberError: as there.
         NoTimeError: as there.
+        UnsafeSchedule: an op waits for what never comes about. That alone is noticed.
     """
-    return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+    try:
+        return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+    except (KeyError, RuntimeError):  # a wait for no op, or a circle of waits
+        require_safe(schedule)
+        raise
 
 
 def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:

@@ -232,14 +232,14 @@ def test_given_weights_need_their_tokenizer_or_to_be_told_that_they_read_bytes(
         wanted = options(tmp_path, **given | {"tokenizer": None, "data": (rows,)} | more)
         open_data(wanted, open_model(wanted))
 
-    with pytest.raises(DataError, match="has no tokenizer.json. Make one with transformers"):
+    with pytest.raises(DataError, match=r"has no tokenizer\.json\. Make one with transformers"):
         opened()
-    with pytest.raises(DataError, match="has no tokenizer.json"):
+    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
         opened(data=(str(ids), rows))
     opened(data=(str(ids),))
     opened(tokenizer="bytes")
     opened(model=str(write_config(tmp_path / "random")))
     for name in ("tokenizer.model", "merges.txt"):
         (tmp_path / "random" / name).write_bytes(b"of a slow tokenizer")
-    with pytest.raises(DataError, match="only tokenizer.model, merges.txt, which are not read"):
+    with pytest.raises(DataError, match=r"only tokenizer\.model, merges\.txt, which are"):
         opened(model=str(tmp_path / "random" / "config.json"))
