@@ -1,12 +1,12 @@
 """The architecture of a dense decoder-only transformer: RMSNorm, RoPE, GQA, SwiGLU."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.hf_config import HfConfigError, describe_problems, read_hf_config
+from twinstream.models.hf_config import Dtype, HfConfigError, describe_problems, read_hf_config
 from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.node import Node
 
@@ -42,7 +42,7 @@ class ModelSpec(Node):
     qk_norm: bool = False
     qkv_bias: bool = False
     tied_embeddings: bool = False
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -67,18 +67,25 @@ class ModelSpec(Node):
         return self
 
     @classmethod
-    def from_hf_config(cls, path: str | Path) -> Self:
+    def from_hf_config(
+        cls, path: str | Path, *, dtype: Dtype | None = None, longest: int | None = None
+    ) -> Self:
         """Read a Hugging Face config.json, or the one in a folder.
 
         Covers llama, mistral, qwen2 and qwen3. Absent keys mean what they mean to transformers,
         so an absent dtype is float32.
+
+        Args:
+            dtype: of parameters, whatever the file says: float16, say.
+            longest: tokens of the longest sequence, which a sliding window may be no shorter than;
+                without it every window is refused.
 
         Raises:
             HfConfigError: the file is missing, broken or incomplete.
             UnsupportedConfigError: it asks for a computation that is not supported, or holds an
                 unknown key.
         """
-        fields = read_hf_config(path)
+        fields = read_hf_config(path, dtype, longest)
         try:
             return cls(**fields)
         except ValidationError as error:

@@ -99,7 +99,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / ADAPTER_CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise WeightsError(path, f"cannot be read: {told(error)}; give a PEFT folder") from None
     except (ValueError, RecursionError) as error:
@@ -144,7 +144,7 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
 
 
 def _require_plain(path: Path, config: Mapping[str, Any]) -> None:
-    for name in {"peft_type": None} | config:
+    for name in ("peft_type", *config):
         value, plain = config.get(name), _PLAIN.get(name, ())
         if name in _HARMLESS or value in plain or (value in _EMPTY and name != "peft_type"):
             continue

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, PositiveInt, ValidationError
 
 from twinstream.models.hf_config import (
+    DEFAULT_WINDOW,
     READ_STRICTLY,
     HfConfigError,
     Refusal,
@@ -60,8 +61,11 @@ class _Config(BaseModel):
     tie_word_embeddings: bool = False
 
 
-def read_expert_config(path: str | Path) -> ModelShape:
+def read_expert_config(path: str | Path, longest: int | None = None) -> ModelShape:
     """Read a config.json of one of `EXPERT_MODEL_TYPES`, or the one in a folder.
+
+    Args:
+        longest: tokens of the longest sequence, which a sliding window may be no shorter than.
 
     Raises:
         HfConfigError: the file is missing, broken or incomplete.
@@ -74,7 +78,7 @@ def read_expert_config(path: str | Path) -> ModelShape:
     except ValidationError as error:
         raise HfConfigError(path=file, problem=describe_problems(error)) from None
     is_qwen = raw["model_type"] == "qwen3_moe"
-    if refusals := tuple(_refusals(raw, is_qwen)):
+    if refusals := tuple(_refusals(raw, is_qwen, longest)):
         raise UnsupportedConfigError(path=file, refusals=refusals)
     try:
         return ModelShape(
@@ -119,9 +123,17 @@ def _head_dim(file: Path, config: _Config) -> int:
     return head_dim
 
 
-def _refusals(raw: Mapping[str, Any], is_qwen: bool) -> Iterator[Refusal]:
+def _refusals(raw: Mapping[str, Any], is_qwen: bool, longest: int | None) -> Iterator[Refusal]:
     for key, neutral in _NEUTRAL_VALUES.items():
-        if key == "sliding_window" and is_qwen:
-            continue  # in use only with use_sliding_window
+        if key == "sliding_window" and (is_qwen or _covers(raw.get(key), longest)):
+            continue  # of qwen in use only with use_sliding_window
+        if key == "use_sliding_window" and _covers(
+            raw.get("sliding_window", DEFAULT_WINDOW), longest
+        ):
+            continue
         if (value := raw.get(key, neutral[0])) not in neutral:
             yield Refusal(key, value, _REASONS.get(key, "only silu is"))
+
+
+def _covers(window: object, longest: int | None) -> bool:
+    return isinstance(window, int) and longest is not None and longest <= window

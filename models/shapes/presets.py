@@ -44,11 +44,18 @@ def shape_source(name: str) -> str | None:
     return None if table is None else str(table["source"])
 
 
-def load_shape(name_or_path: str | Path | ModelShape | ModelSpec) -> ModelShape:
+def load_shape(
+    name_or_path: str | Path | ModelShape | ModelSpec, *, longest: int | None = None
+) -> ModelShape:
     """Load a shape by name, or from a Hugging Face config.json by its path or its folder's path.
 
     A shape is itself. A name wins over a folder of the same name; write `./8b` or pass a Path for
-    the folder. A config.json may be of what twinstream runs, of mixtral or of qwen3_moe.
+    the folder. A config.json may be of what twinstream runs, of mixtral or of qwen3_moe, in any
+    dtype.
+
+    Args:
+        longest: tokens of the longest sequence: a sliding window that it does not exceed is full
+            attention. Without it every window is refused.
 
     Raises:
         UnknownShapeError: neither a known name nor an existing path.
@@ -70,15 +77,15 @@ def load_shape(name_or_path: str | Path | ModelShape | ModelSpec) -> ModelShape:
             return ModelShape.of(load_preset(name_or_path))
     path = Path(name_or_path)
     if path.suffix == ".json" or os.path.exists(path):  # noqa: PTH110 - false of too long a name
-        return _from_config(path)
+        return _from_config(path, longest)
     raise UnknownShapeError(name=str(name_or_path), known=shape_names())
 
 
-def _from_config(path: Path) -> ModelShape:
+def _from_config(path: Path, longest: int | None) -> ModelShape:
     raw = read_json_object(hf_config_file(path))
     if raw.get("model_type") in EXPERT_MODEL_TYPES:
-        return read_expert_config(path)
-    return ModelShape.of(ModelSpec.from_hf_config(path))
+        return read_expert_config(path, longest)
+    return ModelShape.of(ModelSpec.from_hf_config(path, dtype="bfloat16", longest=longest))
 
 
 def _tables() -> dict[str, dict[str, Any]]:

@@ -48,8 +48,8 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
         with_op("op-step", waits=("feed", "load", "fetch")),
         BadWait(
             "op 'op-step' waits for 'fetch', which is not issued before it, and neither ever "
-            "starts: 'op-step' waits for 'fetch', 'fetch' waits for 'op-head', 'op-head' follows 'op-step' "
-            "on 0:compute",
+            "starts: 'op-step' waits for 'fetch', 'fetch' waits for 'op-head', 'op-head' follows "
+            "'op-step' on 0:compute",
             ("op-step", "fetch"),
         ),
     ),

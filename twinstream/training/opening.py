@@ -34,9 +34,7 @@ def open_model(options: TrainOptions) -> Model:
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
-    spec = load_model(options.model)
-    if options.dtype is not None:
-        spec = spec.model_copy(update={"dtype": options.dtype})
+    spec = load_model(options.model, dtype=options.dtype, longest=options.seq_len)
     path = Path(options.model)
     if options.model in preset_names():
         return Model(spec)

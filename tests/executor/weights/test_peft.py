@@ -162,6 +162,22 @@ def test_export_gives_out_the_folder_or_the_merged_model(tmp_path):
     assert (tmp_path / "merged" / "config.json").exists()
 
 
+def test_a_base_in_float16_is_merged_in_a_dtype_that_is_asked_for(tmp_path):
+    _, spec, state, folder = written(tmp_path)
+    random_model("llama").half().save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
+    config = tmp_path / "base" / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())  # a byte order mark
+    asked = ("export", folder, "-o", tmp_path / "merged", "--merge")
+    assert "float16" in error_of(*asked)
+    assert "known: bfloat16, float32" in error_of(*asked, "--dtype", "float16")
+    assert call(*asked, "--dtype", "float32").code == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.dtype == torch.float32
+    add_adapters(model, spec, LORA, state)
+    assert torch.allclose(logits(merged), logits(model), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("use_dora", True), ("use_rslora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 2}),
