@@ -1,7 +1,8 @@
 """Read a Hugging Face config.json, or refuse by name whatever would change the computation.
 
 Absent keys mean what they mean to transformers (read from 5.17), but those of a RoPE scaling, which
-must be there. A key that is unknown here is refused too: it may be the one that matters.
+must be there. A key that is unknown here is refused too unless it is empty or of bookkeeping: it
+may be the one that matters.
 """
 
 import json
@@ -12,15 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from twinstream.models.hf_keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS
+from twinstream.models.hf_keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
 from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEFAULT_ROPE_THETA = 10_000.0
 DEFAULT_QWEN3_HEAD_DIM = 128
-DEFAULT_MISTRAL_WINDOW = 4096
-DTYPES: Mapping[str, Literal["bfloat16", "float32"]] = {
+DEFAULT_WINDOW = 4096
+Dtype = Literal["bfloat16", "float32"]
+DTYPES: Mapping[str, Dtype] = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
@@ -98,10 +100,22 @@ class _Config(BaseModel):
     architectures: list[str] | None = None
     layer_types: list[str] | None = None
     sliding_window: PositiveInt | None = None
+    use_sliding_window: bool | None = None
 
 
-def read_hf_config(path: str | Path) -> dict[str, Any]:
-    """The fields of a ModelSpec, from a config.json or the one in a folder."""
+_KNOWN = frozenset({*_Config.model_fields, *HARMLESS_KEYS, *NEUTRAL_VALUES})
+
+
+def read_hf_config(
+    path: str | Path, dtype: Dtype | None = None, longest: int | None = None
+) -> dict[str, Any]:
+    """The fields of a ModelSpec, from a config.json or the one in a folder.
+
+    Args:
+        dtype: of parameters, whatever the file says.
+        longest: tokens of the longest sequence, where it is known: a sliding window that it does
+            not exceed is full attention.
+    """
     file = hf_config_file(path)
     raw = read_json_object(file)
     model_type = _read_model_type(file, raw)
@@ -109,8 +123,13 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
         config = _Config.model_validate(raw)
     except ValidationError as error:
         raise HfConfigError(path=file, problem=describe_problems(error)) from None
-    if refusals := tuple(_refusals(config, raw, model_type)):
-        raise UnsupportedConfigError(path=file, refusals=refusals)
+    refusals = [*_refusals(config, raw, model_type), *_window_refusals(config, model_type, longest)]
+    if dtype is None and _dtype(config) not in DTYPES:
+        key = "torch_dtype" if config.dtype is None else "dtype"
+        reason = f"choose one of {', '.join(DTYPES)}, as by --dtype bfloat16"
+        refusals.append(Refusal(key, _dtype(config), reason))
+    if refusals:
+        raise UnsupportedConfigError(path=file, refusals=tuple(refusals))
     return {
         "name": config_name(file, model_type),
         "num_layers": config.num_hidden_layers,
@@ -126,7 +145,7 @@ def read_hf_config(path: str | Path) -> dict[str, Any]:
         "qk_norm": model_type == "qwen3",
         "qkv_bias": model_type == "qwen2",
         "tied_embeddings": config.tie_word_embeddings,
-        "dtype": DTYPES[_dtype(config)],
+        "dtype": dtype or DTYPES[_dtype(config)],
     }
 
 
@@ -139,6 +158,15 @@ def states_dtype(path: str | Path) -> bool:
     file = hf_config_file(path)
     raw = read_json_object(file)
     return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
+
+
+def unread_keys(path: str | Path) -> tuple[str, ...]:
+    """Keys of a config.json that are unknown here, and passed over because they say nothing.
+
+    Raises:
+        HfConfigError: the file cannot be read.
+    """
+    return tuple(key for key in read_json_object(hf_config_file(path)) if key not in _KNOWN)
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -174,7 +202,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         HfConfigError: there is no such file, or it holds something else.
     """
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise HfConfigError(path=file, problem="there is no such file") from None
     except OSError as error:
@@ -197,10 +225,10 @@ def _read_model_type(file: Path, raw: Mapping[str, Any]) -> str:
 
 
 def _refusals(config: _Config, raw: Mapping[str, Any], model_type: str) -> Iterator[Refusal]:
-    known = _Config.model_fields.keys() | HARMLESS_KEYS | NEUTRAL_VALUES.keys()
     for key, value in raw.items():
-        if key not in known:
-            yield Refusal(key, value, "unknown key")
+        if key not in _KNOWN:
+            if not says_nothing(key, value):
+                yield Refusal(key, value, REASONS.get(key, "unknown key"))
         elif key == "attention_bias" and model_type == "qwen2":
             continue  # transformers does not read it for qwen2: q, k and v always have a bias
         elif value not in NEUTRAL_VALUES.get(key, (value,)):
@@ -208,24 +236,34 @@ def _refusals(config: _Config, raw: Mapping[str, Any], model_type: str) -> Itera
     for architecture in config.architectures or ():
         if not architecture.endswith(("ForCausalLM", "Model")):
             yield Refusal("architectures", config.architectures, "only causal language models are")
-    if _dtype(config) not in DTYPES:
-        key = "torch_dtype" if config.dtype is None else "dtype"
-        yield Refusal(key, _dtype(config), f"choose one of {', '.join(DTYPES)}")
-    yield from _attention_refusals(config, model_type)
     yield from _rope_refusals(config, raw)
 
 
-def _attention_refusals(config: _Config, model_type: str) -> Iterator[Refusal]:
+def _window_refusals(config: _Config, model_type: str, longest: int | None) -> Iterator[Refusal]:
+    """Attention that is not full, for sequences as long as these."""
     reason = "only full causal attention is implemented"
-    if set(config.layer_types or ()) - {"full_attention"}:
+    is_qwen = model_type.startswith("qwen")
+    window, is_told = config.sliding_window, "sliding_window" in config.model_fields_set
+    if window is None and not is_told and (is_qwen or model_type == "mistral"):
+        window = DEFAULT_WINDOW
+    if is_qwen and not config.use_sliding_window:
+        window = None
+    kinds = set(config.layer_types or ()) - {"full_attention"}
+    if window is not None:
+        if longest is not None and longest <= window and kinds <= {"sliding_attention"}:
+            return
+        reason += f", and with --seq-len up to {window} it is full"
+    if kinds:
         yield Refusal("layer_types", config.layer_types, reason)
-    if model_type.startswith("qwen"):
-        return  # their window is in use only with use_sliding_window, a key of its own
-    if config.sliding_window is not None:
-        yield Refusal("sliding_window", config.sliding_window, reason)
-    elif model_type == "mistral" and "sliding_window" not in config.model_fields_set:
-        implied = "what mistral means by leaving the key out; null stands for full attention"
-        yield Refusal("sliding_window", DEFAULT_MISTRAL_WINDOW, implied)
+    if window is None:
+        return
+    if is_qwen:
+        yield Refusal("use_sliding_window", config.use_sliding_window, reason)
+    elif is_told:
+        yield Refusal("sliding_window", window, reason)
+    else:
+        implied = "mistral means this by leaving the key out, and full attention by null"
+        yield Refusal("sliding_window", window, f"{reason}; {implied}")
 
 
 def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, PositiveInt, ValidationError
 
 from twinstream.models.hf_config import (
+    DEFAULT_WINDOW,
     READ_STRICTLY,
     HfConfigError,
     Refusal,
@@ -62,8 +63,13 @@ class _Config(BaseModel):
     torch_dtype: str | None = None
 
 
-def read_expert_config(file: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+def read_expert_config(
+    file: Path, raw: Mapping[str, Any], longest: int | None = None
+) -> dict[str, Any]:
     """The fields of a ModelSpec, from a config.json of one of `EXPERT_MODEL_TYPES`.
+
+    Args:
+        longest: tokens of the longest sequence, which a sliding window may be no shorter than.
 
     Raises:
         HfConfigError: the file is incomplete.
@@ -74,7 +80,7 @@ def read_expert_config(file: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     except ValidationError as error:
         raise HfConfigError(path=file, problem=describe_problems(error)) from None
     is_qwen = raw["model_type"] == "qwen3_moe"
-    if refusals := tuple(_refusals(raw, is_qwen)):
+    if refusals := tuple(_refusals(raw, is_qwen, longest)):
         raise UnsupportedConfigError(path=file, refusals=refusals)
     dtype = config.dtype or config.torch_dtype
     return {
@@ -120,9 +126,17 @@ def _head_dim(file: Path, config: _Config) -> int:
     return head_dim
 
 
-def _refusals(raw: Mapping[str, Any], is_qwen: bool) -> Iterator[Refusal]:
+def _refusals(raw: Mapping[str, Any], is_qwen: bool, longest: int | None) -> Iterator[Refusal]:
     for key, neutral in _NEUTRAL_VALUES.items():
-        if key == "sliding_window" and is_qwen:
-            continue  # in use only with use_sliding_window
+        if key == "sliding_window" and (is_qwen or _covers(raw.get(key), longest)):
+            continue  # of qwen in use only with use_sliding_window
+        if key == "use_sliding_window" and _covers(
+            raw.get("sliding_window", DEFAULT_WINDOW), longest
+        ):
+            continue
         if (value := raw.get(key, neutral[0])) not in neutral:
             yield Refusal(key, value, _REASONS.get(key, "only silu is"))
+
+
+def _covers(window: object, longest: int | None) -> bool:
+    return isinstance(window, int) and longest is not None and longest <= window

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twinstream.models.hf_config import states_dtype
+from twinstream.models.hf_config import Dtype, states_dtype, unread_keys
 from twinstream.models.spec import ModelSpec, executor_refusal
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
@@ -70,11 +70,18 @@ def load_preset(name: str) -> ModelSpec:
     return ModelSpec.model_validate({"name": own} | _fields(own, tables))
 
 
-def load_model(name_or_path: str | Path | ModelSpec) -> ModelSpec:
+def load_model(
+    name_or_path: str | Path | ModelSpec, *, dtype: Dtype | None = None, longest: int | None = None
+) -> ModelSpec:
     """Load a preset by name, or a Hugging Face config.json by its path or its folder's path.
 
     A ModelSpec is itself. A preset's name wins over a folder of the same name; write `./8b` or pass
     a Path for the folder.
+
+    Args:
+        dtype: of parameters, whatever the model's own is.
+        longest: tokens of the longest sequence: a sliding window that it does not exceed is full
+            attention. Without it every window is refused.
 
     Raises:
         UnknownModelError: neither a preset nor an existing path.
@@ -82,13 +89,12 @@ def load_model(name_or_path: str | Path | ModelSpec) -> ModelSpec:
     """
     require("model", name_or_path, str, Path, ModelSpec)
     if isinstance(name_or_path, ModelSpec):
-        return name_or_path
-    if is_preset(name_or_path):
-        return load_preset(str(name_or_path))
+        return name_or_path.model_copy(update={"dtype": dtype or name_or_path.dtype})
     path = Path(name_or_path)
-    if path.suffix == ".json" or os.path.exists(path):  # noqa: PTH110 - false of too long a name
-        return ModelSpec.from_hf_config(path)
-    return load_preset(str(name_or_path))
+    is_file = path.suffix == ".json" or os.path.exists(path)  # noqa: PTH110 - false of too long a name
+    if is_file and not is_preset(name_or_path):
+        return ModelSpec.from_hf_config(path, dtype=dtype, longest=longest)
+    return load_model(load_preset(str(name_or_path)), dtype=dtype)
 
 
 def is_preset(name_or_path: str | Path) -> bool:
@@ -97,18 +103,25 @@ def is_preset(name_or_path: str | Path) -> bool:
     return isinstance(name_or_path, str) and name_or_path in known
 
 
-def dtype_note(name_or_path: str | Path, spec: ModelSpec) -> str | None:
-    """That a config.json leaves its dtype open, what is taken, and how to choose; None otherwise.
+def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
+    """What to know of a config.json, a line each: that it leaves its dtype open, unread keys.
 
     Args:
-        spec: what it was loaded as.
+        dtype: the one asked for, if any.
     """
-    if is_preset(name_or_path) or states_dtype(name_or_path):
-        return None
-    return (
-        f"{name_or_path} states no dtype, so {spec.dtype} is taken, as transformers does. Most "
-        "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."
-    )
+    if is_preset(name_or_path):
+        return []
+    notes = []
+    if dtype is None and not states_dtype(name_or_path):
+        notes.append(
+            f"{name_or_path} states no dtype, so float32 is taken, as transformers does. Most "
+            "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."
+        )
+    if unread := unread_keys(name_or_path):
+        notes.append(
+            f"{name_or_path}: not read, since nothing follows from it: {', '.join(unread)}."
+        )
+    return notes
 
 
 def _tables() -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.hf_config import (
+    Dtype,
     HfConfigError,
     describe_problems,
     hf_config_file,
@@ -90,7 +91,7 @@ class ModelSpec(Node):
     qk_norm: bool = False
     qkv_bias: bool = False
     tied_embeddings: bool = False
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     mlp: Literal["swiglu", "geglu", "gelu", "squared_relu"] = "swiglu"
     norm: Literal["rms", "layer"] = "rms"
     positions: Literal["rope", "learned"] = "rope"
@@ -133,11 +134,18 @@ class ModelSpec(Node):
         return self
 
     @classmethod
-    def from_hf_config(cls, path: str | Path) -> Self:
+    def from_hf_config(
+        cls, path: str | Path, *, dtype: Dtype | None = None, longest: int | None = None
+    ) -> Self:
         """Read a Hugging Face config.json, or the one in a folder.
 
         Covers llama, mistral, qwen2, qwen3, and the sizes of mixtral and qwen3_moe. Absent keys
         mean what they mean to transformers, so an absent dtype is float32.
+
+        Args:
+            dtype: of parameters, whatever the file says: float16, say.
+            longest: tokens of the longest sequence, which a sliding window may be no shorter than;
+                without it every window is refused.
 
         Raises:
             HfConfigError: the file is missing, broken or incomplete.
@@ -147,9 +155,9 @@ class ModelSpec(Node):
         file = hf_config_file(path)
         raw = read_json_object(file)
         if raw.get("model_type") in EXPERT_MODEL_TYPES:
-            fields = read_expert_config(file, raw)
+            fields = read_expert_config(file, raw, longest)
         else:
-            fields = read_hf_config(path)
+            fields = read_hf_config(path, dtype, longest)
         try:
             return cls(**fields)
         except ValidationError as error:

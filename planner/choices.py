@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.errors import TwinstreamError
@@ -37,8 +37,6 @@ class Choices:
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
         effort: `quick` plans one cut of the step and judges it once.
-        strict_homes: what is at home on the host leaves over every gap. False is the planner's own
-            preference: what is there all the time anyway, because its copies meet, stays.
 
     Raises:
         ChoiceError: a kind, a home or a number is not one of those.
@@ -48,7 +46,7 @@ class Choices:
     recompute: str | None = None
     prefetch_blocks: float | None = None
     effort: Effort = "normal"
-    strict_homes: bool = True
+    strict_homes: ClassVar[bool] = True  # what is at home on the host leaves over every gap
 
     def __post_init__(self) -> None:
         kinds = tuple(dict.fromkeys(_KINDS.values()))
@@ -66,7 +64,7 @@ class Choices:
 
     def __hash__(self) -> int:
         homes = tuple(sorted(self.homes.items()))
-        return hash((homes, self.recompute, self.prefetch_blocks, self.effort, self.strict_homes))
+        return hash((homes, self.recompute, self.prefetch_blocks, self.effort))
 
     @property
     def open(self) -> bool:
@@ -101,3 +99,10 @@ class Choices:
 
 
 OPEN = Choices()
+
+
+class PreferredHomes(Choices):
+    """What the planner itself prefers: what is on the device all the time anyway, because its
+    copies meet, stays. No bound follows from it."""
+
+    strict_homes = False

@@ -100,9 +100,9 @@ class PlanRequest:
         Raises:
             TwinstreamError: a name, a number or a file is wrong.
         """
-        spec, profile = load_model(model), load_machine(machine)
-        require_executable(spec)
         require("step", step, TrainingStep)
+        spec, profile = load_model(model, longest=step.seq_len), load_machine(machine)
+        require_executable(spec)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
         request = PlanRequest(spec, step, profile, caps, policy, choices)

@@ -12,9 +12,18 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Side
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Compute
+from twinstream.schedule.proof.verify import require_safe
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
-from twinstream.simulator.engine import Engine, PassTimes, Price, Program, Rendezvous, Step
+from twinstream.simulator.engine import (
+    Engine,
+    PassTimes,
+    Price,
+    Program,
+    Rendezvous,
+    Step,
+    StuckError,
+)
 from twinstream.simulator.flows import SharedFlow
 from twinstream.simulator.network_costs import ClusterCosts, MeshCosts
 
@@ -54,9 +63,14 @@ def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
     """What `simulate` finds of the steady state, without the pass from a cold start.
 
     Raises:
-        MissingNumberError, NoTimeError, StuckError: as there.
+        MissingNumberError, NoTimeError: as there.
+        UnsafeSchedule: an op waits for what never comes about. That alone is noticed.
     """
-    return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+    try:
+        return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+    except (KeyError, StuckError):  # a wait for no op, or a circle of waits
+        require_safe(schedule)
+        raise
 
 
 def simulate_cluster(

@@ -23,6 +23,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require, require_whole
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
+from twinstream.schedule.proof.verify import require_safe
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -103,8 +104,13 @@ def plan(  # noqa: PLR0913
 
 
 def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:
-    """Predict the timeline of a schedule on a machine, whatever machine it was planned for."""
-    require("schedule", schedule, Schedule)
+    """Predict the timeline of a schedule on a machine, whatever machine it was planned for.
+
+    Raises:
+        UnsafeSchedule: `verify` finds something: an edit gave it a race or a circle of waits, say.
+        TwinstreamError: the machine cannot be read, or lacks a number that the schedule needs.
+    """
+    require_safe(schedule)
     return replay(schedule, load_machine(machine))
 
 
@@ -323,8 +329,8 @@ def _check_memory(schedule: Schedule, backend: str, copies_of_state: int) -> Non
         )
 
 
-def probe(dtypes: Sequence[str] = ("float32",)) -> Machine:
-    """Measure this machine's CPU as the device of the `cpu` backend; takes some seconds.
+def probe(dtypes: Sequence[str] = ()) -> Machine:
+    """Measure this machine's CPU, in float32 and these, as the device of the `cpu` backend.
 
     A CUDA device is measured by `executor.probe.device.probed_machine`.
 

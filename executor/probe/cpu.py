@@ -24,9 +24,10 @@ _FULL_RATE_CURVES = ("hbm", "h2d", "d2h", "duplex", "host_dram")
 _PEAK_FIELDS = {"float32": "peak_fp32_flop_per_s", "bfloat16": "peak_bf16_flop_per_s"}
 
 
-def probe_cpu(dtypes: Sequence[str] = ("float32",)) -> Machine:
+def probe_cpu(dtypes: Sequence[str] = ()) -> Machine:
     """The profile of this machine's CPU, from some seconds of measurements on random data.
 
+    float32 is measured whatever `dtypes` are: every plan has norms and sums in it.
     Peaks are those of matmul at the largest size measured; every unit of work of the executor's
     kernels has its own curve. What a copy or a wake-up costs is a latency; what a kernel launch
     costs is in the unit's curve.
@@ -69,7 +70,7 @@ def _probed(dtypes: Sequence[str]) -> Machine:
     }
     numbers["host_dram_bytes_per_s"] = 2 * numbers["pcie_duplex_bytes_per_s"]
     curves = {name: _curve(1.0, 0.0, source) for name in _FULL_RATE_CURVES}
-    for dtype in dtypes:
+    for dtype in dict.fromkeys(("float32", *dtypes)):
         samples = list(kernel_samples(dtype))
         numbers[_PEAK_FIELDS[dtype]] = peak = best_matmul_flop_per_s(samples)
         ceilings = Ceilings(peak, numbers["hbm_bytes_per_s"], numbers["hbm_bytes_per_s"], 0.0)

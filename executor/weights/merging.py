@@ -14,13 +14,12 @@ from twinstream.executor.weights.peft_folder import (
     ADAPTER_WEIGHTS,
     PeftFolder,
     base_of,
-    read_adapter_config,
+    read_adapter,
 )
-from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
-from twinstream.models.hf_config import HfConfigError
+from twinstream.models.hf_config import Dtype, HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
@@ -76,10 +75,10 @@ def copy_adapter(source: Path, destination: Path) -> None:
     """Copy the files of a PEFT folder that make the adapter; there whole or not at all.
 
     Raises:
-        WeightsError: a folder cannot be read or written, or the destination is there already.
+        WeightsError: a folder cannot be read or written, the source is no plain LoRA, or the
+            destination is there already.
     """
-    read_adapter_config(source)
-    read_header(source / ADAPTER_WEIGHTS)
+    read_adapter(source)
     with whole_folder(destination) as folder:
         with writing(folder, 0):
             folder.mkdir(parents=True)
@@ -91,11 +90,14 @@ def copy_adapter(source: Path, destination: Path) -> None:
             write_file(folder / name, content)
 
 
-def export_adapter(source: Path, destination: Path, base: Path | None, *, merge: bool) -> None:
+def export_adapter(
+    source: Path, destination: Path, base: Path | None, *, merge: bool, dtype: Dtype | None = None
+) -> None:
     """Give out a PEFT folder as it is, or merged into its base.
 
     Args:
         base: a Hugging Face folder, by default that which the adapter names.
+        dtype: of what is merged, by default the base's.
 
     Raises:
         WeightsError: a folder cannot be read or written, or it is not known where the base is.
@@ -106,7 +108,7 @@ def export_adapter(source: Path, destination: Path, base: Path | None, *, merge:
         return
     found = base or _named_base(source)
     try:
-        spec = ModelSpec.from_hf_config(found)
+        spec = ModelSpec.from_hf_config(found, dtype=dtype, longest=1)  # no sequence is run
     except HfConfigError as error:
         raise WeightsError(source, f"the base it is to be merged into: {error}") from None
     write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))

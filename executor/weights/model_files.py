@@ -1,6 +1,7 @@
 """What a Hugging Face folder has beside its weights: config.json, tokenizer, generation."""
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")
 def write_model_files(destination: Path, spec: ModelSpec, like: Path | None) -> None:
     """Write config.json and copy what `like` has of tokenizer and generation.
 
-    The config.json is that of `like`, to the byte if its dtype is the model's, and one of its own
-    where there is none.
+    The config.json is that of `like`, to the byte (but for a byte order mark) if its dtype is the
+    model's, and one of its own where there is none.
 
     Raises:
         WeightsError: a file cannot be read or written.
@@ -32,7 +33,7 @@ def write_model_files(destination: Path, spec: ModelSpec, like: Path | None) -> 
     if like is None or not (like / CONFIG).exists():
         write_file(destination / CONFIG, _json(to_hf_config(spec)))
     else:
-        content = _read(like / CONFIG)
+        content = _read(like / CONFIG).removeprefix(BOM_UTF8)
         write_file(destination / CONFIG, _with_dtype(like / CONFIG, content, spec.dtype))
     copy_tokenizer(destination, like)
 

@@ -1,16 +1,21 @@
 """A folder with a PEFT adapter, checked by its headers and read into flat tensors."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
-from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_folder import read_weights, stored_problems
-from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
+from twinstream.executor.weights.safetensors_header import (
+    ITEMSIZE_BYTES,
+    StoredTensor,
+    read_header,
+)
 from twinstream.models.adapters.lora import TARGETS, Lora, LoraError, lora_of
 from twinstream.models.adapters.peft_weights import (
     PEFT_MODULES,
@@ -23,22 +28,26 @@ from twinstream.schedule.files import told
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# What would change the computation, and the values that do not.
+_PREFIX = "base_model.model."
+_EMPTY: tuple[object, ...] = (None, False, [], {}, "")
+# What says nothing of what an adapter computes: names, and options of its training and loading.
+_HARMLESS = frozenset({
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "inference_mode", "layers_pattern", "loftq_config", "lora_alpha",
+    "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
+    "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "task_type",
+})  # fmt: skip
+# Every other key may change the computation unless it is empty or has one of these values.
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
-    "bias": (None, "none"),
-    "use_dora": (None, False),
-    "use_rslora": (None, False),
-    "lora_bias": (None, False),
-    "fan_in_fan_out": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layers_to_transform": (None, []),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
+    "bias": ("none",),
+    # Beginnings that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change it.
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
 }
+_CONVERT = (
+    "its base is not the one it names, but what PEFT made of it when it began; convert it with "
+    "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+)
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,7 @@ class PeftFolder:
                 computes what plain LoRA on whole layers does not.
         """
         folder = Path(path)
-        config = read_adapter_config(folder)
-        stored = read_header(folder / ADAPTER_WEIGHTS)
-        targets = [t for t in TARGETS if any(_is_of(name, PEFT_MODULES[t]) for name in stored)]
-        lora = _lora(folder, config, targets)
+        lora, stored = read_adapter(folder)
         if problems := stored_problems(peft_weights(spec, lora), stored):
             raise WeightsError(
                 folder, f"not an adapter of '{spec.name}': {'; '.join(problems)}. Is it that of "
@@ -93,7 +99,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / ADAPTER_CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise WeightsError(path, f"cannot be read: {told(error)}; give a PEFT folder") from None
     except (ValueError, RecursionError) as error:
@@ -109,22 +115,77 @@ def base_of(folder: Path) -> str | None:
     return base if isinstance(base, str) and base else None
 
 
-def _is_of(name: str, module: str) -> bool:
-    return name.endswith((f".{module}.lora_A.weight", f".{module}.lora_B.weight"))
+def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
+    """The options and the tensors of a plain LoRA of decoder blocks, whatever its base is.
 
-
-def _lora(folder: Path, config: Mapping[str, Any], targets: Sequence[str]) -> Lora:
-    path = folder / ADAPTER_CONFIG
-    for name, plain in _PLAIN.items():
-        if config.get(name, "LORA" if name == "peft_type" else None) not in plain:
-            raise WeightsError(
-                path, f"has {name} = {config[name]!r:.80}, which is not plain LoRA: only "
-                f"{name} = {plain[-1]!r} is read"
-            )  # fmt: skip
+    Raises:
+        WeightsError: a file is missing or broken, it is no plain LoRA, or its tensors are not
+            those that adapter_config.json says.
+    """
+    config, path = read_adapter_config(folder), folder / ADAPTER_CONFIG
+    _require_plain(path, config)
+    stored = read_header(folder / ADAPTER_WEIGHTS)
+    modules = {n.removeprefix(_PREFIX).rpartition(".lora_")[0] for n in stored if ".lora_" in n}
+    targets = [t for t in TARGETS if any(m.endswith(f".{PEFT_MODULES[t]}") for m in modules)]
     if not targets:
         raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices of a decoder's blocks")
+    _require_targeted(path, config, modules)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     try:
-        return lora_of(f"r={rank},alpha={alpha},targets={','.join(targets)}")
+        lora = lora_of(f"r={rank},alpha={alpha},targets={','.join(targets)}")
     except LoraError as error:
         raise WeightsError(path, f"has r = {rank!r}, lora_alpha = {alpha!r}: {error}") from None
+    if problems := list(_problems(lora, modules, stored)):
+        raise WeightsError(
+            folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = {rank}, and "
+            "a LoRA is lora_A and lora_B beside a projection",
+        )  # fmt: skip
+    return lora, stored
+
+
+def _require_plain(path: Path, config: Mapping[str, Any]) -> None:
+    for name in ("peft_type", *config):
+        value, plain = config.get(name), _PLAIN.get(name, ())
+        if name in _HARMLESS or value in plain or (value in _EMPTY and name != "peft_type"):
+            continue
+        why = _CONVERT if name == "init_lora_weights" else (
+            f"only {name} = {plain[-1] if plain else None!r} is read"
+        )  # fmt: skip
+        raise WeightsError(path, f"has {name} = {value!r:.80}, which is not plain LoRA: {why}")
+
+
+def _require_targeted(path: Path, config: Mapping[str, Any], modules: Iterable[str]) -> None:
+    """Refuse matrices that PEFT would not load: of modules that the patterns do not take in."""
+    wanted, excluded = config.get("target_modules"), config.get("exclude_modules")
+    try:
+        for module in sorted(modules):
+            if (wanted and not _matches(wanted, module)) or _matches(excluded or [], module):
+                raise WeightsError(
+                    path, f"has target_modules = {wanted!r:.80} and exclude_modules = "
+                    f"{excluded!r:.80}, and {ADAPTER_WEIGHTS} has {module}: PEFT would leave it out"
+                )  # fmt: skip
+    except (re.error, TypeError) as error:
+        raise WeightsError(path, f"its target_modules cannot be read: {error}") from None
+
+
+def _matches(patterns: str | Sequence[str], module: str) -> bool:
+    """By PEFT's rule: a regular expression, or a list of names or their ends."""
+    if isinstance(patterns, str):
+        return patterns == "all-linear" or bool(re.fullmatch(patterns, module))
+    return any(f".{module}".endswith(f".{pattern}") for pattern in patterns)
+
+
+def _problems(
+    lora: Lora, modules: Iterable[str], stored: Mapping[str, StoredTensor]
+) -> Iterator[str]:
+    """Matrices that are missing, of another rank, or beside something else."""
+    expected = {f"{_PREFIX}{m}.lora_{which}.weight": "AB".index(which)
+                for m in sorted(modules) for which in "AB"}  # fmt: skip
+    yield from (f"{name} is missing" for name in expected if name not in stored)
+    for name, tensor in stored.items():
+        if name not in expected:
+            yield f"{name} is none of a LoRA"
+        elif len(tensor.shape) != 2 or tensor.shape[expected[name]] != lora.rank:
+            yield f"{name} is {list(tensor.shape)}"
+        elif tensor.dtype not in ITEMSIZE_BYTES:
+            yield f"{name} is {tensor.dtype}"

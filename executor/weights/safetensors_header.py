@@ -1,11 +1,14 @@
 """The header of a safetensors file: which tensors it holds, in which dtype, and where.
 
 A file is the length of its header (8 bytes, little-endian), the header (JSON), and the tensors'
-bytes, row-major, one after the other. Source: https://github.com/huggingface/safetensors.
+bytes, row-major, one after the other, without a gap, to the end of the file. What that library
+refuses is refused, and so are duplicate names, which the format forbids and the library lets pass.
+Source: https://github.com/huggingface/safetensors.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +20,12 @@ from twinstream.schedule.files import told
 METADATA = "__metadata__"
 DTYPES = {"bfloat16": "BF16", "float32": "F32"}
 ITEMSIZE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_BITS = {
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8},
+    **{"F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16},
+    **{"F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64},
+    "U64": 64,
+}
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # as of the safetensors library
 _LFS_POINTER = b"version "
@@ -38,7 +47,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name, from its header alone.
 
     Raises:
-        WeightsError: there is no such file, its header is broken, or it is shorter than that says.
+        WeightsError: there is no such file, its header is broken, or the tensors do not lie one
+            after the other to its end.
     """
     try:
         with path.open("rb") as file:
@@ -62,14 +72,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         for name, entry in _entries(path, text).items()
         if name != METADATA
     }
-    end_bytes = max((t.start_bytes + t.size_bytes for t in tensors.values()), default=start_bytes)
-    if file_bytes < end_bytes:
-        last = max(tensors, key=lambda name: tensors[name].start_bytes + tensors[name].size_bytes)
-        raise WeightsError(
-            path,
-            f"is cut off: it has {file_bytes} bytes of the {end_bytes} that its header announces, "
-            f"{last} at the end; {_AGAIN}",
-        )
+    _require_covered(path, tensors, start_bytes, file_bytes)
     return tensors
 
 
@@ -111,14 +114,56 @@ def new_header(tensors: Iterable[NewTensor]) -> tuple[bytes, Mapping[str, int], 
     return header, {name: begin + at for name, at in starts.items()}, begin + end_bytes
 
 
+def _require_covered(
+    path: Path, tensors: Mapping[str, StoredTensor], start_bytes: int, file_bytes: int
+) -> None:
+    """Refuse holes, overlaps, and a file that ends before or after its last tensor."""
+    end_bytes, last = start_bytes, "the header"
+    in_order = sorted(tensors.items(), key=lambda item: (item[1].start_bytes, item[1].size_bytes))
+    for name, tensor in in_order:
+        if tensor.start_bytes != end_bytes:
+            raise WeightsError(
+                path, f"is damaged: {name} begins at byte {tensor.start_bytes} of the file, and "
+                f"{last} before it ends at byte {end_bytes}; {_AGAIN}",
+            )  # fmt: skip
+        end_bytes, last = end_bytes + tensor.size_bytes, name
+    if file_bytes < end_bytes:
+        raise WeightsError(
+            path, f"is cut off: it has {file_bytes} bytes of the {end_bytes} that its header "
+            f"announces, {last} at the end; {_AGAIN}",
+        )  # fmt: skip
+    if file_bytes > end_bytes:
+        raise WeightsError(
+            path, f"is damaged: it has {file_bytes} bytes, and {last} ends at byte {end_bytes} as "
+            f"its last; {_AGAIN}",
+        )  # fmt: skip
+
+
 def _entries(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        entries = json.loads(text)
+        entries = json.loads(
+            text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise WeightsError(path, f"its header is not valid JSON ({error}); {_AGAIN}") from None
     if not isinstance(entries, dict):
         raise WeightsError(path, f"its header is not a JSON object; {_AGAIN}")
+    metadata = entries.get(METADATA) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise WeightsError(path, f"its header is broken at {METADATA}: no texts; {_AGAIN}")
     return entries
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(n for n, _ in pairs).items() if count > 1)
+        raise ValueError(f"'{twice}' stands there twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _stored(path: Path, name: str, entry: object, start_bytes: int) -> StoredTensor:
@@ -127,8 +172,7 @@ def _stored(path: Path, name: str, entry: object, start_bytes: int) -> StoredTen
             "dtype": str(dtype),
             "shape": [*shape],
             "data_offsets": [int(begin), int(end)],
-        } if 0 <= begin <= end and all(isinstance(n, int) and n >= 0 for n in shape):
-            size_bytes = prod(shape) * ITEMSIZE_BYTES.get(dtype, 0)
-            if dtype not in ITEMSIZE_BYTES or size_bytes == end - begin:
+        } if begin <= end and all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
+            if prod(shape) * _BITS.get(dtype, -1) == 8 * (end - begin):
                 return StoredTensor(path, dtype, tuple(shape), start_bytes + begin, end - begin)
     raise WeightsError(path, f"its header is broken at {name}: {entry!r:.200}; {_AGAIN}")

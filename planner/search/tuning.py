@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from twinstream.planner.choices import Choices, Home
+from twinstream.planner.choices import Choices, Home, PreferredHomes
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
 from twinstream.planner.rules.resident import resident_plan
@@ -100,7 +100,7 @@ def _homes(bench: Workbench, tried: Sequence[Attempt]) -> Iterator[Choices]:
             yield stays
             if _fastest_ns(tried) <= limits.near_equal * _bound_ns(bench):
                 return
-    at_home = replace(choices, homes=_AT_HOME, strict_homes=False)
+    at_home = PreferredHomes(_AT_HOME, choices.recompute, choices.prefetch_blocks, choices.effort)
     home_s = some_s = inf
     if choices.open and not bench.holds_all_state:
         for less in (room, room // limits.less_room, 0):

@@ -60,6 +60,29 @@ def test_what_others_do_is_planned_and_simulated_on_the_chain_that_it_needs(poli
     assert ("adamw_step/host" in on_host) == (policy != "full_recompute")
 
 
+def edited(schedule, queue, waits_of):
+    """The schedule with other waits of its first op on a queue that has some."""
+    ops = list(schedule.ops)
+    at = next(i for i, op in enumerate(ops) if op.stream.queue == queue and op.waits)
+    ops[at] = ops[at].model_copy(update={"waits": waits_of(ops[at], ops)})
+    return schedule.model_copy(update={"ops": tuple(ops)})
+
+
+def test_a_schedule_whose_edit_made_it_unsafe_is_not_simulated():
+    schedule = ts.plan("tiny", "cpu", step=STEP, device_mem="6MiB", policy="streaming")
+    race = edited(schedule, "d2h", lambda op, ops: ())
+    with pytest.raises(ts.TwinstreamError, match="without waiting for"):
+        ts.simulate(race, "cpu")
+    last = schedule.ops[-1].op_id
+    circle = edited(schedule, "h2d", lambda op, ops: (*op.waits, last))
+    nobody = edited(schedule, "h2d", lambda op, ops: ("nobody",))
+    for function in (ts.simulate, ts.steady_state):
+        with pytest.raises(ts.TwinstreamError, match=f"neither ever starts: .* '{last}'.* follows"):
+            function(circle, ts.load_machine("cpu"))
+        with pytest.raises(ts.TwinstreamError, match="'nobody', which is not in the schedule"):
+            function(nobody, ts.load_machine("cpu"))
+
+
 def test_training_is_the_same_whatever_the_caps():
     free = ts.plan("tiny", "cpu", step=STEP, policy="resident")
     tight = ts.plan("tiny", "cpu", step=STEP, device_mem="6MiB", policy="streaming")

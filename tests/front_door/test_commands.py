@@ -295,7 +295,11 @@ def test_probe_writes_a_profile_that_plans(tmp_path):
 
 
 @pytest.mark.usefixtures("quick_probe")
-def test_probe_measures_the_dtypes_asked_for():
-    document = call("probe", "--dtype", "bfloat16", "--json").json()
+def test_probe_measures_the_dtypes_asked_for_and_float32_which_every_plan_needs(tmp_path):
+    path = tmp_path / "here.toml"
+    document = call("probe", "--dtype", "bfloat16", "-o", path, "--json").json()
     assert document["peak_bf16_flop_per_s"]["kind"] == "measured"
-    assert document["peak_fp32_flop_per_s"] is None
+    assert document["peak_fp32_flop_per_s"]["kind"] == "measured"
+    step = ("--seq-len", 64, "--tokens-per-step", 128, "--machine", path)
+    for dtype in ("bfloat16", "float32"):
+        assert call("plan", "--model", "tiny", "--dtype", dtype, *step, "--json").json()

@@ -15,6 +15,7 @@ from tests.models.published_configs import (
     read_config,
 )
 from twinstream.models.hf_config import UnsupportedConfigError
+from twinstream.models.presets import load_model, model_notes
 from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec
 
@@ -170,3 +171,86 @@ def test_keys_of_smollm2_that_say_nothing_new_are_read_and_others_refused(tmp_pa
     path.write_text(json.dumps(config | {"rope_interleaved": True}))
     with pytest.raises(UnsupportedConfigError, match="rope_interleaved = True"):
         ModelSpec.from_hf_config(path)
+
+
+def test_a_dtype_that_was_given_is_taken_whatever_the_file_says(tmp_path: Path) -> None:
+    for told in ("float16", "float8_e4m3fn", None):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(META_LLAMA_3_8B | {"torch_dtype": told}))
+        assert load_model(path, dtype="bfloat16").dtype == "bfloat16"
+    path.write_text(json.dumps(META_LLAMA_3_8B | {"torch_dtype": "float16"}))
+    with pytest.raises(UnsupportedConfigError, match="--dtype bfloat16"):
+        load_model(path)
+    assert load_model("8b", dtype="float32").dtype == "float32"
+
+
+WINDOWS: dict[str, tuple[str, dict[str, Any], int | None]] = {
+    "of mistral": ("mistral", {"sliding_window": 4096}, 4096),
+    "of mistral, by leaving it out": ("mistral", {"sliding_window": ...}, 4096),
+    "of mistral, none": ("mistral", {"sliding_window": None}, None),
+    "of qwen2, not in use": ("qwen2", {"sliding_window": 16, "use_sliding_window": False}, None),
+    "of qwen2": ("qwen2", {"sliding_window": 16, "use_sliding_window": True}, 16),
+    "of qwen3, none": ("qwen3", {"sliding_window": None, "use_sliding_window": True}, None),
+    "of qwen3, by leaving it out": (
+        "qwen3", {"sliding_window": ..., "use_sliding_window": True}, 4096,
+    ),
+    "of some layers": (
+        "qwen3",
+        {"sliding_window": 64, "use_sliding_window": True,
+         "layer_types": ["full_attention", "sliding_attention"]},
+        64,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_that_no_sequence_exceeds_is_full_attention(name: str, tmp_path: Path) -> None:
+    model_type, changes, window = WINDOWS[name]
+    config = {k: v for k, v in (CONFIGS[model_type] | changes).items() if v is not ...}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    if window is None:
+        assert load_model(path) == load_model(path, longest=10**6)
+        return
+    assert load_model(path, longest=window) == load_model(path, longest=1)
+    for longest in (None, window + 1):
+        with pytest.raises(UnsupportedConfigError, match=f"--seq-len up to {window}"):
+            load_model(path, longest=longest)
+
+
+def test_transformers_computes_the_same_up_to_the_window_and_otherwise_beyond() -> None:
+    """The window of W tokens has the token itself among them."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    ids = torch.arange(9).view(1, 9) * 7 % 96
+    found = {}
+    for window in (8, None):
+        torch.manual_seed(0)
+        config = transformers.MistralConfig(**SMALL_SIZES, sliding_window=window)
+        model = transformers.MistralForCausalLM(config).eval()
+        with torch.no_grad():
+            found[window] = model(ids).logits
+    assert torch.equal(found[8][:, :8], found[None][:, :8])
+    assert not torch.allclose(found[8][:, 8], found[None][:, 8], atol=1e-5)
+
+
+def test_keys_that_say_nothing_are_passed_over_and_told_in_a_line(tmp_path: Path) -> None:
+    known = {
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}, "unk_token_id": 0,
+        "max_sequence_length": 2048, "_model_name_or_path": "x",
+    }  # fmt: skip
+    unknown = {
+        "auto_map": {}, "_of_some_trainer": {"a": 1}, "tokenizer_padding_side": "right",
+        "base_model_name_or_path": "y", "image_token_id": 7, "some_version": "1", "expert": None,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(META_LLAMA_3_8B | known))
+    plain = load_model(path)
+    assert model_notes(path, None) == []
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(META_LLAMA_3_8B | known | unknown).encode())
+    assert load_model(path) == plain
+    [note] = model_notes(path, None)
+    assert note.endswith(f"not read, since nothing follows from it: {', '.join(unknown)}.")
+    for key, value in (("use_rope", False), ("logit_scale", 2.0), ("head_scale", [1.0])):
+        path.write_text(json.dumps(META_LLAMA_3_8B | {key: value}))
+        with pytest.raises(UnsupportedConfigError, match=key):
+            load_model(path)

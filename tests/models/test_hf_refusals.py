@@ -27,7 +27,6 @@ YARN = {"rope_type": "yarn", "factor": 8.0}
         ("llama", "sliding_window", 4096),
         ("mistral", "sliding_window", 4096),
         ("qwen2", "use_sliding_window", True),
-        ("qwen3", "use_sliding_window", True),
         ("qwen3", "layer_types", ["full_attention", "sliding_attention"]),
         ("llama", "mlp_bias", True),
         ("llama", "attention_bias", True),

@@ -1,5 +1,6 @@
 """What the user fixes of a plan is so in it; what cannot be is refused."""
 
+from dataclasses import fields
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.bound.lower_bound import lower_bound
-from twinstream.planner.choices import OPEN, ChoiceError, Choices
+from twinstream.planner.choices import OPEN, ChoiceError, Choices, PreferredHomes
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps, Schedule
@@ -234,3 +235,12 @@ def test_what_cannot_be_fixed_is_refused_with_what_can(make, message):
 def test_other_policies_take_no_choices():
     with pytest.raises(ChoiceError, match="'streaming' decides by its own rules"):
         plan_step(SPEC, STEP, FAST, CAPS, "streaming", Choices(recompute="INPUT"))
+
+
+def test_only_what_a_bound_holds_for_can_be_fixed():
+    """Homes that merely should be there are the search's own: its bound is no bound of plans."""
+    assert [field.name for field in fields(Choices)] == [
+        "homes", "recompute", "prefetch_blocks", "effort",
+    ]  # fmt: skip
+    liked = PreferredHomes({"parameter": "host"})
+    assert liked != Choices({"parameter": "host"}) and not liked.strict_homes

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+
 from tests.helpers.sketches import op, sketch, tensor
 from twinstream.schedule.analysis.occupancy import memory_over_time
+from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.ops import Compute, Copy, Mode, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role, Slot, Tensor
 from twinstream.schedule.timeline import PassSpans
@@ -152,3 +155,9 @@ def test_a_tier_without_slots_has_no_samples_and_a_sample_knows_its_total():
     assert samples(ops, [(0, 1)], HOST, **fields) == []
     spans = PassSpans(start_ns=(0,), end_ns=(1,))
     assert memory_over_time(sketch(ops, **fields), spans, DEVICE)[0].total_bytes == 400
+
+
+def test_a_tier_that_is_only_its_name_is_refused():
+    spans = PassSpans(start_ns=(0,), end_ns=(1,))
+    with pytest.raises(ArgumentError, match="tier needs Tier, got str 'device'"):
+        memory_over_time(sketch([op("a", "compute")]), spans, "device")

@@ -47,12 +47,23 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
     "a wait for a later op": (
         with_op("op-step", waits=("feed", "load", "fetch")),
         BadWait(
-            "op 'op-step' waits for 'fetch', which is not issued before it", ("op-step", "fetch")
+            "op 'op-step' waits for 'fetch', which is not issued before it, and neither ever "
+            "starts: 'op-step' waits for 'fetch', 'fetch' waits for 'op-head', 'op-head' follows "
+            "'op-step' on 0:compute",
+            ("op-step", "fetch"),
         ),
     ),
     "a wait for itself": (
         with_op("load", waits=("load",)),
-        BadWait("op 'load' waits for 'load', which is not issued before it", ("load", "load")),
+        BadWait(
+            "op 'load' waits for 'load', which is not issued before it, and neither ever starts: "
+            "'load' waits for 'load'",
+            ("load", "load"),
+        ),
+    ),
+    "a wait for a later op that waits for nothing": (
+        with_op("feed", waits=("load",)),
+        BadWait("op 'feed' waits for 'load', which is not issued before it", ("feed", "load")),
     ),
     "a wait on the same stream": (
         with_op("op-head", waits=("op-step",)),

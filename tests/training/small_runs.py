@@ -39,7 +39,7 @@ def options(folder: Path, **given: Any) -> TrainOptions:
     known = {
         "output": folder / "run", "seq_len": 64, "tokens_per_step": 256, "steps": 6,
         "machine": "cpu", "backend": "cpu", "save_every": "never", "data_workers": 0,
-        "learning_rate": 1e-2, "warmup": "1",
+        "learning_rate": 1e-2, "warmup": "1", "tokenizer": "bytes",
     }  # fmt: skip
     return TrainOptions.of({"model": model, "data": data} | known | given)
 

@@ -16,6 +16,7 @@ from twinstream.log.tensorboard import TensorBoardMissingError
 from twinstream.planner import planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.checkpoints import Checkpoints
+from twinstream.training.opening import open_data, open_model
 from twinstream.training.options import TrainOptions
 from twinstream.training.run.recorder import LossError
 from twinstream.training.trainer import Trainer
@@ -215,3 +216,30 @@ def test_few_data_make_small_steps(tmp_path: Path) -> None:
     assert 20 <= prepared.num_steps <= 40 and prepared.tokens_per_step % 64 == 0
     fixed = Trainer(options(tmp_path / "b", steps=2, tokens_per_step=None)).prepare()
     assert fixed.tokens_per_step > prepared.tokens_per_step
+
+
+def test_given_weights_need_their_tokenizer_or_to_be_told_that_they_read_bytes(
+    tmp_path: Path,
+) -> None:
+    """Random weights may read bytes, given ones were trained on something; ids need neither."""
+    first, _ = trained(options(tmp_path / "first", steps=1))
+    folder, rows = str(first.model), str(write_rows(tmp_path / "rows.jsonl"))
+    ids = tmp_path / "ids.bin"
+    ids.write_bytes(bytes(byte for low in range(100) for byte in (low, 0)) * 100)  # uint16
+    given = {"model": folder, "seq_len": 64}
+
+    def opened(**more: Any) -> None:
+        wanted = options(tmp_path, **given | {"tokenizer": None, "data": (rows,)} | more)
+        open_data(wanted, open_model(wanted))
+
+    with pytest.raises(DataError, match=r"has no tokenizer\.json\. Make one with transformers"):
+        opened()
+    with pytest.raises(DataError, match=r"has no tokenizer\.json"):
+        opened(data=(str(ids), rows))
+    opened(data=(str(ids),))
+    opened(tokenizer="bytes")
+    opened(model=str(write_config(tmp_path / "random")))
+    for name in ("tokenizer.model", "merges.txt"):
+        (tmp_path / "random" / name).write_bytes(b"of a slow tokenizer")
+    with pytest.raises(DataError, match=r"only tokenizer\.model, merges\.txt, which are"):
+        opened(model=str(tmp_path / "random" / "config.json"))

@@ -3,13 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from twinstream.data.encoding.tokenizer import DEFINITION, OF_SLOW_TOKENIZERS
 from twinstream.data.options import DataOptions
+from twinstream.data.reading.files import find_files
 from twinstream.data.training_data import TrainingData
 from twinstream.log.run_files import RunFiles
 from twinstream.models.presets import is_preset, load_model
 from twinstream.models.spec import ModelSpec, require_executable
 from twinstream.training.amounts import source_of
-from twinstream.training.options import TrainOptions
+from twinstream.training.options import BYTES, TrainOptions
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,8 @@ def open_model(options: TrainOptions) -> Model:
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
-    spec = load_model(options.model)
+    spec = load_model(options.model, dtype=options.dtype, longest=options.seq_len)
     require_executable(spec)
-    if options.dtype is not None:
-        spec = spec.model_copy(update={"dtype": options.dtype})
     path = Path(options.model)
     if is_preset(options.model):
         return Model(spec)
@@ -61,9 +61,7 @@ def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, Traini
     Raises:
         DataError: a file, a row, the tokenizer or its template cannot be used.
     """
-    tokenizer = options.tokenizer
-    if tokenizer is None and model.files is not None:
-        tokenizer = model.files if (model.files / "tokenizer.json").exists() else None
+    tokenizer = _tokenizer(options, model)
     rows = DataOptions(
         loss_on=options.loss_on, long_documents=options.long_documents,
         chat_template=options.chat_template, workers=options.data_workers,
@@ -79,3 +77,20 @@ def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, Traini
     if not options.eval_data:
         return data, None
     return data, opened(options.eval_data, replace(rows, workers=0))
+
+
+def _tokenizer(options: TrainOptions, model: Model) -> Path | None:
+    """A folder or tokenizer.json; None is bytes, which given weights have only if told so."""
+    given, folder = options.tokenizer, model.files
+    if given is not None:
+        return None if given == Path(BYTES) and not given.exists() else given
+    if folder is None:
+        return None
+    if (folder / DEFINITION).exists():
+        return folder
+    is_slow = any((folder / name).exists() for name in OF_SLOW_TOKENIZERS)
+    if model.folder is None and not is_slow:
+        return None
+    names = (*options.data, *options.eval_data)
+    found = [file for name in names for file in find_files(source_of(name)).files]
+    return None if all(file.kind == "bin" for file in found) else folder

@@ -17,6 +17,7 @@ from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
 
 _SHOWN = 3
+BYTES = "bytes"  # the tokenizer that takes each byte for a token
 WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
     "What is trained",
     "Data",
@@ -70,8 +71,9 @@ class TrainOptions(Node):
     )
 
     tokenizer: Path | None = _option(
-        DATA, "PATH", "Folder or tokenizer.json; by default the model's, and bytes without one."
-    )
+        DATA, "PATH", "Folder, tokenizer.json or `bytes`; by default the model's, and bytes for "
+        "random weights without one.",
+    )  # fmt: skip
     seq_len: int = _option(
         DATA, "N", "Tokens of the longest document; documents are packed.", 2048, ge=2, le=2**30
     )

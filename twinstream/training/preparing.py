@@ -7,6 +7,7 @@ from time import perf_counter
 
 from twinstream.data.training_data import TrainingData
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.workload import Workload
 from twinstream.training.amounts import steps_of
@@ -65,7 +66,8 @@ class Opened:
     def notes(self) -> list[str]:
         """What to know before it starts."""
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
-        found = [f"note: {line}" for line in self.data.warnings]
+        told = (*model_notes(self.options.model, self.options.dtype), *self.data.warnings)
+        found = [f"note: {line}" for line in told]
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         return found

@@ -162,17 +162,92 @@ def test_export_gives_out_the_folder_or_the_merged_model(tmp_path):
     assert (tmp_path / "merged" / "config.json").exists()
 
 
+def test_a_base_in_float16_is_merged_in_a_dtype_that_is_asked_for(tmp_path):
+    _, spec, state, folder = written(tmp_path)
+    random_model("llama").half().save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
+    config = tmp_path / "base" / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())  # a byte order mark
+    asked = ("export", folder, "-o", tmp_path / "merged", "--merge")
+    assert "float16" in error_of(*asked)
+    assert "known: bfloat16, float32" in error_of(*asked, "--dtype", "float16")
+    assert call(*asked, "--dtype", "float32").code == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.dtype == torch.float32
+    add_adapters(model, spec, LORA, state)
+    assert torch.allclose(logits(merged), logits(model), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("use_dora", True), ("use_rslora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 2}),
-     ("peft_type", "IA3"), ("r", 5), ("r", None), ("lora_alpha", "x")],
+     ("peft_type", "IA3"), ("peft_type", None), ("r", 5), ("r", None), ("r", 0), ("r", -3),
+     ("r", 10**12), ("lora_alpha", "x"), ("lora_alpha", float("nan")), ("lora_alpha", 0),
+     ("init_lora_weights", "pissa"), ("init_lora_weights", "pissa_niter_4"),
+     ("init_lora_weights", "olora"), ("init_lora_weights", "corda"), ("init_lora_weights", "loftq"),
+     ("init_lora_weights", "lora_ga"), ("modules_to_save", ["lm_head"]), ("lora_bias", True),
+     ("use_bdlora", {"nblocks": 2}), ("alora_invocation_tokens", [1]), ("a_new_variant", True),
+     ("target_modules", ["zzz"]), ("target_modules", r".*layers\.0\..*"), ("target_modules", "("),
+     ("exclude_modules", ["mlp.gate_proj"]), ("target_modules", 3)],
 )  # fmt: skip
 def test_what_is_not_plain_lora_is_refused(key, value, tmp_path):
+    """Whether it is read, merged or only given out."""
     _, spec, _, folder = written(tmp_path)
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(WeightsError, match=r"adapter_config|lora_[AB]"):
         PeftFolder.open(folder, spec)
+    with pytest.raises(WeightsError, match=f"{key} = |target_modules|says r = 5"):
+        export_adapter(folder, tmp_path / "out", None, merge=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"init_lora_weights": "gaussian"}, {"a_new_variant": None}, {"lora_dropout": 0.1},
+     {"target_modules": "all-linear"}, {"target_modules": r".*\.(self_attn|mlp)\.\w+_proj"},
+     {"target_modules": None}, {"exclude_modules": ["lm_head"]}],
+)  # fmt: skip
+def test_what_changes_nothing_is_read(change, tmp_path):
+    _, spec, _, folder = written(tmp_path)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert PeftFolder.open(folder, spec).lora == LORA
+
+
+@pytest.mark.parametrize("init", [True, "gaussian", "orthogonal", "olora", "pissa"])
+def test_an_adapter_is_read_if_peft_leaves_its_base_as_it_is(init, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = random_model("llama")
+    spec = save(model, tmp_path / "base")
+    name = "model.layers.0.self_attn.q_proj"
+    before = model.get_submodule(name).weight.detach().clone()
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=init)
+    theirs = peft.get_peft_model(model, config)
+    theirs.save_pretrained(tmp_path / "adapter")
+    base = theirs.base_model.model.get_submodule(name).base_layer.weight
+    if torch.equal(base, before):
+        assert PeftFolder.open(tmp_path / "adapter", spec).lora.targets == ("q",)
+    else:
+        with pytest.raises(WeightsError, match="path_initial_model_for_weight_conversion"):
+            PeftFolder.open(tmp_path / "adapter", spec)
+
+
+def test_tensors_beside_those_of_lora_are_named(tmp_path):
+    _, _, _, folder = written(tmp_path)
+    weights = folder / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    first = next(iter(tensors))
+    for change, told in (
+        ({"base_model.model.lm_head.weight": torch.zeros(2, 2)}, "lm_head.weight is none of"),
+        ({first: None}, f"{first} is missing"),
+        ({first: torch.zeros(4)}, rf"{first} is \[4\]"),
+        ({first: tensors[first].to(torch.int8)}, f"{first} is I8"),
+    ):
+        changed = tensors | change
+        save_file({name: t for name, t in changed.items() if t is not None}, weights)
+        with pytest.raises(WeightsError, match=told):
+            export_adapter(folder, tmp_path / "out", None, merge=False)
 
 
 def test_missing_layers_and_files_are_named(tmp_path):

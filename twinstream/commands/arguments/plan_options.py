@@ -7,7 +7,7 @@ import typer
 
 from twinstream.measures.policies_compared import ALL
 from twinstream.models.demand.attention_limits import attention_names
-from twinstream.models.presets import dtype_note, load_model
+from twinstream.models.presets import model_notes
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
 
@@ -197,8 +197,5 @@ class PlanOptions:
 
     @property
     def notes(self) -> list[str]:
-        """Which dtype is planned where neither the user nor the model's file says."""
-        if self.model is None or self.dtype is not None:
-            return []
-        note = dtype_note(self.model, load_model(self.model))
-        return [] if note is None else [note]
+        """What to know of the model's file."""
+        return [] if self.model is None else model_notes(self.model, self.dtype)

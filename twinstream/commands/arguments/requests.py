@@ -85,10 +85,10 @@ def _choices(wanted: PlanOptions) -> Choices:
 
 def _spec(wanted: PlanOptions) -> ModelSpec:
     """The model, in the dtype asked for."""
-    assert wanted.model is not None
-    _require_known("--dtype", wanted.dtype, tuple(DTYPES))
-    spec = load_model(wanted.model)
-    return spec if wanted.dtype is None else spec.model_copy(update={"dtype": wanted.dtype})
+    assert wanted.model is not None and wanted.seq_len is not None
+    require_known("--dtype", wanted.dtype, tuple(DTYPES))
+    dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
+    return load_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
 
 
 def _kernels(
@@ -107,9 +107,9 @@ def _kernels(
 def _recipe(
     wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: ModelSpec
 ) -> Recipe:
-    _require_known("--gradients", wanted.gradients, _GRADIENTS)
-    _require_known("--optimizer-state", wanted.optimizer_state, _STATES)
-    _require_known("--optimizer", wanted.optimizer, ON_DEVICE)
+    require_known("--gradients", wanted.gradients, _GRADIENTS)
+    require_known("--optimizer-state", wanted.optimizer_state, _STATES)
+    require_known("--optimizer", wanted.optimizer, ON_DEVICE)
     places = optimizer_places(policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
         raise ChoiceError(
@@ -127,7 +127,12 @@ def _recipe(
     )  # fmt: skip
 
 
-def _require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+def require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+    """Refuse a name that is none of those.
+
+    Raises:
+        ChoiceError: it lists them.
+    """
     if name is not None and name not in known:
         raise ChoiceError(f"{flag} '{name}' is unknown; known: {', '.join(known)}")
 

@@ -97,7 +97,8 @@ def explore(
             "pip install 'twinstream[explore]'"
         ) from None
     machines = {load_machine(path).name: str(path) for path in machine or ()}
-    models = {load_model(path).name: str(path) for path in model or ()}
+    # each question says how long its sequences are
+    models = {load_model(path, longest=1).name: str(path) for path in model or ()}
     measured = beside.measured_of(schedules or [])
     _require_free(address.host, address.port)
     shown = []

@@ -7,7 +7,9 @@ import typer
 
 from twinstream.api import require_torch
 from twinstream.commands.arguments.outputs import check_folder
+from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import print_report, progress
+from twinstream.models.hf_config import DTYPES
 
 
 def export(
@@ -33,11 +35,20 @@ def export(
             metavar="FOLDER", help="The base's Hugging Face folder; by default the adapter's own."
         ),
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of what is merged: bfloat16 or float32; by default the base's."
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Write the adapter in DIR to OUT: as PEFT loads it or, merged, as transformers does."""
     require_torch()
+    require_known("--dtype", dtype, tuple(DTYPES))
     from twinstream.executor.weights.merging import export_adapter
 
     with progress(f"writing {output}"):
-        export_adapter(folder, output, base, merge=merge)
+        export_adapter(
+            folder, output, base, merge=merge, dtype=None if dtype is None else DTYPES[dtype]
+        )
     print_report(f"Wrote {output}.")

@@ -36,7 +36,7 @@ def probe(
     ),
     dtype: Annotated[
         list[Dtype] | None,
-        typer.Option(help="Of a CPU, and may be given twice; by default float32."),
+        typer.Option(help="Of a CPU: measured in this beside float32."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -48,7 +48,7 @@ def probe(
     if backend_named(backend) == "cuda":
         machine = _probed_cuda(dtype)
     else:
-        dtypes = list(dict.fromkeys(d.value for d in dtype or [Dtype.float32]))
+        dtypes = list(dict.fromkeys(["float32", *(d.value for d in dtype or [])]))
         with progress(f"measuring this machine in {', '.join(dtypes)}", quiet=as_json):
             machine = api.probe(dtypes)
     try:

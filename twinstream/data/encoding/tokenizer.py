@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from twinstream.data.data_error import DataError, unreadable
 
 Ids = NDArray[np.int32]
+DEFINITION = "tokenizer.json"
+# What a slow tokenizer is made of: its class decides what else it does, so none is read alone.
+OF_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "spiece.model")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ class FileTokenizer:
 
     def __init__(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent
-        definition = folder / "tokenizer.json" if path.is_dir() else path
+        definition = folder / DEFINITION if path.is_dir() else path
+        if path.is_dir() and not definition.exists():
+            raise _no_definition(folder)
         settings = read_settings(folder)
         text = read_utf8(definition)
         self._tokenizer = _load(text, definition)
@@ -161,6 +166,16 @@ def _load(text: str, definition: Path) -> Any:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
         raise DataError(f"{definition} is no tokenizer.json: {error}") from None
+
+
+def _no_definition(folder: Path) -> DataError:
+    found = [name for name in OF_SLOW_TOKENIZERS if (folder / name).exists()]
+    beside = f", only {', '.join(found)}, which {'is' if len(found) == 1 else 'are'} not read"
+    return DataError(
+        f"{folder} has no {DEFINITION}{beside if found else ''}. Make one with transformers, "
+        f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), give "
+        "--tokenizer FOLDER, or --tokenizer bytes where the model has a token for each byte"
+    )
 
 
 def read_utf8(path: Path) -> str:

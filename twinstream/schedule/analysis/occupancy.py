@@ -3,6 +3,7 @@
 from pydantic import NonNegativeInt
 
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
@@ -27,6 +28,7 @@ def memory_over_time(schedule: Schedule, spans: PassSpans, tier: Tier) -> list[M
     Content is alive from the start of the op that makes it until the end of the last op that
     touches it before its bytes are written again; what is carried, through the boundary.
     """
+    require("tier", tier, Tier)
     changes: dict[int, dict[Role, int]] = {}
     for role, size_bytes, start_ns, end_ns in _lifetimes(schedule, spans, tier):
         for moment, change in ((start_ns, size_bytes), (end_ns, -size_bytes)):

@@ -11,6 +11,7 @@ Linear in the number of accesses (and their byte-range look-ups, logarithmic).
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
@@ -45,17 +46,63 @@ def require_safe(schedule: Schedule) -> None:
 def _wait_violations(schedule: Schedule, order: StreamOrder) -> Iterator[Violation]:
     """Waits point backwards, to other streams, at ops that exist."""
     stream_of = order.stream_of
+    circle: list[tuple[int, int]] | None = None
     for at, op in enumerate(schedule.ops):
         for wait, target in zip(op.waits, order.waits[at], strict=True):
             if target < 0:
                 yield _bad_wait(op, wait, ", which is not in the schedule")
             elif target >= at:
-                yield _bad_wait(op, wait, ", which is not issued before it")
+                circle = _circle(order) if circle is None else circle
+                why = ", which is not issued before it"
+                if (at, target) in circle:
+                    why += f", and neither ever starts: {_told(schedule, order, circle)}"
+                yield _bad_wait(op, wait, why)
             elif stream_of[target] == stream_of[at]:
                 yield _bad_wait(op, wait, ", which is on the same stream")
         for wait, target in zip(op.waits_previous, order.waits_previous[at], strict=True):
             if target < 0:
                 yield _bad_wait(op, wait, " of the pass before, which is not in the schedule")
+
+
+def _circle(order: StreamOrder) -> list[tuple[int, int]]:
+    """Pairs (op, what it cannot start before) around a circle of ops that never start, if any."""
+    before = [[wait for wait in waits if wait >= 0] for waits in order.waits]
+    for positions in order.positions_on:
+        for earlier, later in pairwise(positions):
+            before[later].append(earlier)
+    after: list[list[int]] = [[] for _ in before]
+    for later, found in enumerate(before):
+        for earlier in found:
+            after[earlier].append(later)
+    missing = [len(found) for found in before]
+    ready = [at for at, count in enumerate(missing) if not count]
+    for at in ready:
+        for later in after[at]:
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
+    never = [at for at, count in enumerate(missing) if count]
+    if not never:
+        return []
+    path = [never[0]]
+    while path[-1] not in path[:-1]:
+        path.append(next(earlier for earlier in before[path[-1]] if missing[earlier]))
+    return list(pairwise(path[path.index(path[-1]) :]))
+
+
+def _told(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
+    """The circle from wait to wait; what follows one another on a stream is one leg."""
+    legs: list[tuple[int, int, bool]] = []
+    for op, earlier in circle:
+        waits = earlier in order.waits[op]
+        first = legs.pop()[0] if legs and not (waits or legs[-1][2]) else op
+        legs.append((first, earlier, waits))
+    ids = [op.op_id for op in schedule.ops]
+    return ", ".join(
+        f"'{ids[op]}' waits for '{ids[earlier]}'" if waits
+        else f"'{ids[op]}' follows '{ids[earlier]}' on {order.names[order.stream_of[op]]}"
+        for op, earlier, waits in legs
+    )  # fmt: skip
 
 
 def _bad_wait(op: Op, wait: str, why: str) -> Violation:

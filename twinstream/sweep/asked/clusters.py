@@ -77,19 +77,21 @@ class ClusterLoader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._shapes: dict[str, ModelSpec] = {}
+        self._shapes: dict[tuple[str, int], ModelSpec] = {}
         self._clusters: dict[str, Cluster] = {}
 
     def cell(self, values: Mapping[str, Value]) -> ClusterCell:
         model, name = str(values["model"]), str(values["cluster"])
-        if model not in self._shapes:
-            self._shapes[model] = load_model(path_beside(self._folder, model))
+        seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))
+        if (model, seq_len) not in self._shapes:
+            found = load_model(path_beside(self._folder, model), dtype="bfloat16", longest=seq_len)
+            self._shapes[model, seq_len] = found
         if name not in self._clusters:
             self._clusters[name] = load_cluster(path_beside(self._folder, name))
-        seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))
         job = Job(
-            shape=self._shapes[model], layout=Layout(), seq_len=seq_len, global_batch=global_batch
-        )
+            shape=self._shapes[model, seq_len], layout=Layout(), seq_len=seq_len,
+            global_batch=global_batch,
+        )  # fmt: skip
         base = Question(job, int(values["gpus"]), self._clusters[name], {})
         price = values.get(PRICE)
         return ClusterCell(values, base.changed(values), None if price is None else float(price))

@@ -101,29 +101,26 @@ class MachineLoader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._specs: dict[str, ModelSpec] = {}
+        self._specs: dict[tuple[str, int | None], ModelSpec] = {}
         self._machines: dict[tuple[tuple[str, Value], ...], Machine] = {}
 
     def cell(self, values: Mapping[str, Value]) -> Cell:
-        model = str(values["model"])
-        if model not in self._specs:
-            self._specs[model] = load_model(path_beside(self._folder, model))
         counts: dict[str, Any] = {name: values[name] for name in _COUNTS if name in values}
-        step = TrainingStep(**counts, recipe=self._recipe(values))
+        spec = self._spec(str(values["model"]), counts.get("seq_len"))
+        step = TrainingStep(**counts, recipe=_recipe(spec, values))
         request = PlanRequest.of(
-            self._specs[model], self._machine(values), step=step,
+            spec, self._machine(values), step=step,
             device_mem=_size(values, "device_mem"), host_mem=_size(values, "host_mem"),
             policy=str(values.get("policy", DEFAULT_POLICY)),
         )  # fmt: skip
         effort: Any = values.get("effort", "normal")
         return Cell(values, request.with_effort(effort))
 
-    def _recipe(self, values: Mapping[str, Value]) -> Recipe:
-        """With adapters and what is frozen: patterns with commas in between, or `none`."""
-        lora, freeze = (str(values.get(name, _NOT_ASKED)) for name in ("lora", "freeze"))
-        patterns = [] if freeze == _NOT_ASKED else freeze.split(",")
-        spec = self._specs[str(values["model"])]
-        return trained_of(spec, None if lora == _NOT_ASKED else lora, patterns)
+    def _spec(self, model: str, longest: int | None) -> ModelSpec:
+        if (model, longest) not in self._specs:
+            found = load_model(path_beside(self._folder, model), longest=longest)
+            self._specs[model, longest] = found
+        return self._specs[model, longest]
 
     def _machine(self, values: Mapping[str, Value]) -> Machine:
         changes = {
@@ -136,6 +133,13 @@ class MachineLoader:
             machine = load_machine(path_beside(self._folder, str(values["machine"])))
             self._machines[key] = override(machine, changes) if changes else machine
         return self._machines[key]
+
+
+def _recipe(spec: ModelSpec, values: Mapping[str, Value]) -> Recipe:
+    """With adapters and what is frozen: patterns with commas in between, or `none`."""
+    lora, freeze = (str(values.get(name, _NOT_ASKED)) for name in ("lora", "freeze"))
+    patterns = [] if freeze == _NOT_ASKED else freeze.split(",")
+    return trained_of(spec, None if lora == _NOT_ASKED else lora, patterns)
 
 
 def _size(values: Mapping[str, Value], name: str) -> str | None:
