@@ -95,11 +95,16 @@ def test_everything_is_learned_if_asked(tmp_path):
     assert all(labels == [*ids[1:], -100] for ids, labels in found)
 
 
-def test_a_template_that_forgets_is_refused_with_the_way_out(tmp_path):
+def test_turns_that_a_template_forgets_are_each_trained_as_they_are_generated(tmp_path):
     thought = [*CHAT[:2], {"role": "assistant", "content": "hm</think>A letter."}, *CHAT[3:]]
-    with pytest.raises(DataError, match=r"rows.jsonl:2: the chat template does not show.*'hm") as e:
-        epoch_of(tmp_path, [{"messages": CHAT}, {"messages": thought}], FORGETFUL)
-    assert 'loss_on="all"' in str(e.value)
+    chunks, tokenizer, data = epoch_of(tmp_path, [{"messages": thought}], FORGETFUL)
+    found = sorted(learned_text(tokenizer, chunks[0]))
+    assert found == ["True.<|im_end|>", "hm</think>A letter.<|im_end|>"]
+    shown = {tokenizer.decode(ids, skip_special_tokens=False) for ids, _ in documents(chunks[0])}
+    template = ChatTemplate(FORGETFUL, {}, DAY)
+    assert shown == {template.render(thought[:3]).text, template.render(thought).text}
+    (note,) = data.warnings
+    assert "1 conversations trained turn by turn, each as it is generated" in note
 
 
 @pytest.mark.parametrize("add_bos", [False, True])
@@ -153,9 +158,10 @@ def test_a_conversation_that_never_stops_is_warned_of(tmp_path):
 def test_messages_beside_other_fields_win_and_empty_values_are_no_values(tmp_path):
     chat = [message | {"tool_calls": None} for message in CHAT]
     rows = [{"text": None, "prompt": "What is é?", "messages": chat}]
-    template = CHATML.replace("message['content']", "(message.tool_calls is defined) ~ ''")
+    template = CHATML.replace("'<|im_end|>'", "(message.tool_calls is defined) ~ '<|im_end|>'")
     (chunk,), tokenizer, _ = epoch_of(tmp_path, rows, template)
-    assert learned_text(tokenizer, chunk) == ["False<|im_end|>False<|im_end|>"]
+    (learned,) = learned_text(tokenizer, chunk)
+    assert learned == "A letter, é.False<|im_end|>True.False<|im_end|>"
 
 
 def test_half_a_character_becomes_a_replacement(tmp_path):
@@ -191,8 +197,8 @@ def test_templates_are_found_where_they_are(tmp_path, store):
         ({"text": None}, r"it has text \(null\)"),
         ({"text": ["a"]}, r"`text` needs to be text, and is a list: \['a'\]"),
         ({"messages": []}, r"`messages` needs to be a list of messages"),
-        ({"messages": [{"from": "x"}]}, r"message 1 of `messages` needs `role` and `content`"),
-        ({"messages": [{"role": "user"}]}, r"the chat template fails: .*content"),
+        ({"messages": [{"who": "x"}]}, r"message 1 of `messages` needs `role` and `content`"),
+        ({"messages": [{"role": "user"}]}, r"message 1 of `messages` has no `content`"),
         ({"prompt": "a", "completion": [1]}, r"`completion` needs to be text, and is a list"),
     ],
 )
