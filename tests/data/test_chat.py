@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,57 @@ def test_a_template_reaches_nothing_outside(tmp_path):
     source = "{{ messages.__class__.__mro__ }}"
     with pytest.raises(DataError, match=r"chat template fails: .*unsafe"):
         ChatTemplate(source, {}, DAY).render(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+         r"runs for more than 0.1 s of CPU time on one conversation; take another"),
+        ("{{ '%900000000d' % 1 }}", r"takes more than 0.25 GiB of memory"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", r"nests too deeply"),
+        ("{% if 1 %}" * 1500 + "{% endif %}" * 1500, r"nests too deeply"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"nests too deeply"),
+        ("{% generation %}\ufdd0{% endgeneration %}", r"has .*U\+FDD0.*take them out"),
+    ],
+    ids=["time", "memory", "parentheses", "blocks", "recursion", "marks"],
+)  # fmt: skip
+def test_a_template_that_takes_too_much_is_stopped_and_told(source, message):
+    source = (
+        "{% if messages[0].content == 'go' %}" + source + "{% endif %}{{ messages[0].content }}"
+    )
+    template = ChatTemplate(source, {}, DAY, cpu_seconds=0.1, memory_bytes=1 << 28)
+    with pytest.raises(DataError, match=f"the chat template {message}"):
+        template.render([{"role": "user", "content": "go"}])
+    if "nests" not in message:
+        assert template.render([{"role": "user", "content": "on"}]).text == "on"
+
+
+def test_the_process_of_a_template_is_given_more_for_more_and_ends_with_it():
+    template = ChatTemplate("{{ messages[0].content * 3 }}", {}, DAY, memory_bytes=1 << 27)
+    content = "word " * (4 << 20)
+    assert len(template.render([{"role": "user", "content": content}]).text) == 3 * len(content)
+    process = template._renderer._process
+    assert process.poll() is None
+    del template
+    assert process.poll() is not None
+
+
+def test_a_template_is_sent_a_conversation_once(monkeypatch):
+    template = ChatTemplate(CHATML, {}, DAY)
+    whole = template.render(CHAT).text
+    sent = []
+    connection = template._renderer._connection
+    monkeypatch.setattr(
+        template._renderer, "_connection",
+        SimpleNamespace(
+            send_bytes=lambda b: sent.append(len(b)) or connection.send_bytes(b),
+            recv_bytes=connection.recv_bytes,
+        ),
+    )  # fmt: skip
+    assert whole.startswith(template.render(CHAT, count=2).text)
+    assert max(sent) < 50
+    assert template.render(list(CHAT[:1])).text == template.render(CHAT, count=1).text
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by-prefixes", "by-marks"])

@@ -34,7 +34,8 @@ WANTS_NULL_AND_JSON = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\
 # As SmolVLM's.
 WANTS_PARTS = CHATML.replace(
     "+ message['content'] +",
-    "}}{% for p in message.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{{",
+    "}}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+    "{% endfor %}{{",
 )
 # As Qwen3's: the last turn has room for a thought, earlier ones have none.
 THINKING = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}

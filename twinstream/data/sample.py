@@ -211,6 +211,6 @@ def _nothing_learned(num_documents: int, changed: Sequence[str]) -> str:
     return (
         f"none of {num_documents} sampled documents has a token to learn ({'; '.join(changed)}): "
         'with loss_on="completions" that is what an assistant says, or a completion; check the '
-        "roles (`assistant`) and that completions are not empty, give a larger --seq-len or another "
-        'chat template, or train on everything (loss_on="all")'
+        "roles (`assistant`) and that completions are not empty, give a larger --seq-len or "
+        'another chat template, or train on everything (loss_on="all")'
     )

@@ -1,6 +1,7 @@
 """Tokenizers: a Hugging Face folder's, or one token per byte."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,9 @@ from twinstream.data.data_error import DataError, unreadable
 
 Ids = NDArray[np.int32]
 _Taken = TypeVar("_Taken")
-_PIECE_CHARS = 1 << 18  # of a longer text, cut at a line's end or a space
+_PIECE_CHARS = 1 << 18  # of a longer text
+_PIECE_END = re.compile(r"(?<=\w)\s")  # white space behind a word, where a token begins anyway
+_LOOK_CHARS = 1 << 10  # for one
 _BATCH_CHARS = 1 << 20  # at once: the library holds more than 100 bytes for each
 
 
@@ -210,12 +213,12 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, int, str]]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str]]:
-    """Whole, or cut behind line ends, or before spaces, or anywhere where there are none."""
+    """Whole, or cut before white space, or anywhere if there is none near."""
     first = 0
     while len(text) - first > _PIECE_CHARS:
         end = first + _PIECE_CHARS
-        cut = text.rfind("\n", first, end) + 1 or text.rfind(" ", first + 1, end)
-        end = cut if cut > first else end
+        ends = _PIECE_END.finditer(text, max(first + 1, end - _LOOK_CHARS), end)
+        end = max((found.start() for found in ends), default=end)
         yield first, text[first:end]
         first = end
     yield first, text[first:]

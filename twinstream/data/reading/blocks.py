@@ -126,7 +126,8 @@ def _parts_of_array(whole: Part, block_bytes: int) -> Iterator[Part]:
     """Each begins where a row begins, as nothing else shows where one does."""
     first = before = count = 0
     for byte, _ in rows_within(whole.path, 0, whole.file_bytes + 1):
-        if byte - first >= block_bytes and count > before:
+        first = first or byte
+        if byte - first >= block_bytes:
             yield replace(whole, first=first, end=byte, size_bytes=byte - first, rows_before=before)
             first, before = byte, count
         count += 1
