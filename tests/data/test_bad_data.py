@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.data.samples import CHAT, HERE, data_of, tokenizer_folder
+from tests.data.samples import CHAT, HERE, data_of, lines_of, tokenizer_folder
 from twinstream.data.data_error import DataError
 from twinstream.data.options import DataOptions, Source
 from twinstream.data.training_data import TrainingData
@@ -15,8 +15,12 @@ from twinstream.schedule.errors import ArgumentError
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', r"a.jsonl:3 is no JSON object \(Expecting"),
-        ("a.jsonl", b'["a"]\n', r"a.jsonl:1 .*it is a list.*one array.*jq -c"),
-        ("a.json", b'[\n{"text": "a"}\n]\n', r"a.json:1 .*one array, write a line for each"),
+        ("a.jsonl", b'["a"]\n', r"a.jsonl:1 .*it is a list.*one array.*the ending .json"),
+        ("a.json", b'[\n{"text": "a"}, "b"]\n', r"a.json, byte 17: .*each row needs to be one"),
+        ("a.json", b'[{"text": "a"}, ', r"a.json, byte 16: .*ends before"),
+        ("a.json", b'[{"text": "a"}, {"text": ', r"a.json, byte 16: .*Expecting value"),
+        ("a.json", b'[{"text": "\xff"}]', r"a.json is not UTF-8 text"),
+        ("a.json", b"[]", r"a.json has no rows"),
         ("a.jsonl", b'"text"\n', r"a.jsonl:1 .*it is a str.*each line needs to be one object"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"a.jsonl is not UTF-8 text: byte 24"),
         ("a.jsonl", b"\n \n", r"each document is empty"),
@@ -64,7 +68,7 @@ def test_columns_of_parquet_are_shown_where_none_is_known(tmp_path):
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"body": ["a"], "id": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a.parquet has no column `text`.*it has body, id"):
+    with pytest.raises(DataError, match=r"a.parquet has no column of `text`.*it has body, id"):
         data_of(tmp_path / "a.parquet")
     chats = pyarrow.table({"messages": [CHAT] * 3})
     pyarrow.parquet.write_table(chats, tmp_path / "a.parquet")
@@ -86,11 +90,11 @@ def test_a_tokenizer_that_is_none_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [("pyarrow", "a.parquet"), ("jinja2", "a.txt"), ("tokenizers", "a.txt")]
+    ("package", "name"), [("pyarrow", "a.parquet"), ("jinja2", "a.jsonl"), ("tokenizers", "a.txt")]
 )
 def test_a_missing_package_is_named_with_how_to_get_it(tmp_path, monkeypatch, package, name):
     folder = tokenizer_folder(tmp_path / "tokenizer")
-    (tmp_path / name).write_text("text")
+    (tmp_path / name).write_text(lines_of([{"messages": CHAT}]))
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
         DataError, match=f"`{package}`, which is not installed: pip install {package}"

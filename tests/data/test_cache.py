@@ -13,7 +13,8 @@ from twinstream.data.encoding.cache import TokenCache
 
 
 def same(a, b) -> bool:
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ("ids", "learned", "ends"))
+    names = ("ids", "learned", "ends", "rows")
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
 
 
 @st.composite
@@ -21,7 +22,10 @@ def tokens(draw):
     flags = draw(st.lists(st.booleans(), max_size=30))
     cuts = sorted(draw(st.lists(st.integers(0, len(flags)), max_size=5)))
     ids = np.arange(len(flags), dtype=np.int32) * 70_001
-    return BlockTokens(ids, np.array(flags, np.bool_), np.array([*cuts, len(flags)]))
+    rows = np.array(
+        draw(st.lists(st.integers(0, 9), min_size=len(cuts) + 1, max_size=len(cuts) + 1))
+    )
+    return BlockTokens(ids, np.array(flags, np.bool_), np.array([*cuts, len(flags)]), rows)
 
 
 @given(tokens())

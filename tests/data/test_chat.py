@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,57 @@ def test_a_template_reaches_nothing_outside(tmp_path):
         ChatTemplate(source, {}, DAY).render(CHAT)
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+         r"runs for more than 0.1 s of CPU time on one conversation; take another"),
+        ("{{ '%900000000d' % 1 }}", r"takes more than 0.25 GiB of memory"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", r"nests too deeply"),
+        ("{% if 1 %}" * 1500 + "{% endif %}" * 1500, r"nests too deeply"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"nests too deeply"),
+        ("{% generation %}\ufdd0{% endgeneration %}", r"has .*U\+FDD0.*take them out"),
+    ],
+    ids=["time", "memory", "parentheses", "blocks", "recursion", "marks"],
+)  # fmt: skip
+def test_a_template_that_takes_too_much_is_stopped_and_told(source, message):
+    source = (
+        "{% if messages[0].content == 'go' %}" + source + "{% endif %}{{ messages[0].content }}"
+    )
+    template = ChatTemplate(source, {}, DAY, cpu_seconds=0.1, memory_bytes=1 << 28)
+    with pytest.raises(DataError, match=f"the chat template {message}"):
+        template.render([{"role": "user", "content": "go"}])
+    if "nests" not in message:
+        assert template.render([{"role": "user", "content": "on"}]).text == "on"
+
+
+def test_the_process_of_a_template_is_given_more_for_more_and_ends_with_it():
+    template = ChatTemplate("{{ messages[0].content * 3 }}", {}, DAY, memory_bytes=1 << 27)
+    content = "word " * (4 << 20)
+    assert len(template.render([{"role": "user", "content": content}]).text) == 3 * len(content)
+    process = template._renderer._process
+    assert process.poll() is None
+    del template
+    assert process.poll() is not None
+
+
+def test_a_template_is_sent_a_conversation_once(monkeypatch):
+    template = ChatTemplate(CHATML, {}, DAY)
+    whole = template.render(CHAT).text
+    sent = []
+    connection = template._renderer._connection
+    monkeypatch.setattr(
+        template._renderer, "_connection",
+        SimpleNamespace(
+            send_bytes=lambda b: sent.append(len(b)) or connection.send_bytes(b),
+            recv_bytes=connection.recv_bytes,
+        ),
+    )  # fmt: skip
+    assert whole.startswith(template.render(CHAT, count=2).text)
+    assert max(sent) < 50
+    assert template.render(list(CHAT[:1])).text == template.render(CHAT, count=1).text
+
+
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by-prefixes", "by-marks"])
 def test_what_the_assistant_says_is_learned_with_its_stop_token_and_nothing_else(
     tmp_path, template
@@ -95,11 +147,16 @@ def test_everything_is_learned_if_asked(tmp_path):
     assert all(labels == [*ids[1:], -100] for ids, labels in found)
 
 
-def test_a_template_that_forgets_is_refused_with_the_way_out(tmp_path):
+def test_turns_that_a_template_forgets_are_each_trained_as_they_are_generated(tmp_path):
     thought = [*CHAT[:2], {"role": "assistant", "content": "hm</think>A letter."}, *CHAT[3:]]
-    with pytest.raises(DataError, match=r"rows.jsonl:2: the chat template does not show.*'hm") as e:
-        epoch_of(tmp_path, [{"messages": CHAT}, {"messages": thought}], FORGETFUL)
-    assert 'loss_on="all"' in str(e.value)
+    chunks, tokenizer, data = epoch_of(tmp_path, [{"messages": thought}], FORGETFUL)
+    found = sorted(learned_text(tokenizer, chunks[0]))
+    assert found == ["True.<|im_end|>", "hm</think>A letter.<|im_end|>"]
+    shown = {tokenizer.decode(ids, skip_special_tokens=False) for ids, _ in documents(chunks[0])}
+    template = ChatTemplate(FORGETFUL, {}, DAY)
+    assert shown == {template.render(thought[:3]).text, template.render(thought).text}
+    (note,) = data.warnings
+    assert "1 conversations trained turn by turn, each as it is generated" in note
 
 
 @pytest.mark.parametrize("add_bos", [False, True])
@@ -153,9 +210,10 @@ def test_a_conversation_that_never_stops_is_warned_of(tmp_path):
 def test_messages_beside_other_fields_win_and_empty_values_are_no_values(tmp_path):
     chat = [message | {"tool_calls": None} for message in CHAT]
     rows = [{"text": None, "prompt": "What is é?", "messages": chat}]
-    template = CHATML.replace("message['content']", "(message.tool_calls is defined) ~ ''")
+    template = CHATML.replace("'<|im_end|>'", "(message.tool_calls is defined) ~ '<|im_end|>'")
     (chunk,), tokenizer, _ = epoch_of(tmp_path, rows, template)
-    assert learned_text(tokenizer, chunk) == ["False<|im_end|>False<|im_end|>"]
+    (learned,) = learned_text(tokenizer, chunk)
+    assert learned == "A letter, é.False<|im_end|>True.False<|im_end|>"
 
 
 def test_half_a_character_becomes_a_replacement(tmp_path):
@@ -191,8 +249,8 @@ def test_templates_are_found_where_they_are(tmp_path, store):
         ({"text": None}, r"it has text \(null\)"),
         ({"text": ["a"]}, r"`text` needs to be text, and is a list: \['a'\]"),
         ({"messages": []}, r"`messages` needs to be a list of messages"),
-        ({"messages": [{"from": "x"}]}, r"message 1 of `messages` needs `role` and `content`"),
-        ({"messages": [{"role": "user"}]}, r"the chat template fails: .*content"),
+        ({"messages": [{"who": "x"}]}, r"message 1 of `messages` needs `role` and `content`"),
+        ({"messages": [{"role": "user"}]}, r"message 1 of `messages` has no `content`"),
         ({"prompt": "a", "completion": [1]}, r"`completion` needs to be text, and is a list"),
     ],
 )

@@ -32,19 +32,26 @@ def blocks(draw):
         np.arange(1, total + 1, dtype=np.int32),
         np.array(learned, np.bool_) | draw(st.booleans()),
         np.cumsum(lengths, dtype=np.int64),
+        np.arange(len(lengths)),
     )
 
 
 def cut_by_hand(tokens, sizes):
-    """Ids of the pieces in which a token after the first is learned."""
+    """Ids of the pieces in which a token after the first is learned.
+
+    A document with a prompt is not gone on with: an answer stays with what it answers.
+    """
     found, start = [], 0
     for end in tokens.ends.tolist():
+        has_prompt = not tokens.learned[start + 1 : end].all()
         turn = cycle(sizes) if end - start > sizes[0] else cycle([sizes[0]])
-        while start < end:
-            stop = min(start + next(turn), end)
-            if tokens.learned[start + 1 : stop].any():
-                found.append(tokens.ids[start:stop].tolist())
-            start = stop
+        at = start
+        while at < end:
+            stop = min(at + next(turn), end)
+            if tokens.learned[at + 1 : stop].any():
+                found.append(tokens.ids[at:stop].tolist())
+            at = end if has_prompt else stop
+        start = end
     return found
 
 
@@ -94,7 +101,7 @@ def test_each_learned_token_is_in_one_chunk_beside_its_own_document_only(tokens,
 
 @given(blocks(), shapes())
 def test_in_text_that_is_learned_whole_nothing_but_single_tokens_is_left_out(tokens, shape):
-    whole = BlockTokens(tokens.ids, np.ones(len(tokens.ids), np.bool_), tokens.ends)
+    whole = BlockTokens(tokens.ids, np.ones(len(tokens.ids), np.bool_), tokens.ends, tokens.rows)
     pieces = cut(whole, (shape.longest,))
     lengths = np.diff(tokens.ends, prepend=0)
     alone = sum(int(length) % shape.longest == 1 for length in lengths)
@@ -105,7 +112,8 @@ def test_in_text_that_is_learned_whole_nothing_but_single_tokens_is_left_out(tok
 def test_a_continuous_text_leaves_no_padding_but_in_its_last_chunk(chunk_tokens, longest):
     shape = ChunkShape(chunk_tokens, longest, 8)
     num = chunk_tokens * 12 + 17
-    tokens = BlockTokens(np.ones(num, np.int32), np.ones(num, np.bool_), np.array([num]))
+    learned = np.ones(num, np.bool_)
+    tokens = BlockTokens(np.ones(num, np.int32), learned, np.array([num]), np.zeros(1, np.int64))
     pieces = cut(tokens, sizes_for(longest, chunk_tokens, is_continuous=True))
     chunks = pack(pieces.lengths, shape)
     assert pieces.lengths.sum() == num

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.samples import paragraphs, tokenizer_folder
+from twinstream.data.encoding import tokenizer as module
 from twinstream.data.encoding.tokenizer import ByteTokenizer, FileTokenizer
 
 
@@ -47,6 +48,36 @@ def test_each_character_is_of_a_token_in_order(request, which, text):
     assert covered >= {i for i, char in enumerate(text) if char != " "}
     assert (located.ends <= len(text)).all()
     assert located.starts.tolist() == sorted(located.starts.tolist())
+
+
+@given(texts=st.lists(st.text("ab é\n<", max_size=60), max_size=5))
+def test_a_long_text_is_encoded_in_pieces_of_which_few_are_held(byte_level, texts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE_CHARS", 8)
+        patch.setattr(module, "_BATCH_CHARS", 20)
+        batches = list(module._batches(texts))
+        located, ids = byte_level.locate(texts), byte_level.encode(texts)
+    assert all(len(piece) <= 8 for batch in batches for _, _, piece in batch)
+    assert all(sum(len(piece) for _, _, piece in batch) < 28 for batch in batches)
+    pieces = [piece for batch in batches for piece in batch]
+    for index, (text, found) in enumerate(zip(texts, located, strict=True)):
+        assert "".join(piece for of, _, piece in pieces if of == index) == text
+        assert all(text.startswith(piece, at) for of, at, piece in pieces if of == index)
+        assert ids[index].tolist() == found.ids.tolist()
+        assert byte_level._tokenizer.decode(found.ids.tolist()) == text
+        covered = set()
+        for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True):
+            covered |= set(range(start, end))
+        assert covered >= {i for i, char in enumerate(text) if char != " "}
+
+
+def test_a_text_in_pieces_has_the_tokens_of_the_whole(byte_level, monkeypatch):
+    text = "\n\n".join(paragraphs()[:60])
+    (whole,) = byte_level.encode([text])
+    monkeypatch.setattr(module, "_PIECE_CHARS", 500)
+    assert len(list(module._pieces(text))) > 10
+    (in_pieces,) = byte_level.encode([text])
+    assert in_pieces.tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize(

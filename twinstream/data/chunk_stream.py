@@ -100,9 +100,9 @@ class ChunkMaker:
         if self.refuse_long and not continuous and found is not None:
             document, length = found
             raise DataError(
-                f"{document_place(block, document)}: {length} tokens, and the longest document is "
-                f"{shape.longest}; plan for longer ones, shorten it, or let long ones be cut "
-                '(long_documents="cut")'
+                f"{document_place(block, tokens, document)}: {length} tokens, and the longest "
+                f"document is {shape.longest}; plan for longer ones, shorten it, or let long ones "
+                'be cut (long_documents="cut")'
             )
         return cut(tokens, sizes_for(shape.longest, shape.chunk_tokens, is_continuous=continuous))
 

@@ -34,11 +34,16 @@ class Pieces:
 def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Pieces:
     """The documents of a block, longer ones in pieces of these sizes, around and around.
 
-    A piece in which nothing is learned is left out: it would cost time and change nothing.
+    Of a long document that is not all learned, as a conversation, only the first piece is kept: in
+    another one an answer would be learned without what it answers. A piece in which nothing is
+    learned is left out: it would cost time and change nothing.
     """
     ends = tokens.ends
     starts = np.concatenate([ends[:1] * 0, ends[:-1]])
     lengths = ends - starts
+    counts = np.concatenate([[0], np.cumsum(tokens.learned)])
+    is_all_learned = counts[ends] - counts[np.minimum(starts + 1, ends)] >= lengths - 1
+    lengths = np.where(is_all_learned, lengths, np.minimum(lengths, sizes[0]))
     is_long = lengths > sizes[0]
     parts = [
         (int(start) + first, size)
@@ -48,7 +53,6 @@ def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Pieces:
     long_starts, long_lengths = np.array(parts, np.int64).reshape(-1, 2).T
     starts = np.concatenate([starts[~is_long], long_starts])
     lengths = np.concatenate([lengths[~is_long], long_lengths])
-    counts = np.concatenate([[0], np.cumsum(tokens.learned)])
     ends = starts + lengths
     teaches = counts[ends] > counts[np.minimum(starts + 1, ends)]
     labels = np.full(len(tokens.ids), NO_LABEL, np.int32)

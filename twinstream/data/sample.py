@@ -1,13 +1,16 @@
 """A look at some of the data before a run: lengths to plan with, and what would go wrong."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from twinstream.data.data_error import DataError
-from twinstream.data.encoding.block_tokeniser import BlockTokeniser
+from twinstream.data.encoding.block_tokeniser import BlockTokeniser, document_place
 from twinstream.data.encoding.block_tokens import BlockTokens
+from twinstream.data.encoding.conversation import THOUGHTS
+from twinstream.data.encoding.passages import Passage
 from twinstream.data.order import shuffled
 from twinstream.data.pieces import Ints, cut
 from twinstream.data.reading.blocks import Block
@@ -35,17 +38,52 @@ class Sample:
 
 @dataclass
 class _Tally:
-    """What is counted on the way; tokens and bytes by source."""
+    """What is counted on the way; tokens and bytes by source.
+
+    Attributes:
+        num_documents: that are not empty, of rows and of texts.
+        num_taught: of rows, in which something is learned.
+        num_divided: longer ones that become several.
+        num_cut: longer ones of which the first tokens are kept.
+        num_unlearned: in which nothing is learned, or not in what is kept.
+        num_retold: conversations of which each turn is a document.
+        left_out: of the template, by what it is, with the place of the first.
+    """
 
     num_sources: int
     num_documents: int = 0
     num_stopped: int = 0
-    num_rows: int = 0
+    num_taught: int = 0
+    num_divided: int = 0
+    num_cut: int = 0
+    num_unlearned: int = 0
+    num_retold: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    first_places: dict[str, str] = field(default_factory=dict)
     lengths: list[Ints] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = np.zeros(self.num_sources)
         self.bytes = np.zeros(self.num_sources)
+
+    def look_at_rows(
+        self, block: Block, tokens: BlockTokens, passages: Sequence[Passage], longest: int
+    ) -> None:
+        """Count what is cut, and what is not learned."""
+        start = 0
+        for document, end in enumerate(tokens.ends.tolist()):
+            learned = tokens.learned[start + 1 : end]
+            is_long, is_learned = end - start > longest, bool(learned[: longest - 1].any())
+            if end > start:
+                self.num_unlearned += not is_learned
+                self.num_divided += is_long and bool(learned.all())
+                self.num_cut += is_long and is_learned and not learned.all()
+            if (what := passages[document].left_out) is not None:
+                self.left_out[what] += 1
+                if what not in self.first_places:
+                    self.first_places[what] = document_place(block, tokens, document)
+            start = end
+        self.num_retold += int((np.bincount(tokens.rows) > 1).sum())
 
 
 def take_sample(
@@ -53,6 +91,8 @@ def take_sample(
     weights: Sequence[float],
     tokeniser: BlockTokeniser,
     longest: int,
+    *,
+    refuse_long: bool = False,
 ) -> Sample:
     """Tokenise the beginnings of some blocks of each source, more of larger ones.
 
@@ -65,36 +105,39 @@ def take_sample(
     counts = np.maximum(1, np.rint(_BLOCKS * epoch_bytes / epoch_bytes.sum())).astype(int)
     tally = _Tally(len(blocks))
     for source, (its_blocks, count) in enumerate(zip(blocks, counts.tolist(), strict=True)):
-        for block, head, tokens in _looked_at(its_blocks, source, count, tokeniser):
-            tally.tokens[source] += len(tokens.ids)
+        for block, head, tokens, passages in _looked_at(its_blocks, source, count, tokeniser):
+            lengths = _lengths(tokens, block, head, longest)
+            tally.tokens[source] += len(tokens.ids) if block.is_continuous else lengths.sum()
             tally.bytes[source] += head.size_bytes
             tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
-            tally.lengths.append(_lengths(tokens, block, head, longest))
+            tally.lengths.append(lengths)
             if not block.is_continuous:
+                tally.look_at_rows(head, tokens, passages, longest)
                 found = list(_stopped(tokens, stops))
-                tally.num_rows += len(found)
+                tally.num_taught += len(found)
                 tally.num_stopped += sum(found)
     lengths = np.concatenate(tally.lengths)
+    changed = _changed(tally, longest, refuse_long)
     if not len(lengths):
-        raise DataError(_nothing_learned(tally.num_documents))
+        raise DataError(_nothing_learned(tally.num_documents, changed))
     epoch_tokens = round(float((epoch_bytes * tally.tokens / tally.bytes).sum()))
-    return Sample(lengths, epoch_tokens, tuple(_stop_warnings(tally, bool(stops))))
+    return Sample(lengths, epoch_tokens, (*changed, *_stop_warnings(tally, bool(stops))))
 
 
 def _looked_at(
     blocks: Sequence[Block], source: int, count: int, tokeniser: BlockTokeniser
-) -> Iterator[tuple[Block, Block, BlockTokens]]:
-    """Blocks of a source, what was looked at of each, and its tokens.
+) -> Iterator[tuple[Block, Block, BlockTokens, list[Passage]]]:
+    """Blocks of a source, what was looked at of each, its tokens, and the texts of its rows.
 
     A block in which no line begins, as those in the midst of a very long one, is not counted.
     """
     found = 0
     for index in shuffled(len(blocks), "sample", source):
         block = blocks[index]
-        tokens = tokeniser.fresh(head := block.head(_BLOCK_BYTES, _BLOCK_ROWS))
+        tokens, passages = tokeniser.sampled(head := block.head(_BLOCK_BYTES, _BLOCK_ROWS))
         if not len(tokens.ids):
-            tokens = tokeniser.fresh(head := block)
-        yield block, head, tokens
+            tokens, passages = tokeniser.sampled(head := block)
+        yield block, head, tokens, passages
         found += len(tokens.ids) > 0
         if found == count:
             return
@@ -109,7 +152,9 @@ def _lengths(tokens: BlockTokens, block: Block, head: Block, longest: int) -> In
     seen = len(tokens.ids) - start
     whole = seen * block.parts[last].size_bytes // head.parts[last].size_bytes
     size = max(1, min(longest, whole))
-    before = BlockTokens(tokens.ids[:start], tokens.learned[:start], tokens.ends[:last])
+    before = BlockTokens(
+        tokens.ids[:start], tokens.learned[:start], tokens.ends[:last], tokens.rows[:last]
+    )
     as_if = np.full(max(1, round(seen / size)) if seen else 0, size, np.int64)
     return np.concatenate([cut(before, (longest,)).lengths, as_if])
 
@@ -124,8 +169,28 @@ def _stopped(tokens: BlockTokens, stops: set[int]) -> Iterator[bool]:
         start = end
 
 
+def _changed(tally: _Tally, longest: int, refuse_long: bool) -> list[str]:
+    """One line on what is cut, dropped or trained in another way, if anything is."""
+    cut, divided = (0, 0) if refuse_long else (tally.num_cut, tally.num_divided)
+    counts = {
+        f"cut to their first {longest:,} tokens (--seq-len)": cut,
+        f"cut into pieces of {longest:,} tokens (--seq-len)": divided,
+        f"left out, as their first {longest:,} tokens have nothing to learn": tally.num_unlearned,
+        "conversations trained turn by turn, each as it is generated, because the chat template "
+        "renders earlier turns differently": tally.num_retold,
+    }
+    found = [f"{count:,} {what}" for what, count in counts.items() if count]
+    for what, count in tally.left_out.items():
+        so = "" if what == THOUGHTS else ", which are not learned"
+        found.append(
+            f"{count:,} in which the chat template leaves out {what} of turns of the assistant{so} "
+            f"(first: {tally.first_places[what]})"
+        )
+    return [f"of {tally.num_documents:,} sampled documents: {'; '.join(found)}"] if found else []
+
+
 def _stop_warnings(tally: _Tally, has_stops: bool) -> Iterator[str]:
-    without = tally.num_rows - tally.num_stopped
+    without = tally.num_taught - tally.num_stopped
     if not without:
         return
     reason = (
@@ -135,16 +200,17 @@ def _stop_warnings(tally: _Tally, has_stops: bool) -> Iterator[str]:
         "of {% generation %}"
     )
     yield (
-        f"in {without} of {tally.num_rows} sampled documents no end token is learned, so the "
+        f"in {without} of {tally.num_taught} sampled documents no end token is learned, so the "
         f"model would not learn to stop: {reason}"
     )
 
 
-def _nothing_learned(num_documents: int) -> str:
+def _nothing_learned(num_documents: int, changed: Sequence[str]) -> str:
     if not num_documents:
         return "there is no text in the files: each document is empty; give files with text"
     return (
-        f"none of {num_documents} sampled documents has a token to learn: with "
-        'loss_on="completions" that is what an assistant says, or a completion; check the roles '
-        '(`assistant`) and that completions are not empty, or train on everything (loss_on="all")'
+        f"none of {num_documents} sampled documents has a token to learn ({'; '.join(changed)}): "
+        'with loss_on="completions" that is what an assistant says, or a completion; check the '
+        "roles (`assistant`) and that completions are not empty, give a larger --seq-len or "
+        'another chat template, or train on everything (loss_on="all")'
     )

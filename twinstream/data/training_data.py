@@ -96,7 +96,8 @@ class TrainingData:
         for source, its_blocks in zip(sources, blocks, strict=True):
             if not its_blocks:
                 raise DataError(f"{source.path} has no rows: there is nothing to train on")
-        sample = take_sample(blocks, weights, tokeniser, longest)
+        refuse_long = options.long_documents == "refuse"
+        sample = take_sample(blocks, weights, tokeniser, longest, refuse_long=refuse_long)
         fingerprint = combined_hash(
             (_LAYOUT, tokeniser.identity, longest, options.long_documents, weights, by_source)
         )

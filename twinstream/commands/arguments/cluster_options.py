@@ -134,7 +134,8 @@ class ClusterOptions(RanksOptions):
             )
         assert self.global_batch is not None
         return Job(
-            shape=load_model(wanted.model, dtype="bfloat16", longest=int(wanted.seq_len)), layout=Layout(),
+            shape=load_model(wanted.model, dtype="bfloat16", longest=int(wanted.seq_len)),
+            layout=Layout(),
             seq_len=int(wanted.seq_len), global_batch=self.global_batch,
             precision=cast(Precision, precision),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Blocks of files into tokens, through the cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from hashlib import blake2b
@@ -16,14 +16,14 @@ from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.encoding.cache import TokenCache
 from twinstream.data.encoding.passages import Passage, PassageMaker
 from twinstream.data.encoding.template import ChatTemplate
-from twinstream.data.encoding.tokenizer import Ids, load_tokenizer
+from twinstream.data.encoding.tokenizer import Ids, around, load_tokenizer
 from twinstream.data.reading.bins import read_bin
 from twinstream.data.reading.blocks import Block, Part
 from twinstream.data.reading.files import combined_hash
 from twinstream.data.reading.ranges import lines_in, text_in
-from twinstream.data.reading.rows import rows_of
+from twinstream.data.reading.rows import Row, rows_of
 
-_FORMAT = 1  # of what the cache keeps; another one when tokens of the same content change
+_FORMAT = 2  # of what the cache keeps; another one when tokens of the same content change
 
 
 @dataclass(frozen=True)
@@ -64,37 +64,44 @@ class BlockTokeniser:
         key = self._key(block)
         tokens = self._cache.get(key)
         if tokens is None:
-            tokens = self._made(block)
+            tokens, _ = self._made(block)
             self._cache.put(key, tokens)
         self._check_ids(block, tokens)
         return tokens
 
     def fresh(self, block: Block) -> BlockTokens:
         """As `tokens`, without the cache."""
-        tokens = self._made(block)
-        self._check_ids(block, tokens)
-        return tokens
+        return self.sampled(block)[0]
 
-    def _made(self, block: Block) -> BlockTokens:
+    def sampled(self, block: Block) -> tuple[BlockTokens, list[Passage]]:
+        """As `fresh`, with the texts of the documents, if they are of rows."""
+        tokens, passages = self._made(block)
+        self._check_ids(block, tokens)
+        return tokens, passages
+
+    def _made(self, block: Block) -> tuple[BlockTokens, list[Passage]]:
+        if not block.is_continuous:
+            by_row = [self._maker.passages(row) for row in _rows(block)]
+            passages = list(chain.from_iterable(by_row))
+            rows = [index for index, found in enumerate(by_row) for _ in found]
+            return self._of_passages(passages, rows), passages
         if block.kind == "bin":
             runs = [read_bin(part.path, part.first, part.end) for part in block.parts]
-            return _joined(runs, [np.ones(len(run), np.bool_) for run in runs])
-        if block.kind == "text":
+        else:
             runs = [self._of_text(part) for part in block.parts]
-            return _joined(runs, [np.ones(len(run), np.bool_) for run in runs])
-        rows = chain.from_iterable(rows_of(part) for part in block.parts)
-        return self._of_passages([self._maker.passage(row) for row in rows])
+        masks = [np.ones(len(run), np.bool_) for run in runs]
+        return _joined(runs, masks, range(len(runs))), []
 
     def _of_text(self, part: Part) -> Ids:
         """A piece of a text file: what goes around a document goes around the whole file."""
         text, start = text_in(part.path, part.first, part.end)
         (ids,) = self.tokenizer.encode([text]) if text else (np.empty(0, np.int32),)
         reaches_end = start + len(text.encode()) >= part.file_bytes
-        before = self.tokenizer.before if part.first == 0 else ids[:0]
-        after = self.tokenizer.after if text and reaches_end else ids[:0]
-        return np.concatenate([before, ids, after])
+        before, after = around(self.tokenizer, ids)
+        parts = [before[: None if part.first == 0 else 0], ids]
+        return np.concatenate([*parts, after] if text and reaches_end else parts)
 
-    def _of_passages(self, passages: Sequence[Passage]) -> BlockTokens:
+    def _of_passages(self, passages: Sequence[Passage], rows: Sequence[int]) -> BlockTokens:
         located = iter(self.tokenizer.locate([p.text for p in passages if p.learned is not None]))
         plain = iter(self.tokenizer.encode([p.text for p in passages if p.learned is None]))
         runs, masks = [], []
@@ -109,13 +116,13 @@ class BlockTokeniser:
                 for start, end in passage.learned:
                     learned |= (tokens.ends > start) & (tokens.starts < end)
             if not passage.is_chat:
-                before, after = self.tokenizer.before, self.tokenizer.after
-                around = [np.full(len(before), passage.learned is None), learned]
-                learned = np.concatenate([*around, np.ones(len(after), np.bool_)])
+                before, after = around(self.tokenizer, ids)
+                masks_before = [np.full(len(before), passage.learned is None), learned]
+                learned = np.concatenate([*masks_before, np.ones(len(after), np.bool_)])
                 ids = np.concatenate([before, ids, after])
             runs.append(ids)
             masks.append(learned)
-        return _joined(runs, masks)
+        return _joined(runs, masks, rows)
 
     def _key(self, block: Block) -> str:
         """Of the content of its parts, and of the encoding."""
@@ -129,22 +136,26 @@ class BlockTokeniser:
             return
         document = int(np.searchsorted(tokens.ends, tokens.ids.argmax(), side="right"))
         raise DataError(
-            f"{document_place(block, document)}: token id {largest} is outside the model's "
+            f"{document_place(block, tokens, document)}: token id {largest} is outside the model's "
             f"vocabulary of {self._vocab_size} ids (0 to {self._vocab_size - 1}); take the model's "
             "own tokenizer, or a model with a larger vocabulary"
         )
 
 
-def document_place(block: Block, document: int) -> str:
+def document_place(block: Block, tokens: BlockTokens, document: int) -> str:
     """File and line, or row, of a document of a block; of a text or .bin its file."""
+    row = int(tokens.rows[document])
     if block.is_continuous:
-        return str(block.parts[document].path)
-    rows = chain.from_iterable(rows_of(part) for part in block.parts)
-    return next(islice(rows, document, None)).where()
+        return str(block.parts[row].path)
+    return next(islice(_rows(block), row, None)).where()
+
+
+def _rows(block: Block) -> Iterator[Row]:
+    return chain.from_iterable(rows_of(part) for part in block.parts)
 
 
 def _content(part: Part) -> object:
-    if part.kind == "parquet":
+    if part.kind in ("parquet", "array"):
         return part.content_hash, part.row_group, part.first, part.end
     if part.kind == "lines":
         return _digest(lines_in(part.path, part.first, part.end)[0])
@@ -157,11 +168,14 @@ def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=16).digest()
 
 
-def _joined(runs: Sequence[Ids], masks: Sequence[NDArray[np.bool_]]) -> BlockTokens:
+def _joined(
+    runs: Sequence[Ids], masks: Sequence[NDArray[np.bool_]], rows: Sequence[int]
+) -> BlockTokens:
     """One document each."""
     none = np.empty(0, np.int32)
     return BlockTokens(
         np.concatenate([none, *runs]),
         np.concatenate([none.astype(np.bool_), *masks]),
         np.cumsum([len(run) for run in runs], dtype=np.int64),
+        np.array(rows, np.int64),
     )

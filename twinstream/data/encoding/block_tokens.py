@@ -6,7 +6,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-_MAGIC = b"twtokens1\n"
+_MAGIC = b"twtokens2\n"
 _DIGEST_BYTES = 16
 
 
@@ -18,11 +18,13 @@ class BlockTokens:
         ids: [N].
         learned: [N], whether a token is to be predicted.
         ends: [D], where each document ends; one may be empty.
+        rows: [D], which of the block's rows each is of, or of its parts if it is of text.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
     ends: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
     def to_bytes(self) -> bytes:
         """With a digest, by which damage is seen."""
@@ -33,6 +35,7 @@ class BlockTokens:
                 self.ids.astype("<i4").tobytes(),
                 np.packbits(self.learned).tobytes(),
                 self.ends.astype("<i8").tobytes(),
+                self.rows.astype("<i8").tobytes(),
             )
         )
         return _MAGIC + blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
@@ -49,8 +52,10 @@ class BlockTokens:
         packed_at = 16 + 4 * num_tokens
         ends_at = packed_at + -(-num_tokens // 8)
         packed = np.frombuffer(body[packed_at:ends_at], np.uint8)
+        ends, rows = np.frombuffer(body[ends_at:], "<i8", count=2 * num_documents).reshape(2, -1)
         return cls(
             np.frombuffer(body, "<i4", count=num_tokens, offset=16).astype(np.int32),
             np.unpackbits(packed, count=num_tokens).astype(np.bool_),
-            np.frombuffer(body[ends_at:], "<i8", count=num_documents).astype(np.int64),
+            ends.astype(np.int64),
+            rows.astype(np.int64),
         )

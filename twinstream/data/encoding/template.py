@@ -1,21 +1,31 @@
 """Chat templates: found as Hugging Face stores them, and rendered as transformers does."""
 
+import importlib.util
 import json
+import pickle
 import re
+import signal
+import subprocess
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, time
+from datetime import date
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
 
 from twinstream.data.data_error import DataError
+from twinstream.data.encoding.conversation import Message
 from twinstream.data.encoding.tokenizer import read_settings, read_utf8
 
-Message = Mapping[str, Any]
 Span = tuple[int, int]
 
-# Two code points that Unicode keeps free for uses inside a program; they mark what is generated.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_RENDERER = Path(__file__).with_name("renderer.py")
+
+
+class TemplateLimitError(DataError):
+    """A template that is stopped, as it takes too much of something."""
 
 
 @dataclass(frozen=True)
@@ -28,36 +38,101 @@ class Rendered:
 
 @dataclass
 class ChatTemplate:
-    """A compiled template; `marks_generation` where it says itself what the assistant says."""
+    """A template; `marks_generation` where it says itself what the assistant says.
+
+    It is somebody's program, so that it runs in a process of its own, which is started with the
+    first conversation and stopped where a rendering takes more CPU time or memory than this.
+    """
 
     source: str
     named_tokens: Mapping[str, str]
     today: date
+    cpu_seconds: float = 10.0
+    memory_bytes: int = 1 << 30
     marks_generation: bool = field(init=False)
+    _renderer: "_Renderer | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.marks_generation = bool(re.search(r"\{%-?\+?\s*generation\b", self.source))
-        self._template = _compile(self.source, self.today)
 
     def render(
-        self, messages: Sequence[Message], tools: object = None, *, prompts: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: object = None,
+        *,
+        count: int | None = None,
+        prompts: bool = False,
     ) -> Rendered:
-        """All of a conversation; `prompts` adds what makes the assistant speak next.
+        """The first `count` messages, or all; `prompts` adds what makes the assistant speak next.
 
         Raises:
-            DataError: the template refuses the messages, in its own words.
+            DataError: the template refuses the messages, in its own words, or is stopped.
         """
+        if self._renderer is None:
+            self._renderer = _Renderer(self)
         try:
-            marked = self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=prompts,
-                **self.named_tokens,
+            return self._renderer.render(messages, tools, count, prompts)
+        except (EOFError, OSError):
+            status = self._renderer.close()
+            self._renderer = None
+            raise self._ended(status) from None
+
+    def _ended(self, status: int) -> TemplateLimitError:
+        if status == -signal.SIGXCPU:
+            return TemplateLimitError(
+                f"the chat template runs for more than {self.cpu_seconds:g} s of CPU time on one "
+                "conversation; take another (--chat-template)"
             )
-        except Exception as error:  # a template is a program: it raises whatever it likes
-            raise DataError(f"the chat template fails: {error or type(error).__name__}") from None
-        return _unmarked(marked)
+        return TemplateLimitError(
+            f"the process that renders the chat template ended (status {status}), probably because "
+            "memory ran out"
+        )
+
+
+class _Renderer:
+    """The process with a template, which ends with this object."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        if importlib.util.find_spec("jinja2") is None:
+            raise DataError(
+                "chat templates need the package `jinja2`, which is not installed: pip install "
+                "jinja2"
+            )
+        self._connection, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_RENDERER), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        self.close = weakref.finalize(self, _end, self._process, self._connection)
+        limits = (template.cpu_seconds, template.memory_bytes)
+        self._sent: tuple[object, object] = (None, None)
+        first = (template.source, dict(template.named_tokens), template.today, limits)
+        self._connection.send_bytes(pickle.dumps(first))
+
+    def render(
+        self, messages: Sequence[Message], tools: object, count: int | None, prompts: bool
+    ) -> Rendered:
+        """Raises EOFError or OSError if the process has ended."""
+        if self._sent[0] is not messages or self._sent[1] is not tools:
+            self._connection.send_bytes(pickle.dumps(("messages", list(messages), tools)))
+            self._sent = (messages, tools)
+        self._connection.send_bytes(pickle.dumps(("render", count, prompts)))
+        match json.loads(self._connection.recv_bytes()):
+            case [str(text), list(spans)]:
+                return Rendered(text, tuple((start, end) for start, end in spans))
+            case [str(problem)]:
+                raise DataError(f"the chat template {problem}")
+        raise AssertionError("an answer is a text with its ranges, or a problem")
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> int:
+    connection.close()
+    process.kill()
+    return process.wait()
 
 
 def find_template(tokenizer: Path | None, given: Path | None) -> str | None:
@@ -81,77 +156,3 @@ def find_template(tokenizer: Path | None, given: Path | None) -> str | None:
                 f"{', '.join(map(str, by_name))} but none named default; give one as a file"
             )
     return None
-
-
-def _compile(source: str, today: date) -> Any:
-    try:
-        import jinja2
-        import jinja2.ext
-        import jinja2.nodes
-        import jinja2.sandbox
-    except ModuleNotFoundError:
-        raise DataError(
-            "chat templates need the package `jinja2`, which is not installed: pip install jinja2"
-        ) from None
-
-    class Generation(jinja2.ext.Extension):
-        """`{% generation %}...{% endgeneration %}` puts marks around what it encloses."""
-
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body)
-            return call.set_lineno(line)
-
-        def _marked(self, caller: Any) -> str:
-            return f"{_OPEN}{caller()}{_CLOSE}"
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-
-    def refuse(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = datetime.combine(today, time()).strftime
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(f"the chat template is no Jinja: line {error.lineno}: {error}") from None
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _unmarked(marked: str) -> Rendered:
-    if _OPEN not in marked and _CLOSE not in marked:
-        return Rendered(marked)
-    pieces = re.split(f"({_OPEN}|{_CLOSE})", marked)
-    texts, marks = pieces[::2], pieces[1::2]
-    if marks != [_OPEN, _CLOSE] * (len(marks) // 2):
-        raise DataError(
-            "the conversation has the characters U+FDD0 or U+FDD1, which stand for nothing, or "
-            "the chat template has {% generation %} within {% generation %}: take them out"
-        )
-    edges, length = [], 0
-    for text in texts[:-1]:
-        length += len(text)
-        edges.append(length)
-    return Rendered("".join(texts), tuple(zip(edges[::2], edges[1::2], strict=True)))

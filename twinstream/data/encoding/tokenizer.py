@@ -1,10 +1,11 @@
 """Tokenizers: a Hugging Face folder's, or one token per byte."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,11 @@ Ids = NDArray[np.int32]
 DEFINITION = "tokenizer.json"
 # What a slow tokenizer is made of: its class decides what else it does, so none is read alone.
 OF_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "spiece.model")
+_Taken = TypeVar("_Taken")
+_PIECE_CHARS = 1 << 18  # of a longer text
+_PIECE_END = re.compile(r"(?<=\w)\s")  # white space behind a word, where a token begins anyway
+_LOOK_CHARS = 1 << 10  # for one
+_BATCH_CHARS = 1 << 20  # at once: the library holds more than 100 bytes for each
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,10 @@ class SpecialTokens:
 
 
 class Tokenizer(Protocol):
-    """What turns text into ids; `before` and `after` go around a document of plain text."""
+    """What turns text into ids; `before` and `after` go around a document of plain text.
+
+    See `around` for a text that has them already.
+    """
 
     before: Ids
     after: Ids
@@ -47,6 +56,9 @@ class Tokenizer(Protocol):
 
     def locate(self, texts: Sequence[str]) -> list[Located]:
         """As `encode`, with where each token is."""
+
+    def is_space(self, token: int) -> bool:
+        """Whether a token's text is white space."""
 
 
 class ByteTokenizer:
@@ -63,6 +75,9 @@ class ByteTokenizer:
         return [
             _located_bytes(text, ids) for text, ids in zip(texts, self.encode(texts), strict=True)
         ]
+
+    def is_space(self, token: int) -> bool:
+        return chr(token).isspace()
 
 
 def _located_bytes(text: str, ids: Ids) -> Located:
@@ -89,12 +104,22 @@ class FileTokenizer:
         self.before, self.after = self._around(named.get("eos_token"))
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        found = _by_text(texts, self._tokenizer.encode_batch_fast, _ids)
+        return [np.concatenate([ids for _, ids in pieces]) for pieces in found]
 
     def locate(self, texts: Sequence[str]) -> list[Located]:
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [_located(encoding) for encoding in encodings]
+        found = _by_text(texts, self._tokenizer.encode_batch, _located)
+        return [
+            Located(
+                np.concatenate([piece.ids for _, piece in pieces]),
+                np.concatenate([piece.starts + first for first, piece in pieces]),
+                np.concatenate([piece.ends + first for first, piece in pieces]),
+            )
+            for pieces in found
+        ]
+
+    def is_space(self, token: int) -> bool:
+        return bool(self._tokenizer.decode([token], skip_special_tokens=False).isspace())
 
     def _around(self, eos: str | None) -> tuple[Ids, Ids]:
         """What the tokenizer itself puts around a text, and the end token if that lacks it."""
@@ -110,7 +135,7 @@ class FileTokenizer:
 
     def _stops(self, named: dict[str, str], folder: Path) -> dict[str, int]:
         """End tokens, and other special ones at which a template may end a turn."""
-        beginnings = {named.get(name) for name in ("bos_token", "pad_token", "unk_token")}
+        beginnings = {named.get(name) for name in ("bos_token", "unk_token")}
         added = self._tokenizer.get_added_tokens_decoder().items()
         stops = {t.content: id for id, t in added if t.special and t.content not in beginnings}
         ends = [self._tokenizer.token_to_id(named["eos_token"])] if "eos_token" in named else []
@@ -120,6 +145,25 @@ class FileTokenizer:
             if isinstance(end, int) and (content := self._tokenizer.id_to_token(end)) is not None:
                 stops[content] = end
         return stops
+
+
+def around(tokenizer: Tokenizer, ids: Ids) -> tuple[Ids, Ids]:
+    """What is to go before and after a text with these ids: what it does not have there already.
+
+    White space behind an end token, as chat templates put it, does not hide that token.
+    """
+    before, after = tokenizer.before, tokenizer.after
+    end = len(ids)
+    while len(after) and end and tokenizer.is_space(int(ids[end - 1])):
+        end -= 1
+    ended = ids[:end]
+    begun = next((n for n in range(len(before), 0, -1) if _same(ids[:n], before[-n:])), 0)
+    closed = next((n for n in range(len(after), 0, -1) if _same(ended[-n:], after[:n])), 0)
+    return before[: len(before) - begun], after[closed:]
+
+
+def _same(some: Ids, others: Ids) -> bool:
+    return np.array_equal(some, others)
 
 
 def load_tokenizer(path: Path | None) -> Tokenizer:
@@ -146,12 +190,55 @@ def _named(settings: dict[str, Any]) -> dict[str, str]:
     return named
 
 
+def _by_text(
+    texts: Sequence[str], encode: Callable[..., Any], taken: Callable[[Any], _Taken]
+) -> list[list[tuple[int, _Taken]]]:
+    """What is taken of the encoded pieces of each text, each with its first character."""
+    found: list[list[tuple[int, _Taken]]] = [[] for _ in texts]
+    for batch in _batches(texts):
+        encoded = encode([piece for _, _, piece in batch], add_special_tokens=False)
+        for (text, first, _), encoding in zip(batch, encoded, strict=True):
+            found[text].append((first, taken(encoding)))
+    return found
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, int, str]]]:
+    """Pieces of texts: which text, the piece's first character, and the piece."""
+    batch: list[tuple[int, int, str]] = []
+    chars = 0
+    for index, text in enumerate(texts):
+        for first, piece in _pieces(text):
+            batch.append((index, first, piece))
+            chars += len(piece)
+            if chars >= _BATCH_CHARS:
+                yield batch
+                batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """Whole, or cut before white space, or anywhere if there is none near."""
+    first = 0
+    while len(text) - first > _PIECE_CHARS:
+        end = first + _PIECE_CHARS
+        ends = _PIECE_END.finditer(text, max(first + 1, end - _LOOK_CHARS), end)
+        end = max((found.start() for found in ends), default=end)
+        yield first, text[first:end]
+        first = end
+    yield first, text[first:]
+
+
+def _ids(encoding: Any) -> Ids:
+    return np.array(encoding.ids, np.int32)
+
+
 def _located(encoding: Any) -> Located:
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
     starts, ends = offsets[:, 0], offsets[:, 1]
     # A tokenizer that trims offsets gives a token of spaces none: it is of what lies before.
     starts = np.where(starts == ends, np.maximum(starts - 1, 0), starts)
-    return Located(np.array(encoding.ids, np.int32), starts, ends)
+    return Located(_ids(encoding), starts, ends)
 
 
 def _load(text: str, definition: Path) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twinstream.data.reading.arrays import rows_within
 from twinstream.data.reading.bins import bin_layout
 from twinstream.data.reading.files import DataFile, Kind
 from twinstream.data.reading.parquet import row_groups
@@ -19,8 +20,9 @@ _SLICES_OF_A_ROW_GROUP = 16  # each reads all of it
 class Part:
     """A range of one file.
 
-    Of text and lines in bytes: it has the lines that begin in it. Of .bin in tokens, of parquet
-    in rows of a row group, whose `size_bytes` are about those of its share without compression.
+    Of text and rows of JSON in bytes: it has the lines or rows that begin in it. Of .bin in tokens,
+    of parquet in rows of a row group, whose `size_bytes` are about those of its share without
+    compression. Of parquet and of an array `rows_before` are those of the file before `first`.
     """
 
     path: Path
@@ -31,6 +33,7 @@ class Part:
     file_bytes: int
     content_hash: str
     row_group: int = 0
+    rows_before: int = 0
 
     def head(self, most_bytes: int, most_rows: int) -> "Part":
         """Its beginning, of at least one row."""
@@ -96,11 +99,10 @@ def lay_out(files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int) 
 def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[Part]:
     whole = Part(file.path, file.kind, 0, 0, 0, file.size_bytes, content_hash)
     if file.kind == "parquet":
-        for index, (num_rows, size_bytes) in enumerate(row_groups(file.path)):
-            slices = max(1, min(_SLICES_OF_A_ROW_GROUP, -(-size_bytes // block_bytes), num_rows))
-            share_bytes = max(1, size_bytes // slices)
-            for first, end in _even_ranges(num_rows, slices):
-                yield replace(whole, first=first, end=end, size_bytes=share_bytes, row_group=index)
+        yield from _parts_of_parquet(whole, block_bytes)
+        return
+    if file.kind == "array":
+        yield from _parts_of_array(whole, block_bytes)
         return
     unit_bytes, units = 1, file.size_bytes
     if file.kind == "bin":
@@ -108,6 +110,32 @@ def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[Part
         unit_bytes, units = np.dtype(layout.dtype).itemsize, layout.num_tokens
     for first, end in _even_ranges(units, max(1, -(-units * unit_bytes // block_bytes))):
         yield replace(whole, first=first, end=end, size_bytes=(end - first) * unit_bytes)
+
+
+def _parts_of_parquet(whole: Part, block_bytes: int) -> Iterator[Part]:
+    before = 0
+    for index, (num_rows, size_bytes) in enumerate(row_groups(whole.path)):
+        slices = max(1, min(_SLICES_OF_A_ROW_GROUP, -(-size_bytes // block_bytes), num_rows))
+        group = replace(whole, size_bytes=max(1, size_bytes // slices), row_group=index)
+        for first, end in _even_ranges(num_rows, slices):
+            yield replace(group, first=first, end=end, rows_before=before + first)
+        before += num_rows
+
+
+def _parts_of_array(whole: Part, block_bytes: int) -> Iterator[Part]:
+    """Each begins where a row begins, as nothing else shows where one does."""
+    first = before = count = 0
+    for byte, _ in rows_within(whole.path, 0, whole.file_bytes + 1):
+        first = first or byte
+        if byte - first >= block_bytes:
+            yield replace(whole, first=first, end=byte, size_bytes=byte - first, rows_before=before)
+            first, before = byte, count
+        count += 1
+    if count > before:
+        size_bytes = whole.file_bytes - first
+        yield replace(
+            whole, first=first, end=whole.file_bytes, size_bytes=size_bytes, rows_before=before
+        )
 
 
 def _even_ranges(total: int, count: int) -> Iterator[tuple[int, int]]:

@@ -10,8 +10,9 @@ from typing import Literal
 
 from twinstream.data.data_error import DataError, unreadable
 from twinstream.data.options import Source
+from twinstream.data.reading.arrays import begins_an_array
 
-Kind = Literal["text", "lines", "parquet", "bin"]
+Kind = Literal["text", "lines", "array", "parquet", "bin"]
 KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".jsonl": "lines",
@@ -19,7 +20,7 @@ KINDS: dict[str, Kind] = {
     ".parquet": "parquet",
     ".bin": "bin",
 }
-_READS = "twinstream reads .txt, .jsonl, .json (one object a line), .parquet and .bin"
+_READS = "twinstream reads .txt, .jsonl, .json, .parquet and .bin"
 _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 4 << 30  # of all files together, so that opening takes seconds
 
@@ -53,9 +54,9 @@ def find_files(source: Source) -> Found:
         if source.path.is_dir():
             return _in_folder(source.path)
         size_bytes = source.path.stat().st_size
+        kind = _kind(source.path)
     except OSError as error:
         raise unreadable(source.path, error) from None
-    kind = KINDS.get(source.path.suffix.lower())
     if kind is None:
         raise DataError(
             f"{source.path} is of an unknown kind, '{source.path.suffix}': {_READS}; convert it, "
@@ -66,10 +67,18 @@ def find_files(source: Source) -> Found:
     return Found((DataFile(source.path, kind, size_bytes),))
 
 
+def _kind(path: Path) -> Kind | None:
+    """By the ending; a .json is lines of objects or one array of them."""
+    ending = path.suffix.lower()
+    return "array" if ending == ".json" and begins_an_array(path) else KINDS.get(ending)
+
+
 def _in_folder(folder: Path) -> Found:
     files, others = [], Counter[str]()
     for path in _visible_files(folder):
-        kind, size_bytes = KINDS.get(path.suffix.lower()), path.stat().st_size
+        kind, size_bytes = _kind(path), path.stat().st_size
+        if path.suffix == ".idx" and path.with_suffix(".bin").exists():
+            continue
         if kind is None:
             others[path.suffix.lower() or path.name] += 1
         elif size_bytes:

@@ -5,7 +5,14 @@ from typing import Any, cast
 
 from twinstream.data.data_error import DataError, unreadable
 
-FIELDS = ("messages", "prompt", "completion", "text", "tools")
+FIELDS = (
+    *("messages", "conversations", "system", "tools", "prompt", "completion", "text"),
+    *("instruction", "input", "output", "history"),
+)
+ROWS = (
+    "`text`, `messages` (or `conversations`), `prompt` with `completion`, or `instruction` with "
+    "`output`"
+)
 
 
 def row_groups(path: Path) -> list[tuple[int, int]]:
@@ -17,7 +24,7 @@ def row_groups(path: Path) -> list[tuple[int, int]]:
     file = _open(path)
     if not _known_columns(file):
         raise DataError(
-            f"{path} has no column `text`, `messages`, or `prompt` with `completion`; it has "
+            f"{path} has no column of {ROWS}; it has "
             f"{', '.join(file.schema_arrow.names) or 'none'}: rename the one with the text"
         )
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
@@ -33,12 +40,20 @@ def read_rows(path: Path, row_group: int, first: int, end: int) -> list[dict[str
         table = file.read_row_group(row_group, columns=_known_columns(file))
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read row group {row_group} of {path}: {error}") from None
-    return cast("list[dict[str, Any]]", table.slice(first, end - first).to_pylist())
+    rows = cast("list[dict[str, Any]]", table.slice(first, end - first).to_pylist())
+    return [{name: _without_nulls(value, "content") for name, value in row.items()} for row in rows]
 
 
-def rows_before(path: Path, row_group: int) -> int:
-    """Rows of the file before a row group."""
-    return sum(num_rows for num_rows, _ in row_groups(path)[:row_group])
+def _without_nulls(value: Any, kept: str | None = None) -> Any:
+    """Without keys that are null: Arrow gives an object those of all rows.
+
+    What is `kept` is of messages, many of which have no content.
+    """
+    if isinstance(value, list):
+        return [_without_nulls(one, kept) for one in value]
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None or k == kept}
+    return value
 
 
 def _known_columns(file: Any) -> list[str]:

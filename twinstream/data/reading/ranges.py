@@ -13,7 +13,7 @@ def lines_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
     """The whole lines that begin in [first, end), and the byte at which they do."""
     try:
         with path.open("rb") as file:
-            start = _line_start(file, first)
+            start = _line_start(file, first, end)
             file.seek(start)
             content = file.read(max(0, end - start))
             if content and not content.endswith(b"\n"):
@@ -68,12 +68,12 @@ def _unmarked(content: bytes, start: int) -> tuple[bytes, int]:
     return content, start
 
 
-def _line_start(file: BinaryIO, offset: int) -> int:
-    """The first line that begins at an offset or after it."""
+def _line_start(file: BinaryIO, offset: int, end: int) -> int:
+    """The first line that begins at an offset or after it, but `end` if that is no later."""
     if offset == 0:
         return 0
     file.seek(offset - 1)
-    return offset - 1 + len(file.readline())
+    return offset - 1 + len(file.readline(end - offset + 1))
 
 
 def _text_cut(file: BinaryIO, offset: int) -> int:

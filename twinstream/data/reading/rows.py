@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinstream.data.data_error import DataError
+from twinstream.data.reading.arrays import rows_within
 from twinstream.data.reading.blocks import Part
-from twinstream.data.reading.parquet import read_rows, rows_before
+from twinstream.data.reading.parquet import read_rows
 from twinstream.data.reading.ranges import decoded, line_number, lines_in
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row; `index` is its line from the part's first one, or its row in the row group."""
+    """One row; `index` is its line, or its row, from the part's first one."""
 
     fields: dict[str, Any]
     part: Part
@@ -32,8 +33,11 @@ def rows_of(part: Part) -> Iterator[Row]:
     """
     if part.kind == "parquet":
         rows = read_rows(part.path, part.row_group, part.first, part.end)
-        for index, fields in enumerate(rows, start=part.first):
-            yield Row(fields, part, index)
+        yield from (Row(fields, part, index) for index, fields in enumerate(rows))
+        return
+    if part.kind == "array":
+        found = rows_within(part.path, part.first, part.end)
+        yield from (Row(fields, part, index) for index, (_, fields) in enumerate(found))
         return
     content, start = lines_in(part.path, part.first, part.end)
     for index, line in enumerate(content.split(b"\n")):
@@ -43,8 +47,8 @@ def rows_of(part: Part) -> Iterator[Row]:
 
 
 def place(part: Part, index: int) -> str:
-    if part.kind == "parquet":
-        return f"{part.path}, row {rows_before(part.path, part.row_group) + index + 1}"
+    if part.kind != "lines":
+        return f"{part.path}, row {part.rows_before + index + 1}"
     _, start = lines_in(part.path, part.first, part.end)
     return f"{part.path}:{line_number(part.path, start) + index}"
 
@@ -64,7 +68,7 @@ def _object(stripped: bytes, line: bytes, start: int, part: Part, index: int) ->
 
 def _not_json(text: str, problem: str, part: Part, index: int) -> str:
     if text.startswith("["):
-        remedy = "if the file is one array, write a line for each: jq -c '.[]' FILE > FILE.jsonl"
+        remedy = "if the file is one array, give it the ending .json"
     else:
         remedy = 'each line needs to be one object, as {"text": "..."}'
     shown = text if len(text) <= 60 else f"{text[:60]}..."
