@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
-from multiprocessing import get_context
+from multiprocessing import get_context  # noqa: TID251 - sends functions of this script
 from pathlib import Path
 from statistics import mean
 from typing import Any

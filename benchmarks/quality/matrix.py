@@ -23,7 +23,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context  # noqa: TID251 - sends functions of this script
 from pathlib import Path
 
 from benchmarks.quality.matrix_cells import Cell, a_third, cells

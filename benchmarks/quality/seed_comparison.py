@@ -16,7 +16,7 @@ import math
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context  # noqa: TID251 - sends functions of this script
 from pathlib import Path
 from statistics import median
 

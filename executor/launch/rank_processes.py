@@ -1,7 +1,6 @@
 """Start the ranks of a cluster's schedule as processes of this machine."""
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
@@ -21,6 +20,11 @@ from twinstream.executor.ranks.world import Patience, open_store
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import ArgumentError
+from twinstream.schedule.worker_processes import (
+    ForkedWorkerContext,
+    WorkerContext,
+    interrupts_held,
+)
 
 _ASKED_S = 2.0  # how long a rank may take to say what it waits for
 _ASK_AGAIN_S = 0.2
@@ -71,14 +75,15 @@ class RankProcesses:
         self._num_runs = 0
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
-        context: Any = multiprocessing.get_context(start_method)
+        context: WorkerContext | ForkedWorkerContext = WorkerContext()
         if start_method == "forkserver":  # all that takes seconds is imported once
+            context = ForkedWorkerContext()
             context.set_forkserver_preload([serve.__module__])
         try:
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe()
                 made = context.Process(target=serve, args=(theirs, rank), daemon=True)
-                with _interrupts_held():
+                with interrupts_held():
                     made.start()
                     self._processes.append(made)
                 self._pipes.append(ours)
@@ -203,13 +208,3 @@ class RankProcesses:
 def _require_devices(schedule: ClusterSchedule, options: RunOptions) -> None:
     if options.backend == "cuda":
         require_gpus(schedule.mesh.size)
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A process started inside does not see Ctrl-C, which this one sees afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,10 +4,8 @@ After an illegal access every further CUDA call of a process fails; a lost event
 ever. Either way the process is killed, and the next job gets a fresh one.
 """
 
-import multiprocessing
 import os
 import queue
-import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Generic, Self, TypeVar
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.worker_processes import WorkerContext, ignore_interrupts
 
 _StateT = TypeVar("_StateT")
 _AnswerT = TypeVar("_AnswerT")
@@ -109,7 +108,7 @@ class DeviceProcess(Generic[_StateT]):
     def _started(self) -> Connection:
         if self._pipe is None or self._process is None or not self._process.is_alive():
             self.close()
-            context = multiprocessing.get_context("spawn")
+            context = WorkerContext()
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, self._begin), daemon=True)
             self._process.start()
@@ -128,7 +127,7 @@ def _serve(pipe: Connection, begin: Callable[[], _StateT]) -> None:
         except (EOFError, OSError):
             os._exit(0)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the other process, and thus this
+    ignore_interrupts()
     threading.Thread(target=read, daemon=True).start()
     state = begin()
     while True:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
@@ -37,6 +37,11 @@ class Cuts:
         self.spec, self.machine = request.spec, request.machine
         self.caps, self.choices = request.caps, request.choices
         self._bounds: dict[Workload, Relaxation | None] = {}
+
+    def within(self, device_bytes: int) -> "Cuts":
+        """The same step with so much device memory."""
+        caps = self.caps.model_copy(update={"device_bytes": device_bytes})
+        return Cuts(replace(self.request, caps=caps), self.reuse, self.limits)
 
     @property
     def is_frozen(self) -> bool:

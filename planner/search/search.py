@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from twinstream.models.lowering.lower import lower
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.judge import Judge
 from twinstream.planner.search.cuts import Cut, Cuts
 from twinstream.planner.search.knobs import Attempt
@@ -10,48 +11,102 @@ from twinstream.planner.search.tuning import fastest, tuning_path
 from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE
+
+_Made = tuple[Attempt, Workbench]
 
 
 def search(cuts: Cuts, judge: Judge) -> tuple[Schedule, Chain] | None:
     """The fastest plan found within the caps, and its chain; None where none is found."""
-    plans: list[Attempt] = []
-    for cut in promising(cuts, plans):
-        bench, best = Workbench(cuts, cut, judge), fastest(plans)
-        tried: list[Attempt] = []
-        for knobs in tuning_path(bench, tried, best):
-            tried.append(bench.attempt(knobs, tried, best))
-        plans += [attempt for attempt in tried if attempt.judged is not None]
-    for plan in sorted(plans, key=lambda plan: plan.step_ns):
+    made: list[_Made] = []
+    for cut in promising(cuts, made):
+        bench = Workbench(cuts, cut, judge)
+        made += [(plan, bench) for plan in _tried(bench, _fastest(made)) if plan.judged]
+    if cuts.choices.effort == "quick" and (best := _fastest(made)) is not None:
+        made += _made_of_less(cuts, judge, best)
+    for plan, bench in sorted(made, key=lambda one: one[0].step_ns):
         chain = lower(cuts.spec, plan.workload, cuts.request.recipe)
-        bench = Workbench(cuts, Cut(plan.workload, cuts.bound_of(plan.workload)), judge)
         if (schedule := bench.schedule(plan, chain)) is not None:  # all rounds fit, too
-            return schedule, chain
+            caps = with_library_memory(cuts.caps, chain)
+            return schedule.model_copy(update={"caps": caps}), chain
     return None
 
 
-def promising(cuts: Cuts, plans: Sequence[Attempt]) -> Iterator[Cut]:
+def _fastest(made: Sequence[_Made]) -> Attempt | None:
+    return fastest(plan for plan, _ in made)
+
+
+def _tried(bench: Workbench, best: Attempt | None) -> list[Attempt]:
+    """What came of the tuning path of a cut.
+
+    Args:
+        best: the fastest of others.
+    """
+    tried: list[Attempt] = []
+    for knobs in tuning_path(bench, tried, best):
+        tried.append(bench.attempt(knobs, tried, best))
+    return tried
+
+
+def _made_of_less(cuts: Cuts, judge: Judge, best: Attempt) -> Iterator[_Made]:
+    """Quick plans of the best one's cut for less device memory, as long as these may be faster.
+
+    Quick plans are judged once, so that one for more memory may be slower than one for less.
+    """
+    for device_bytes in _usual_sizes_below(_taken_bytes(best)):
+        less = cuts.within(device_bytes)
+        bound = less.bound(best.workload)
+        if bound is None or bound.step_s * 1e9 * cuts.limits.near >= best.step_ns:
+            return
+        bench = Workbench(less, Cut(best.workload, bound), judge)
+        tried = _tried(bench, best)
+        if any(attempt.skipped for attempt in tried):  # its decisions are slower, and of less, too
+            return
+        plans = [attempt for attempt in tried if attempt.judged is not None]
+        yield from ((plan, bench) for plan in plans)
+        best = min([best, *plans], key=lambda plan: plan.step_ns)
+
+
+def _taken_bytes(plan: Attempt) -> int:
+    """The least cap of device memory that the plan fits; 0 where there is none."""
+    assert plan.judged is not None, "it is a plan"
+    schedule = plan.judged.emitted.schedule
+    cap, arena = schedule.caps.device_bytes, schedule.caps.arena_bytes("device")
+    return 0 if cap is None or arena is None else cap - arena + arena_bytes(schedule, DEVICE)
+
+
+def _usual_sizes_below(size_bytes: int) -> Iterator[int]:
+    """Sizes of memories, the largest first: ... 24, 20, 16, 12, 10, 8 GiB and so on."""
+    for power in range(size_bytes.bit_length(), 3, -1):
+        for quarters in (6, 5, 4):
+            if (quarters << power - 2) < size_bytes:
+                yield quarters << power - 2
+
+
+def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[Cut]:
     """The cuts with the least bounds, while the best plan is so far above them that it may pay.
 
     Where nothing fits, smaller chunks and whatever else is possible, until something does.
 
     Args:
         cuts: of the step.
-        plans: those found so far; the caller adds to them.
+        made: plans found so far; the caller adds to them.
     """
     limits = cuts.limits
     most = limits.frozen_cuts if cuts.is_frozen else limits.cuts
     most = 1 if cuts.choices.effort == "quick" else most
     for planned, cut in enumerate(cuts.usual):
-        if (best := fastest(plans)) is not None:
+        if (best := _fastest(made)) is not None:
             pays = cut.bound.step_s * 1e9 * limits.near_equal < best.step_ns
             if planned >= most or not pays:
                 return
         yield cut
-    if plans:
+    if made:
         return
     tried = [cut.workload for cut in cuts.usual]
     for cut in cuts.all:
         if cut.workload not in tried:
             yield cut
-        if plans:
+        if made:
             return

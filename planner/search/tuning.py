@@ -38,7 +38,7 @@ def tuning_path(
     if bench.cuts.choices.open and bench.holds_all_state:
         for rule in (resident_plan, full_recompute_plan):
             yield replace(bench.first_knobs(bench.cuts.choices, 0), rule=rule)
-            if is_quick and tried[-1].judged is not None:
+            if is_quick and tried[-1].step_ns <= limits.far * _bound_ns(bench):
                 return
         if min(a.step_ns for a in tried) <= limits.near * _bound_ns(bench):
             return

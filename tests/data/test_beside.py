@@ -74,13 +74,12 @@ import os, signal, sys
 from pathlib import Path
 from tests.data.samples import data_of
 from twinstream.data.options import DataOptions
-if __name__ == "__main__":
-    data = data_of(Path(sys.argv[1]), options=DataOptions(workers=1))
-    stream = data.chunks(chunk_tokens=64, most_documents=9, seed=0)
-    next(stream)
-    (worker,) = stream._close.peek()[2][1]._pool._processes
-    Path(sys.argv[2]).write_text(str(worker))
-    os.kill(os.getpid(), signal.SIGKILL)
+data = data_of(Path(sys.argv[1]), options=DataOptions(workers=1))
+stream = data.chunks(chunk_tokens=64, most_documents=9, seed=0)
+next(stream)
+(worker,) = stream._close.peek()[2][1]._pool._processes
+Path(sys.argv[2]).write_text(str(worker))
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

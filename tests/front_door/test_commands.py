@@ -85,14 +85,17 @@ def test_a_config_that_states_no_dtype_is_float32_and_that_is_said_with_how_to_c
 
 
 def test_machines_says_how_far_predictions_are_off_and_how_that_was_found():
-    told = " ".join(call("machines").out.split("The error of predicted speeds is")[1].split())
+    told = " ".join(call("machines").out.split("the rest is")[1].split())
     by_kind = dict(re.findall(r"(mean error [a-z ]+): ([a-z0-9_, ]+?)(?= mean| no |$| A )", told))
     held_out = by_kind["mean error on measured runs that the profile was not fitted to"]
     assert {"h100", "h100_training", "rtx3090"} <= set(held_out.split(", "))
     borrowed = by_kind["mean error where borrowing what kernels reach could be tested"]
     assert "mi300x" in borrowed and "h100," not in borrowed
     listed = {one["name"]: one for one in call("machines", "--json").json()["machines"]}
-    assert listed["h100"]["uncertainty"]["mean"] == 0.0104
+    # As `plan --model 8b --machine h100 --seq-len 8192` said on 2026-11-26: 8.4 % for attention.
+    error = listed["h100"]["uncertainty"]
+    assert error["mean"] == 0.0104 + error["of_attention"]
+    assert error["of_attention"] == pytest.approx(0.084, rel=0.05)
 
 
 def test_machines_lists_every_profile():

@@ -107,13 +107,12 @@ import sys, time
 from tests.front_door.test_interrupt import busy, done_or_busy
 from twinstream.sweep.workers import in_processes
 
-if __name__ == "__main__":
-    try:
-        for item in in_processes(*{work}):
-            print("step", flush=True)
-            time.sleep(600)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
+try:
+    for item in in_processes(*{work}):
+        print("step", flush=True)
+        time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
 """
 )
 

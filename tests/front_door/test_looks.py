@@ -54,7 +54,9 @@ def test_more_machines_than_colours_look_different_still():
 def what_if(changes=(-0.5, -0.1, 0.1, 1.0)) -> WhatIf:
     found = tuple(Change(change=c, tokens_per_s=100 * (1 + c / 2)) for c in changes)
     base = Summary.model_construct(tokens_per_s=100.0)
-    one = Sensitivity.model_construct(name="HBM", unit="GB/s", value=20.0, changes=found)
+    one = Sensitivity.model_construct(
+        name="HBM", unit="GB/s", value=20.0, price_tokens_per_s=1.5, changes=found
+    )
     return WhatIf.model_construct(base=base, sensitivities=(one,))
 
 

@@ -42,7 +42,7 @@ def test_cells_slower_than_one_with_less_are_told(tmp_path):
     assert [one.by for one in found] == pytest.approx([120 / 119 - 1, 90 / 50 - 1])
 
 
-def simulated_sweep(monkeypatch, folder, speed):
+def simulated_sweep(monkeypatch, folder, speed, **settings):
     """A sweep of `optimal` over memory and link; of each cell the speed of a plan for another."""
     axes = {"device_mem": ["8MiB", "16MiB"], "machine.pcie_h2d_bytes_per_s": [1e9, 4e9]}
     fixed = {"model": "tiny", "machine": "cpu", "seq_len": 64}
@@ -60,7 +60,7 @@ def simulated_sweep(monkeypatch, folder, speed):
         return {"key": cell.key, **cell.values, **figures, **row}
 
     monkeypatch.setattr(sweep, "on_cores", lambda cells, jobs: map(made, cells))
-    return sweep.run_sweep(config, sweep.SweepSettings(folder / "rows"))
+    return sweep.run_sweep(config, sweep.SweepSettings(folder / "rows", **settings))
 
 
 def test_a_plan_is_handed_on_until_no_cell_is_slower(monkeypatch, tmp_path):
@@ -83,6 +83,36 @@ def test_a_plan_is_handed_on_until_no_cell_is_slower(monkeypatch, tmp_path):
 def test_a_plan_that_does_not_help_is_tried_once_and_the_cell_is_told(monkeypatch, tmp_path):
     swept = simulated_sweep(monkeypatch, tmp_path, lambda mine, other: 100.0 - 10.0 * mine)
     assert (swept.num_mended, len(swept.slower)) == (0, 3)
+    again = simulated_sweep(monkeypatch, tmp_path, lambda *pair: pytest.fail("it was tried"))
+    assert (again.rows, again.slower) == (swept.rows, swept.slower)
+
+
+def test_the_page_comes_before_cells_are_planned_again_which_are_counted_and_kept(
+    monkeypatch, tmp_path
+):
+    """Ctrl-C after the second of three: the first two are not planned again, and one is faster."""
+    told = []
+
+    def speed(mine, other):
+        planned.append((mine, other))
+        return 100.0 - 10.0 * mine if mine == other or mine > 1 else 101.0
+
+    def stop():
+        told.append("row")
+        if len(told) == 8:
+            raise KeyboardInterrupt
+
+    planned = []
+    with pytest.raises(KeyboardInterrupt):
+        simulated_sweep(
+            monkeypatch, tmp_path, speed, on_rows=lambda rows: told.append(len(rows)),
+            on_again=lambda number: told.append(f"{number} again"), on_row=stop,
+        )  # fmt: skip
+    assert told == ["row"] * 4 + [4, "3 again"] + ["row"] * 2
+    planned.clear()
+    swept = simulated_sweep(monkeypatch, tmp_path, speed)
+    assert [float(row["tokens_per_s"]) for row in swept.rows] == [100.0, 101.0, 80.0, 70.0]
+    assert planned == [(3, 3), (3, 0)]  # alone and beside the first, as `made` asks
 
 
 def test_a_bug_beside_another_cell_is_not_hidden_and_no_row_is_lost(monkeypatch, tmp_path):
@@ -124,7 +154,8 @@ def test_cells_of_optimal_slower_than_one_with_less_are_planned_again(tmp_path):
         folder, [b if is_more else a for a, b, is_more in zip(good, poor, more, strict=True)]
     )
     said = call("sweep", file, "-o", folder, "--jobs", 2)
-    assert "2 cells are slower than one with less" in said.err
+    page = folder / "sweep.html"
+    assert f"{page} has all cells; 2 cells are slower than one with less" in said.err
     speeds = {row["key"]: row["tokens_per_s"] for row in rows_of(folder)}
     assert speeds == {row["key"]: row["tokens_per_s"] for row in good}
     told = json.loads(call("sweep", file, "-o", folder, "--json").out)

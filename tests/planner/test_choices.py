@@ -20,7 +20,6 @@ from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 
@@ -169,22 +168,6 @@ def test_the_caps_named_for_fixed_homes_do():
     enough = refused.value.shortage.enough_device_bytes
     assert enough is not None
     assert planned(choices, caps=Caps(device_bytes=enough))
-
-
-def test_a_quick_plan_is_judged_once():
-    asked: list[Schedule] = []
-
-    def judge(schedule: Schedule, machine: Machine) -> Timeline:
-        asked.append(schedule)
-        return simulate(schedule, machine)
-
-    def judgements(effort: str) -> int:
-        asked.clear()
-        choices = Choices(effort=effort)  # type: ignore[arg-type]
-        assert plan_step(SPEC, STEP, MACHINE, CAPS, choices=choices, judge=judge)
-        return len(asked)
-
-    assert judgements("quick") == 1 < judgements("normal")
 
 
 def test_where_no_larger_cap_on_one_side_does_a_refusal_names_none():

@@ -64,15 +64,28 @@ def test_a_cut_whose_bound_is_not_below_the_best_plan_is_not_planned():
     assert len(planned) == 1
 
 
-def test_quick_effort_plans_one_cut_and_judges_it_once():
+def test_quick_effort_plans_one_cut_and_judges_it_once_for_each_memory():
     asked = []
 
     def judge(schedule, machine):
-        asked.append(schedule.workload)
+        asked.append((schedule.workload, schedule.caps.device_bytes))
         return steady_state(schedule, machine)
 
     plan_step(SPEC, SEVERAL, MACHINE, TIGHT, choices=Choices(effort="quick"), judge=judge)
-    assert len(asked) == 1
+    assert len(asked) == len(set(asked)) and len({workload for workload, _ in asked}) == 1
+    assert asked[0][1] == TIGHT.device_bytes
+
+
+def test_a_quick_plan_is_never_slower_with_more_memory():
+    """By itself the plan of 6 MiB is 0.3 % slower than that of 5 MiB."""
+    quick = Choices(effort="quick")
+    times = []
+    for size in (4, 5, 6, 8):
+        caps = Caps(device_bytes=size * MIB)
+        schedule = plan_step(SPEC, SEVERAL, MACHINE, caps, choices=quick)
+        assert schedule.caps.device_bytes == size * MIB
+        times.append(steady_state(schedule, MACHINE).step_ns)
+    assert times == sorted(times, reverse=True)
 
 
 def test_where_no_usual_cut_fits_smaller_chunks_are_tried():
@@ -111,13 +124,14 @@ class Bench:
     num_rounds: int = 9
     limits: SearchLimits = LIMITS
     fits: Callable[[Knobs], bool] = lambda knobs: True
+    holds_all_state: bool = False
     full_shares: dict[str, tuple[float, ...]] = field(
         default_factory=lambda: dict.fromkeys(("h2d", "d2h"), (1.0,))
     )
 
     @property
     def cuts(self) -> Any:
-        return SimpleNamespace(limits=self.limits, choices=self.choices)
+        return SimpleNamespace(limits=self.limits, choices=self.choices, is_frozen=False)
 
     cut = SimpleNamespace(bound=SimpleNamespace(step_s=BOUND_S))
     few = small = SimpleNamespace(chain=SimpleNamespace(tasks=[None]), begins_with_updates=False)
@@ -212,6 +226,16 @@ def test_less_room_is_tried_until_something_fits_and_offloads_that_end_with_the_
 def test_a_quick_search_stops_at_the_first_plan():
     bench = Bench(lambda _: 1.0, lambda _: 2.0, choices=replace(FIXED, effort="quick"))
     assert len(bench.attempts()) == 1
+
+
+def test_a_quick_search_leaves_state_on_the_device_only_where_that_is_near_the_bound():
+    quick = Choices(effort="quick")
+    by_rule = Bench(lambda _: 1.0, lambda _: 1.0, choices=quick, holds_all_state=True).attempts()
+    assert [attempt.knobs.rule is not None for attempt in by_rule] == [True]
+    far = Bench(
+        lambda _: 1.0, lambda knobs: 1.2 if knobs.rule else 1.1, choices=quick, holds_all_state=True
+    )
+    assert [attempt.knobs.rule is not None for attempt in far.attempts()] == [True, True, False]
 
 
 def test_a_cut_far_behind_the_best_is_left_and_begins_with_the_room_that_was_best():

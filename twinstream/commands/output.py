@@ -74,6 +74,12 @@ class Stage:
         self._done += 1
         self._shown()
 
+    def more(self, number: int) -> None:
+        """There are so many steps more than was said."""
+        if self._total is not None:
+            self._total += number
+        self._shown()
+
     def pinned(self, done_bytes: int, total_bytes: int) -> None:
         """Tell how many bytes of how many of the host arena are pinned, until all are."""
         told = f", {gib(done_bytes)} of {gib(total_bytes)} of host memory pinned"

@@ -1,12 +1,9 @@
 """Tokens of blocks, made in processes beside the training or in the caller's own."""
 
 import os
-import signal
-import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +11,11 @@ from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Encoding
 from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.reading.blocks import Block
+from twinstream.schedule.worker_processes import (
+    WorkerContext,
+    end_with_parent,
+    ignore_interrupts,
+)
 
 
 class TokenFeed(Protocol):
@@ -53,7 +55,7 @@ class FeedBeside:
 
     def __init__(self, encoding: Encoding, cache: Path | None, num_workers: int) -> None:
         self._pool = ProcessPoolExecutor(
-            num_workers, get_context("spawn"), initializer=_begin, initargs=(encoding, cache)
+            num_workers, WorkerContext(), initializer=_begin, initargs=(encoding, cache)
         )
         self._asked: dict[Block, Future[BlockTokens]] = {}
 
@@ -92,17 +94,10 @@ _TOKENISERS: list[BlockTokeniser] = []  # of a worker process, which gets it whe
 
 
 def _begin(encoding: Encoding, cache: Path | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the training's; it closes the feed
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    ignore_interrupts()
+    end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process
     _TOKENISERS[:] = [BlockTokeniser(encoding, cache)]
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _tokens(block: Block) -> BlockTokens:

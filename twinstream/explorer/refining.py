@@ -1,15 +1,18 @@
 """Plans of normal effort, made in a process beside while the page shows the quick ones."""
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from threading import Lock
 
 from twinstream.explorer.answers import Answer, Answers, Asked
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.sweep.workers import end_with_parent, interrupts_held
+from twinstream.schedule.worker_processes import (
+    WorkerContext,
+    WorkerProcess,
+    end_with_parent,
+    interrupts_held,
+)
 
 
 class RefusedPlan(TwinstreamError):
@@ -25,7 +28,7 @@ class Refining:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._lock = Lock()
-        self._running: tuple[SpawnProcess, Connection] | None = None
+        self._running: tuple[WorkerProcess, Connection] | None = None
         self._asked: Sequence[Asked] = ()
 
     def follow(self, wanted: Sequence[Asked], *, anew: bool) -> None:
@@ -50,7 +53,7 @@ class Refining:
             self._end()
 
     def _start(self, missing: Sequence[Asked]) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = WorkerContext()
         ours, theirs = context.Pipe(duplex=False)
         files = self._answers.model_files, self._answers.machine_files
         process = context.Process(target=_plan_all, args=(theirs, *files, missing), daemon=True)
@@ -83,7 +86,7 @@ class Refining:
         ours.close()
 
 
-def _died(process: SpawnProcess) -> RefusedPlan:
+def _died(process: WorkerProcess) -> RefusedPlan:
     return RefusedPlan(
         f"the normal plan could not be made: its process ended with code {process.exitcode}, "
         "probably because memory ran out; run the command below on a machine with more"

@@ -1,8 +1,6 @@
 """Processes that hold schedules of table rows and price them on the machines they are sent."""
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +14,7 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
+from twinstream.schedule.worker_processes import WorkerContext, ignore_interrupts
 
 _Answer = TypeVar("_Answer")
 _HELD: dict[int, Cell] = {}  # the schedules of this process's rows, where it is a worker
@@ -32,11 +31,11 @@ class CellWorkers:
         self, rows: Sequence[MeasuredRow], on_prediction: Callable[[], None] = lambda: None
     ) -> None:
         self._rows, self._on_prediction = rows, on_prediction
-        context = multiprocessing.get_context("spawn")
+        context = WorkerContext()
         num_workers = max(1, min(len(rows), os.cpu_count() or 1))
         # A pool each, so that a row's predictions go where its schedule is.
         self._pools = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=_leave_interrupts)
+            ProcessPoolExecutor(1, mp_context=context, initializer=ignore_interrupts)
             for _ in range(num_workers)
         ]
         self.keys: list[str] = []
@@ -78,11 +77,6 @@ def _answers(
     except BrokenProcessPool:
         raise CalibrationError("a worker process ended; was it short of memory?") from None
     return [future.result() for future in asked]
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C is the asking process's, which ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _hold(index: int, row: MeasuredRow) -> tuple[str, int, list[Work]]:

@@ -2,9 +2,8 @@
 
 from datetime import date
 
-from rich.table import Table
-
 from twinstream.hardware_profiles.calibration.fitting import Fit, FittedParameter
+from twinstream.screens.fitted_table import FittedTable
 
 
 def provenance(fit: Fit, measured: str, today: date) -> str:
@@ -41,9 +40,9 @@ def fit_json(fit: Fit) -> dict[str, object]:
     }
 
 
-def parameter_table(fit: Fit) -> Table:
+def parameter_table(fit: Fit) -> FittedTable:
     """The constants: prior, fitted value with its spread, bounds."""
-    table = Table(title=f"Parameters, from {fit.base.name}", title_justify="left")
+    table = FittedTable(title=f"Parameters, from {fit.base.name}", title_justify="left")
     for column in ("parameter", "prior", "fitted", "+/-", "rows", "bounds"):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     table.add_column("")
@@ -61,9 +60,9 @@ def parameter_table(fit: Fit) -> Table:
     return table
 
 
-def observation_table(fit: Fit) -> Table:
+def observation_table(fit: Fit) -> FittedTable:
     """Each measured time: the base's error, the fit's, and without having seen it."""
-    table = Table(title="Measured times", title_justify="left")
+    table = FittedTable(title="Measured times", title_justify="left")
     table.add_column("what")
     for column in ("measured s", "base", "fitted", "left out"):
         table.add_column(column, justify="right")

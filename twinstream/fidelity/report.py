@@ -5,9 +5,9 @@ import io
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.fidelity.validation import STALLED, Errors, Validation
+from twinstream.screens.fitted_table import FittedTable
 
 _COLUMNS = (
     "machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "status", "status_detail",
@@ -53,15 +53,15 @@ def _notes(validation: Validation) -> list[str]:
     return notes
 
 
-def _table(what: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+def _table(what: str) -> FittedTable:
+    table = FittedTable(box=box.SIMPLE_HEAD)
     table.add_column(what)
     for name in ("schedules", "mean", "median", "p90", "max"):
         table.add_column(name, justify="right")
     return table
 
 
-def _add(table: Table, name: str, errors: Errors) -> None:
+def _add(table: FittedTable, name: str, errors: Errors) -> None:
     values = (errors.mean_error, errors.median_error, errors.p90_error, errors.max_error)
     shown = ["-" if value is None else f"{value:.2%}" for value in values]
     table.add_row(name, f"{errors.schedules:,}", *shown)

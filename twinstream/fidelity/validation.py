@@ -1,7 +1,6 @@
 """Every row of a measured table predicted, and how far off the predictions are."""
 
 import math
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -16,6 +15,7 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
+from twinstream.schedule.worker_processes import WorkerContext
 
 STALLED = 0.10
 _FEW_SCHEDULES = 4
@@ -141,7 +141,7 @@ def _predicted(
     if jobs == 1 or len(keys) <= _FEW_SCHEDULES:
         yield from zip(keys, map(predict_row, rows, machines), strict=True)
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy the progress bar's thread
+    context = WorkerContext()  # a fork would copy the progress bar's thread
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         yield from zip(keys, pool.map(predict_row, rows, machines), strict=True)
 

@@ -1,7 +1,7 @@
 """How far a predicted number may be off: what every screen and every JSON says beside it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from twinstream.hardware_profiles.attention_rates import Ratio
@@ -9,13 +9,20 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.metrics import rate_text
+from twinstream.models.lowering.lower import lower
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import Recipe
+from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
+from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import Workload
 
 _OF_ASSUMED_RATIO, _OF_NO_RATIO = 0.25, 1.0
+_USUAL_STEP = Workload(seq_len=8192, chunk_tokens=16384, chunks_per_round=1, rounds_per_step=4)
 _WHY = {
     "held_out": "mean error on measured runs that the profile was not fitted to",
     "left_out": "mean error on each run it was fitted to, left out of the fit",
@@ -108,7 +115,16 @@ def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -
     return [uncertainty_of(machine, schedule).sentence, *rates, *steady]
 
 
-def uncertainty_of(machine: Machine, schedule: Schedule | None = None) -> Uncertainty:
+def usual_uncertainties(machines: Sequence[Machine]) -> list[Uncertainty]:
+    """Of 8b at 8,192 tokens a sequence on each machine, with the kernels that `plan` takes."""
+    spec = load_preset("8b")
+    kernels = [usual_kernels(machine, spec) for machine in machines]
+    chains = {one: lower(spec, _USUAL_STEP, Recipe(kernels=one)) for one in set(kernels)}
+    pairs = zip(machines, kernels, strict=True)
+    return [uncertainty_of(machine, chains[one]) for machine, one in pairs]
+
+
+def uncertainty_of(machine: Machine, schedule: Schedule | Chain | None = None) -> Uncertainty:
     """What is known of how far predictions with this profile are off, and a schedule's above all.
 
     A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
@@ -129,9 +145,10 @@ def uncertainty_of(machine: Machine, schedule: Schedule | None = None) -> Uncert
     )  # fmt: skip
 
 
-def _of_attention(schedule: Schedule, machine: Machine) -> float:
+def _of_attention(schedule: Schedule | Chain, machine: Machine) -> float:
     """What attention that is priced by another's rate may add, as a share of all compute alone."""
-    times = Counter(op.call for op in schedule.ops if isinstance(op, Compute))
+    ops = schedule.tasks if isinstance(schedule, Chain) else schedule.ops
+    times = Counter(op.call for op in ops if isinstance(op, Compute | Task))
     total_ns = unsure_ns = 0.0
     for name, number in times.items():
         for work in schedule.calls[name].cost:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from twinstream.cost.bill import Bill
 from twinstream.cost.time.batch import BatchTime
@@ -12,6 +11,7 @@ from twinstream.cost.time.chips import Chip, rate_of
 from twinstream.cost.time.run import TimeCost
 from twinstream.cost.work.mesh import Axis
 from twinstream.cost.work.run import Rates, WorkCost
+from twinstream.screens.fitted_table import FittedTable
 
 _Row = Sequence[str]
 _PASS_OF = {
@@ -214,8 +214,8 @@ def _listed(sizes: Sequence[int]) -> str:
     return ", ".join(f"{size:,}" for size in sizes)
 
 
-def _facts(facts: dict[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
+def _facts(facts: dict[str, str]) -> FittedTable:
+    table = FittedTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, fact in facts.items():
@@ -223,8 +223,8 @@ def _facts(facts: dict[str, str]) -> Table:
     return table
 
 
-def _table(columns: Sequence[str], rows: Iterable[_Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(columns: Sequence[str], rows: Iterable[_Row]) -> FittedTable:
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for index, name in enumerate(columns):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for row in rows:

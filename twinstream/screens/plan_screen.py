@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, Recomputed, explain
@@ -18,6 +17,7 @@ from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import (
     nondeterminism_notes,
     readable,
@@ -67,8 +67,8 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
 
 def _headlines(
     schedule: Schedule, summary: Summary, explanation: Explanation, machine: Machine
-) -> Table:
-    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+) -> FittedTable:
+    table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     cold = seconds(summary.cold_step_time_s)
@@ -157,7 +157,7 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
     taken = device + residence.device_unused_bytes + residence.device_reserve_bytes
     taken_host = host + residence.host_unused_bytes
     unit, name = _unit(max(taken, taken_host))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(name)
     columns = "device\npeak", "host\npeak", "device\nonly", "host\nhome", "both", "H2D", "D2H"
     for column in columns:
@@ -193,7 +193,7 @@ def _columns(role: RoleResidence) -> tuple[int, ...]:
 
 def _prices_table(explanation: Explanation, step_s: float) -> Group:
     """What one more unit is worth: a MiB of a memory, if a GiB came to more than the step."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = FittedTable(box=None, show_header=False, padding=(0, 2, 0, 0))
     for price in explanation.prices:
         if price.saves_s_per_step:
             unit, _, thing = price.what.partition(" of ")
@@ -214,7 +214,7 @@ def policies_screen(
     """A row per policy, the best marked; below, why the others do not fit and what would do."""
     peaks = [o.summary.device_peak_bytes for o in outcomes if o.summary is not None]
     unit, name = _unit(max(peaks, default=0))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("policy", no_wrap=True)
     for column in (
         "rounds x chunks\nx tokens", "step", "tokens/s", "MFU", "gap to\nbound", f"device\n{name}",

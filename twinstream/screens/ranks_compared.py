@@ -1,13 +1,13 @@
 """Predicted against measured of a cluster's ranks, for people."""
 
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.measures.cluster_comparison import ClusterComparison
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import rate_text
 from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import groups_table, listing_table, pair_ns, seconds
 
 _MOST_OPS = 10
@@ -45,7 +45,7 @@ def ranks_compared_tables(found: ClusterComparison) -> tuple[Group, ...]:
 
 def speeds_table(
     predicted: ClusterSummary | None, measured: ClusterTimeline, tokens_per_step: int
-) -> Table:
+) -> FittedTable:
     """Step, cold step and tokens/s; predicted beside measured where there is a prediction."""
     step_s, cold_s = measured.step_ns / 1e9, measured.cold_ns / 1e9
     after = (seconds(step_s), seconds(cold_s), rate_text(tokens_per_step / step_s))

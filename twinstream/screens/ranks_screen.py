@@ -1,7 +1,6 @@
 """What is printed of a schedule that ranks run: the layout, and what each stage takes."""
 
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -12,6 +11,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.workload import Workload
 from twinstream.screens.cluster_screen import cluster_screen
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import listing_table, seconds, workload_line
 
 
@@ -49,7 +49,7 @@ def stages_figures(schedule: ClusterSchedule) -> list[StageFigures]:
     return found
 
 
-def stages_table(schedule: ClusterSchedule) -> Table:
+def stages_table(schedule: ClusterSchedule) -> FittedTable:
     """A row for each stage: what a rank of it takes, and what it copies."""
     table = listing_table(
         ("class",), ("ranks", "ops", "device", "cap", "host", "copied a step", "recomputed")

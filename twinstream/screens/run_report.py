@@ -2,13 +2,13 @@
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import (
     SHARES,
     SPEEDS,
@@ -42,9 +42,9 @@ def run_table(
                  "Planned:", _planned_table(schedule, measured))  # fmt: skip
 
 
-def _planned_table(schedule: Schedule, summary: Summary) -> Table:
+def _planned_table(schedule: Schedule, summary: Summary) -> FittedTable:
     """What was fixed before the run."""
-    table = Table(box=box.SIMPLE, show_header=False)
+    table = FittedTable(box=box.SIMPLE, show_header=False)
     for name, value in planned_rows(summary, schedule).items():
         table.add_row(name, value)
     if schedule.bound is not None:

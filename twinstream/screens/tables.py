@@ -8,11 +8,10 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.measures.metrics import Summary, rate_text
-from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
 from twinstream.models.demand.attention_limits import nondeterministic_kernels
 from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
@@ -21,6 +20,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
+from twinstream.screens.fitted_table import FittedTable
 
 _NAMES = {
     "h2d": "H2D",
@@ -58,10 +58,11 @@ def models_table(title: str, models: Sequence[ModelSpec]) -> Group:
 
 
 def machines_table(machines: Sequence[Machine]) -> Group:
+    errors = usual_uncertainties(machines)
     columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB,error"
     table = listing_table(["name", "device"], columns.split(","))
     table.columns[0].no_wrap = True  # a name is there to be copied
-    for machine in machines:
+    for machine, error in zip(machines, errors, strict=True):
         table.add_row(
             machine.name,
             machine.device,
@@ -72,18 +73,22 @@ def machines_table(machines: Sequence[Machine]) -> Group:
             number_text(machine.pcie_duplex_bytes_per_s, 1e9),
             number_text(machine.device_memory_bytes, 2**30),
             number_text(machine.host_memory_bytes, 2**30),
-            uncertainty_of(machine).short.removeprefix("+/- "),
+            error.short.removeprefix("+/- "),
         )
-    return Group("Machines", table, *_errors_told(machines))
+    return Group("Machines", table, *_errors_told(machines, errors))
 
 
-def _errors_told(machines: Sequence[Machine]) -> list[str]:
+def _errors_told(machines: Sequence[Machine], errors: Sequence[Uncertainty]) -> list[str]:
     """Of which machines it was measured how far predictions are off, and how."""
     by_kind: dict[str, list[str]] = {}
-    for machine in machines:
-        by_kind.setdefault(uncertainty_of(machine).why, []).append(machine.name)
+    for machine, error in zip(machines, errors, strict=True):
+        by_kind.setdefault(error.why, []).append(machine.name)
     told = [f"  {why}: {', '.join(names)}" for why, names in by_kind.items()]
-    return ["The error of predicted speeds is, of", *told]
+    return [
+        "The error is expected of speeds that `plan` predicts for 8b at 8,192 tokens a sequence. "
+        "Attention whose rate is not known adds to it; the rest is",
+        *told,
+    ]
 
 
 def speed_text(summary: Summary, uncertainty: Uncertainty) -> str:
@@ -185,7 +190,7 @@ def nondeterminism_notes(schedule: Schedule) -> list[str]:
     ]
 
 
-def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> Table:
+def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) -> FittedTable:
     """Memory, traffic, recompute and step times of several (schedule, predicted, measured)."""
     table = listing_table([""], list(trials))
     rows: dict[str, list[str]] = {}
@@ -210,7 +215,9 @@ def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) 
     return table
 
 
-def headline_table(predicted: Summary | None, measured: Summary, rows: Sequence["Row"]) -> Table:
+def headline_table(
+    predicted: Summary | None, measured: Summary, rows: Sequence["Row"]
+) -> FittedTable:
     """Predicted beside measured; a dash where nothing is predicted."""
     table = _comparison_table([""])
     for name, field, shown in rows:
@@ -240,13 +247,13 @@ def groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
     return Group(title, table)
 
 
-def _comparison_table(left: list[str]) -> Table:
+def _comparison_table(left: list[str]) -> FittedTable:
     return listing_table(left, ["predicted", "measured", "error"])
 
 
-def listing_table(left: Sequence[str], right: Sequence[str]) -> Table:
+def listing_table(left: Sequence[str], right: Sequence[str]) -> FittedTable:
     """Columns of text on the left, of numbers on the right."""
-    table = Table(box=box.SIMPLE_HEAD)
+    table = FittedTable(box=box.SIMPLE_HEAD)
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:

@@ -24,6 +24,7 @@ from twinstream.sweep.cell import (
 
 FILE = "rows.csv"
 SUPERSEDED = "superseded.csv"
+_TRIED = "tried.csv"
 _LOCK = ".lock"
 _NUMBERS = ("model_tflop_per_s", "mfu", "hfu", "step_time_s", "step_s", "memory_bytes")
 
@@ -41,6 +42,8 @@ class RowFile:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._path, self._columns = path, list(columns)
         self.rows = self._continued() if path.exists() else []
+        self._tried_path = path.with_name(_TRIED)
+        self.tried = self._read_tried()
         if not path.exists():
             _write_whole(path, self._columns, [])
 
@@ -54,6 +57,25 @@ class RowFile:
         new = self._texts(row)
         self.rows = [new if old["key"] == new["key"] else old for old in self.rows]
         _write_whole(self._path, self._columns, self.rows)
+
+    def note_tried(self, keys: tuple[str, ...]) -> None:
+        """Keep that a cell was planned beside another: it is not done again.
+
+        Args:
+            keys: of both.
+        """
+        self.tried.add(keys)
+        try:
+            append_line(f"{','.join(keys)}\n".encode(), self._tried_path)
+        except OSError as error:
+            raise SweepError(f"cannot write {self._tried_path}: {told(error)}") from None
+
+    def _read_tried(self) -> set[tuple[str, ...]]:
+        """A line that a kill cut off is of no pair, which is then tried again."""
+        if not self._tried_path.exists():
+            return set()
+        lines = self._tried_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return {tuple(line.split(",")) for line in lines}
 
     def set_aside(self, keys: Collection[str]) -> int:
         """Move rows to `superseded.csv` beside the file; returns how many.

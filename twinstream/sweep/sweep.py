@@ -34,7 +34,8 @@ class Swept:
 class SweepSettings:
     """Where rows go and who makes them.
 
-    `on_start` gets the number of cells and of rows there, `on_again` of cells to plan once more.
+    `on_start` gets the number of cells and of rows there, `on_rows` all rows before any cell is
+    planned again, `on_again` the number of those that are; each of these is an `on_row` once more.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class SweepSettings:
     ray_address: str | None = None
     on_start: Callable[[int, int], None] = lambda num_cells, num_there: None
     on_row: Callable[[], None] = lambda: None
+    on_rows: Callable[[Sequence[Mapping[str, str]]], None] = lambda rows: None
     on_again: Callable[[int], None] = lambda num_cells: None
 
 
@@ -65,6 +67,7 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
                 _check_sources(row, cells)
                 file.append(row)
                 settings.on_row()
+        settings.on_rows(_rows_of(config_cells, file))
         plans = [cell for cell in config_cells if isinstance(cell, Cell)]  # of one machine each
         num_mended = _mended(plans, file, settings)
     rows = _rows_of(config_cells, file)
@@ -91,13 +94,11 @@ def _mended(cells: Sequence[Cell], file: RowFile, settings: SweepSettings) -> in
         How many have another's plan now that had not.
     """
     mended: set[str] = set()
-    tried: set[tuple[str, ...]] = set()
     while True:
         slower = slower_with_more(cells, _rows_of(cells, file))
-        again = [cell for cell in beside_the_faster(slower) if _keys(cell) not in tried]
+        again = [cell for cell in beside_the_faster(slower) if _keys(cell) not in file.tried]
         if not again:
             return len(mended)
-        tried |= {_keys(cell) for cell in again}
         settings.on_again(len(again))
         mended |= _replaced(again, file, settings)
 
@@ -118,6 +119,8 @@ def _replaced(again: list[Cell], file: RowFile, settings: SweepSettings) -> set[
         if row["status"] == OK and row["tokens_per_s"] > speed[row["key"]]:
             file.replace(row)
             adopted |= {row["key"]} if row.get("plan_of") else set()
+        file.note_tried(_keys(cells[row["key"]]))
+        settings.on_row()
     return adopted
 
 

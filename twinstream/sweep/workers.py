@@ -1,18 +1,13 @@
 """Planning in parallel: on the cores of this machine, or on a Ray cluster."""
 
 import logging
-import multiprocessing
-import os
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar, cast
 
 from twinstream.planner.planner import Planner
+from twinstream.schedule.worker_processes import WorkerContext, end_with_parent, interrupts_held
 from twinstream.simulator.replay import steady_state
 from twinstream.sweep.asked.values import SweepError
 from twinstream.sweep.cell import Row, bug_row, run_cell
@@ -45,7 +40,7 @@ def in_processes(
     Raises:
         SweepError: a process died, probably for want of memory.
     """
-    context = multiprocessing.get_context("spawn")
+    context = WorkerContext()
     left = list(reversed(items))
     at_work: dict[Connection, _Item] = {}
     processes = []
@@ -93,32 +88,6 @@ def _serve(theirs: Connection, work: Callable[[Any, Planner], object]) -> None:
         except Exception as error:
             outcome = error
         theirs.send(outcome)
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, which this one sees afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # where it is started it lets interrupts through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work forever."""
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def on_ray(cells: Sequence[AnyCell], address: str) -> Iterator[Row]:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from rich import box
 from rich.console import Group
-from rich.table import Table as RichTable
 
 from twinstream.measures.metrics import rate_text
 from twinstream.planner.request import PlanRequest
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import lighter
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import seconds, speed_text
 from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
 from twinstream.whatif.target import TargetFound
@@ -20,23 +20,28 @@ LESS_COLOUR, MORE_COLOUR = "#D55E00", "#0072B2"
 
 def what_if_screen(found: WhatIf, request: PlanRequest) -> Group:
     """A row per property, those with the largest effect first."""
-    changes = [change.change for change in found.sensitivities[0].changes]
-    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for name in ("now", *(f"{change:+.0%}" for change in changes), "price, tokens/s", "10 % of it"):
-        table.add_column(name, justify="right")
-    for one in found.sensitivities:
-        table.add_row(*_row(one, found.base.tokens_per_s))
     base, uncertainty = found.base, found.uncertainty
     return Group(
         f"{request.spec.name} on {request.machine.name}, policy {found.policy}, "
         f"{found.tokens_per_step:,} tokens a step: {speed_text(base, uncertainty)} "
         f"({seconds(base.step_time_s)} a step)",
         "", "Tokens/s when a property changes and the step is planned again",
-        table,
+        sensitivities_table(found),
         "The price: what one more unit (10 % more) would bring by the lower bound, to first order.",
         uncertainty.sentence,
     )  # fmt: skip
+
+
+def sensitivities_table(found: WhatIf) -> FittedTable:
+    """What each change of each property brings, and the property's price."""
+    changes = [change.change for change in found.sensitivities[0].changes]
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in ("now", *(f"{change:+.0%}" for change in changes), "price, tokens/s", "10 % of it"):
+        table.add_column(name, justify="right")
+    for one in found.sensitivities:
+        table.add_row(*_row(one, found.base.tokens_per_s))
+    return table
 
 
 def _row(one: Sensitivity, base_tokens_per_s: float) -> tuple[str, ...]:
@@ -59,7 +64,7 @@ def _gain(change: Change, base_tokens_per_s: float) -> str:
 
 def target_screen(found: TargetFound, request: PlanRequest) -> Group:
     """A row per property: the smallest value that reaches the target."""
-    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for name, side in (("", "left"), ("now", "right"), ("needs", "right"), ("tokens/s", "right")):
         table.add_column(name, justify="right" if side == "right" else "left")
     for one in found.found:

@@ -1,7 +1,6 @@
 """Plans and predictions of cells, made in processes beside the device's work."""
 
 import math
-import multiprocessing
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,9 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.worker_processes import WorkerContext, end_with_parent
 from twinstream.schedule.workload import Workload
 from twinstream.screens.tables import workload_line
-from twinstream.sweep.workers import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class PlanPool:
         self._pool: Pool | None = None
         self._pending: dict[str, AsyncResult[PlannedCell | Refused]] = {}
         if num_jobs and requests:
-            context = multiprocessing.get_context("spawn")
+            context = WorkerContext()
             self._pool = context.Pool(min(num_jobs, len(requests)), end_with_parent)
             self._pending = {
                 key: self._pool.apply_async(plan_cell, (request,))

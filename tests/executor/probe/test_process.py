@@ -62,10 +62,9 @@ PARENT = """
 import sys
 from tests.executor.probe.test_process import hang, process_id
 from twinstream.executor.probe.process import DeviceProcess
-if __name__ == "__main__":
-    process = DeviceProcess(str)
-    print(process.do(process_id, 30.0), flush=True)
-    process.do(hang, 30.0)
+process = DeviceProcess(str)
+print(process.do(process_id, 30.0), flush=True)
+process.do(hang, 30.0)
 """
 
 

@@ -4,7 +4,7 @@ from twinstream.commands.arguments.options import Json
 from twinstream.commands.output import print_json, print_report
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.measures.uncertainty import uncertainty_of
+from twinstream.measures.uncertainty import usual_uncertainties
 from twinstream.models.presets import load_preset, preset_aliases, preset_names
 from twinstream.models.spec import executor_refusal
 from twinstream.screens.cluster_tables import clusters_table
@@ -37,7 +37,11 @@ def machines(as_json: Json = False) -> None:
     """List the machine profiles that come with the package; --machine also takes a TOML file."""
     profiles = [load_machine(name) for name in machine_names()]
     if as_json:
-        listed = [one.model_dump() | {"uncertainty": uncertainty_of(one)} for one in profiles]
+        errors = usual_uncertainties(profiles)
+        listed = [
+            one.model_dump() | {"uncertainty": error}
+            for one, error in zip(profiles, errors, strict=True)
+        ]
         print_json({"machines": listed})
     else:
         print_report(

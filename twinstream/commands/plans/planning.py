@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import fill
 from types import MappingProxyType
 from typing import Annotated
 
 import typer
+from rich.constrain import Constrain
 
 from twinstream import api
 from twinstream.clusters.layout import LayoutError
@@ -172,9 +172,9 @@ def _plan_all(
         print_report(f"Wrote the schedule of {best.policy} to {output}.")
 
 
-def _narrow(notes: Sequence[str]) -> list[str]:
+def _narrow(notes: Sequence[str]) -> list[Constrain]:
     """As wide as the screen above them."""
-    return [fill(note, WIDTH) for note in notes]
+    return [Constrain(note, WIDTH) for note in notes]
 
 
 def describe(schedule: Schedule) -> dict[str, object]:

@@ -11,7 +11,7 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import Stage, print_json, print_report, progress
 from twinstream.schedule.files import write_text
 
 if TYPE_CHECKING:
@@ -58,17 +58,17 @@ def sweep(
 
     wanted = load_config(config)
     folder = output or Path(config.stem)
-    num_cells = len(wanted.cells())
+    page, num_cells = folder / "sweep.html", len(wanted.cells())
     start_s = time.perf_counter()
     with progress(f"sweeping {config}", num_cells, quiet=as_json) as advance:
         settings = SweepSettings(
             folder, jobs or os.cpu_count() or 1, ray, _advance_by(advance), advance,
-            on_again=lambda number: None if as_json else _tell_again(number),
+            on_rows=lambda rows: write_text(sweep_html(wanted, rows), page),
+            on_again=lambda number: _tell_again(number, page, advance, quiet=as_json),
         )  # fmt: skip
         swept = _swept(wanted, settings)
     seconds = time.perf_counter() - start_s
     with progress("drawing", quiet=as_json):
-        page = folder / "sweep.html"
         write_text(sweep_html(wanted, swept.rows), page)
         images = _images(wanted, swept.rows, folder)
     count = dict.fromkeys((OK, "infeasible", "refused", BUG), 0)
@@ -159,10 +159,15 @@ def _told_slower(slower: Sequence["Slower"]) -> str:
     )
 
 
-def _tell_again(number: int) -> None:
+def _tell_again(number: int, page: Path, stage: Stage, *, quiet: bool) -> None:
+    stage.more(number)
+    if quiet:
+        return
     cells = "1 cell is" if number == 1 else f"{number:,} cells are"
     typer.echo(
-        f"{cells} slower than one with less; planned again, beside that one's plan", err=True
+        f"{page} has all cells; {cells} slower than one with less, and planned again, beside that "
+        "one's plan",
+        err=True,
     )
 
 

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich import box
-from rich.table import Table
 
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.fidelity.clusters.constants import with_constants
@@ -15,6 +14,7 @@ from twinstream.fidelity.clusters.predicting import RowPredictors
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of, save_cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import save_machine
+from twinstream.screens.fitted_table import FittedTable
 
 
 def calibrate_steps(
@@ -66,9 +66,9 @@ def provenance(fit: ConstantsFit, tables: Sequence[str]) -> str:
     )
 
 
-def constants_table(fit: ConstantsFit) -> Table:
+def constants_table(fit: ConstantsFit) -> FittedTable:
     """Each constant: value with its spread, bounds, meaning."""
-    table = Table(box=box.SIMPLE_HEAD)
+    table = FittedTable(box=box.SIMPLE_HEAD)
     table.add_column("constant")
     for name in ("fitted", "+/-", "bounds"):
         table.add_column(name, justify="right")

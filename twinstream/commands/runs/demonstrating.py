@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.table import Table
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
@@ -24,6 +23,7 @@ from twinstream.demo import (
 from twinstream.demo_loop import Loop
 from twinstream.fidelity.fit_report import fit_json
 from twinstream.measures.uncertainty import uncertainty_of
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import (
     groups_table,
     losses_line,
@@ -134,10 +134,10 @@ def _report(result: Demo) -> None:
     typer.echo(f"  twinstream compare {schedule} {predicted} {measured} --machine {machine}")
 
 
-def _loop_table(loop: Loop) -> Table:
+def _loop_table(loop: Loop) -> FittedTable:
     """What is counted stands beside what was measured only where they differ."""
     busy = any(row.before.measured != row.wall_ns for row in loop.rows)
-    table = Table(box=box.SIMPLE_HEAD)
+    table = FittedTable(box=box.SIMPLE_HEAD)
     for name in ("plan", "policy"):
         table.add_column(name)
     measured = ("measured", "counted") if busy else ("measured",)

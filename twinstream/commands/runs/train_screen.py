@@ -1,7 +1,6 @@
 """What `train` shows before the first step and after the last, on one device and on ranks."""
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import Summary, rate_text
@@ -10,6 +9,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief
 from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.live import duration
 from twinstream.screens.plan_screen import WIDTH, residence_table
 from twinstream.screens.tables import (
@@ -36,7 +36,7 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     plan, machine = prepared.plan, prepared.here.machine
     schedule, summary = plan.schedule, prepared.summary
     explanation = explain(schedule, plan.predicted, machine)
-    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+    table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("data", prepared.data_line)
@@ -86,7 +86,7 @@ def ranks_screen(prepared: RanksPrepared, done: int) -> Group:
         done: steps that are behind.
     """
     plan, ranks = prepared.plan, prepared.plan.schedule.mesh.size
-    table = Table(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+    table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("data", prepared.data_line)

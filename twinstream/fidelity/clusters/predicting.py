@@ -1,8 +1,6 @@
 """Rows predicted, each on its cluster as shipped or with constants that a fit tries."""
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +14,7 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.worker_processes import WorkerContext, ignore_interrupts
 
 Values = Mapping[str, float]
 _KEPT = ("saved.", "boundary")
@@ -70,10 +69,10 @@ class RowPredictors:
         hold: bool = False,
     ) -> None:
         self._on_prediction, self._hold = on_prediction, hold
-        context = multiprocessing.get_context("spawn")
+        context = WorkerContext()
         # A pool each, so that what is asked of a row goes where its schedules are.
         self._pools = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=_leave_interrupts)
+            ProcessPoolExecutor(1, mp_context=context, initializer=ignore_interrupts)
             for _ in range(jobs or os.cpu_count() or 1)
         ]
         self._place: dict[str, int] = {}
@@ -108,8 +107,3 @@ class RowPredictors:
     def _pool(self, row: ClusterRow) -> ProcessPoolExecutor:
         place = self._place.setdefault(row.family + row.row_id, len(self._place))
         return self._pools[place % len(self._pools)]
-
-
-def _leave_interrupts() -> None:
-    """Ctrl-C is the asking process's, which ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.fidelity.clusters.comparing import Comparison, comparisons
 from twinstream.fidelity.clusters.scoring import ScoredRow, SeriesErrors, Validation
+from twinstream.screens.fitted_table import FittedTable
 
 _KINDS = {
     "scaling": "Scaling: tokens/s per GPU relative to the run on fewest GPUs",
@@ -177,8 +177,8 @@ def _told(each: ScoredRow) -> dict[str, object]:
     }
 
 
-def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+def _table(words: Sequence[str], numbers: Sequence[str]) -> FittedTable:
+    table = FittedTable(box=box.SIMPLE_HEAD)
     for name in words:
         table.add_column(name, overflow="fold")
     for name in numbers:

@@ -1,0 +1,96 @@
+"""On narrow terminals columns stand below one another, and no number is cut."""
+
+import io
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.front_door.command_line import TINY_STEP, call
+from tests.front_door.test_looks import what_if
+from twinstream.commands import output
+from twinstream.screens.fitted_table import FittedTable
+from twinstream.whatif.screen import sensitivities_table
+
+WIDTHS = (100, 80, 60)
+TIGHT = (*TINY_STEP, "--machine", "cpu", "--device-mem", "6MiB")
+COMMANDS = {
+    "machines": ("machines",),
+    "models": ("models",),
+    "clusters": ("clusters",),
+    "plan": ("plan", *TIGHT, "--policy", "layer_offload"),
+    "policies": ("plan", *TIGHT, "--policy", "all"),
+    "cost time": ("cost", "time", "--n-layers", 80, "--d-model", 8192),
+    "cost work": ("cost", "work", "--num-layers", 80, "--d-model", 8192, "--dataset-size", 15e12),
+    "verify": ("verify", "SCHEDULE"),
+    "simulate": ("simulate", "SCHEDULE"),
+    "compare": ("compare", "SCHEDULE", "PREDICTED", "MEASURED", "--machine", "cpu"),
+    "validate": ("validate", "--machine", "rtx3090", "--measured", "examples/measured.csv"),
+}
+
+
+class Screens(dict[int, Console]):
+    """A console of each width, in place of the one that a command prints to."""
+
+    def __init__(self) -> None:
+        for width in WIDTHS:
+            self[width] = Console(
+                width=width, file=io.StringIO(), highlight=False, markup=False, legacy_windows=False
+            )
+
+    def print(self, part: object) -> None:
+        for console in self.values():
+            console.print(part)
+
+    def check(self) -> None:
+        widest, *narrow = (console.file.getvalue() for console in self.values())
+        assert numbers_of(widest)
+        for width, shown in zip(WIDTHS[1:], narrow, strict=True):
+            assert "\u2026" not in shown  # an ellipsis
+            assert max(map(len, shown.splitlines())) <= width
+            assert numbers_of(widest) - numbers_of(shown) == Counter()
+
+
+def numbers_of(text: str) -> Counter[str]:
+    """Words with a digit, how often each is there; of paths and long names a line may break."""
+    words = re.findall(r"\S*\d\S*", text)
+    return Counter(word for word in words if len(word) < 24 and "/" not in word)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_screen_cuts_a_number(name, files, monkeypatch):
+    places = {"SCHEDULE": files.schedule, "PREDICTED": files.predicted, "MEASURED": files.measured}
+    screens = Screens()
+    monkeypatch.setattr(output, "screen", lambda: screens)
+    outcome = call(*(places.get(str(part), part) for part in COMMANDS[name]))
+    assert outcome.code == 0, outcome.err
+    screens.check()
+
+
+def test_no_what_if_cuts_a_number():
+    screens = Screens()
+    screens.print(sensitivities_table(what_if((-0.9, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 3.0))))
+    screens.check()
+
+
+heads = st.lists(st.text("abc ", min_size=1, max_size=24).map(str.strip), min_size=1, max_size=8)
+figures = st.lists(st.integers(0, 10**9).map("{:,}".format), min_size=1, max_size=3)
+
+
+@given(heads=heads, figures=figures, width=st.integers(40, 100))
+def test_every_number_of_every_row_is_there(heads, figures, width):
+    table = FittedTable("name", title="title")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for index, figure in enumerate(figures):
+        table.add_row(f"row {index}", *[f"{figure} GB"] * len(heads))
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.count("title") == 1
+    for figure in set(figures):
+        assert shown.count(f" {figure} GB") >= figures.count(figure) * len(heads)
