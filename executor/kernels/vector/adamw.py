@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.codes import decoded, encode
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands, shard_of
 from twinstream.executor.kernels.step_state import StepState
@@ -37,7 +38,7 @@ _BLOCK_ELEMENTS = 2**18
 CLIP_EPS = 1e-6
 
 
-def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
     """Update parameters, m and v; with stochastic rounding each is rounded by its own bits.
 
     Math is float32, as torch.optim.AdamW does it. Learning rate, decay, bias corrections, step and
@@ -54,7 +55,8 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     rounding = typed_attribute(attributes, "stochastic_rounding", bool)
     first_stream = 2 * typed_attribute(attributes, "tensor_seed", int)
     step = StepState(operands["step_state"].bytes)
-    vector.adamw(
+    calls.add(
+        vector.adamw,
         AdamwState(
             parameter=shard_of("parameters", operands, attributes, dtype),
             gradient=shard_of("gradients", operands, attributes, gradient_dtype(attributes)),
