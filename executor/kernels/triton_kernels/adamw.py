@@ -16,7 +16,7 @@ from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
 _BLOCK, _WARPS = 1024, 4
-# Five programs for each of 132 multiprocessors: as many as there are registers for, at 86 a thread.
+# Five programs for each of 132 multiprocessors, all at once: there are registers for six.
 # Which program takes a block changes no bit.
 _PROGRAMS = 660
 _MOST_UNDECAYED = 3  # ranges: attention's norm, what lies behind qkv_proj, the FFN's norm

@@ -85,8 +85,11 @@ def test_float32_master(triton_device, dtype, gradient_dtype):
 
 @DTYPE
 @pytest.mark.parametrize(
-    "ranges", [((0, 5),), ((3, 1030), (1090, 1100)), ((0, 1), (1, 2), (1024, 1025))], ids=str
-)
+    "ranges",
+    [((0, 5),), ((3, 1030), (1090, 1100)), ((0, 1), (1, 2), (1024, 1025)),
+     ((0, 5), (1030, 1040)), ((1, 2), (5, 6), (1090, 1099))],
+    ids=str,
+)  # fmt: skip
 def test_what_has_no_decay_has_none(triton_device, dtype, ranges):
     state = state_of(1100, dtype)
     hyper = constants(undecayed=ranges)
