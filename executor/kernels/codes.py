@@ -14,6 +14,7 @@ from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS
 DROPPED_BITS = 20  # of a float32's mantissa of 23
 # The exponent of 1 (127), less the largest of the code: what code 0 stands for is taken as zero.
 SIGNED_BIAS, UNSIGNED_BIAS = 127 - 15, 127 - 31
+SMALLEST_SCALE_BITS = 1 << 23  # of 2^-126, whose inverse is finite
 
 
 def decoded(codes: torch.Tensor, scales: torch.Tensor, *, signed: bool) -> torch.Tensor:
@@ -38,10 +39,9 @@ def encode(
     """
     blocks = _by_block(values)
     # As integers the magnitudes are in the same order, and NaN is the largest.
-    largest = blocks.abs().view(torch.int32).amax(1).view(torch.float32)
-    scales.copy_(largest)
-    divisors = torch.where(largest == 0.0, 1.0, largest)
-    shares = (blocks / divisors[:, None]).view(-1)[: values.numel()]
+    largest = blocks.abs().view(torch.int32).amax(1).clamp_(min=SMALLEST_SCALE_BITS)
+    scales.copy_(largest.view(torch.float32))
+    shares = (blocks * scales.reciprocal()[:, None]).view(-1)[: values.numel()]
     shares = torch.where(shares.isfinite(), shares, 0.0)
     bias = SIGNED_BIAS if signed else UNSIGNED_BIAS
     bits = (shares.abs().view(torch.int32) - (bias << 23)).clamp_(min=0)

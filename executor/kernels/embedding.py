@@ -5,6 +5,7 @@ Legend: T tokens of the chunk, D d_model, V vocabulary.
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
 from twinstream.executor.kernels.vector.vector_ops import SortedTokens, VectorOps
@@ -14,7 +15,9 @@ from twinstream.models.layout import Layout, embedding_layout, head_layout
 from twinstream.models.spec import ModelSpec
 
 
-def embed_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def embed_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write the rows of the tokens' ids: torch's gather, which already is one pass."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_tokens = typed_attribute(attributes, "num_tokens", int)
@@ -22,31 +25,31 @@ def embed_forward(operands: Operands, attributes: Attributes, vector: VectorOps)
     weight_VD = weight_views(operands["parameters"], layout, dtype)["embedding"]
     ids_T = operands["tokens"].view(torch.int32, (2, num_tokens))[0]
     output_TD = operands["output"].view(dtype, (num_tokens, weight_VD.shape[1]))
-    torch.index_select(weight_VD, 0, ids_T, out=output_TD)
+    calls.add(torch.index_select, weight_VD, 0, ids_T, out=output_TD)
 
 
-def embed_backward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def embed_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Add the gradients of a chunk to the rows of its ids, each row's sum rounded once."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_tokens = typed_attribute(attributes, "num_tokens", int)
     gradients = operands["gradients"]
-    gradient_VD = gradient_views(gradients, embedding_layout_of(attributes), attributes)[
-        "embedding"
-    ]
+    layout = embedding_layout_of(attributes)
+    gradient_VD = gradient_views(gradients, layout, attributes, calls)["embedding"]
     if gradients.mode == "write":
-        gradient_VD.zero_()
+        calls.add(gradient_VD.zero_)
     d_hidden_TD = operands["d_hidden"].view(dtype, (num_tokens, gradient_VD.shape[1]))
     ids_T = operands["tokens"].view(torch.int32, (2, num_tokens))[0]
     workspace = Workspace(operands["scratch"].bytes)
-    tokens = _sorted_tokens(ids_T, workspace)
-    vector.add_token_gradients(d_hidden_TD, tokens, gradient_VD, workspace)
+    tokens = SortedTokens(*(workspace.take((num_tokens,), torch.int64) for _ in range(3)))
+    calls.add(_sort, ids_T, tokens)
+    calls.add(vector.add_token_gradients, d_hidden_TD, tokens, gradient_VD, workspace.rest())
 
 
-def _sorted_tokens(ids_T: torch.Tensor, workspace: Workspace) -> SortedTokens:
-    ids, order, last = (workspace.take((ids_T.shape[0],), torch.int64) for _ in range(3))
-    torch.sort(last.copy_(ids_T), stable=True, out=(ids, order))
-    torch.searchsorted(ids, ids, right=True, out=last).sub_(1)
-    return SortedTokens(ids, order, last)
+def _sort(ids_T: torch.Tensor, tokens: SortedTokens) -> None:
+    torch.sort(tokens.last.copy_(ids_T), stable=True, out=(tokens.ids, tokens.order))
+    torch.searchsorted(tokens.ids, tokens.ids, right=True, out=tokens.last).sub_(1)
 
 
 def head_layout_of(attributes: Attributes) -> Layout:

@@ -5,6 +5,7 @@ The norm is of squares by group, then the root.
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, Operands, shard_of
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
@@ -12,52 +13,67 @@ from twinstream.models.demand.attributes import Attributes, typed_attribute
 from twinstream.models.demand.workspace import sum_shares
 
 
-def gradient_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def gradient_squares(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write the sum of squares of a flat gradient, whose padding is zero."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_elements = typed_attribute(attributes, "num_elements", int)
-    vector.sum_squares(
+    calls.add(
+        vector.sum_squares,
         operands["gradients"].view(dtype, (num_elements,)),
         operands["squares"].view(torch.float32, (1,)),
         Workspace(operands["scratch"].bytes),
     )
 
 
-def shard_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def shard_squares(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write the sums of squares of the stretches of a shard of a gradient, which are whole ones."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     num_elements = typed_attribute(attributes, "num_elements", int)
-    vector.square_shares(
+    calls.add(
+        vector.square_shares,
         shard_of("gradients", operands, attributes, dtype),
         operands["squares"].view(torch.float32, (sum_shares(num_elements),)),
     )
 
 
-def sum_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def sum_squares(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write the sum of what `shard_squares` made of all shards, as `gradient_squares` has it."""
     num_values = typed_attribute(attributes, "num_values", int)
-    vector.sum_values(
+    calls.add(
+        vector.sum_values,
         operands["values"].view(torch.float32, (num_values,)),
         operands["squares"].view(torch.float32, (1,)),
     )
 
 
-def add_gradients(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def add_gradients(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Add one flat gradient to another, each sum rounded once."""
     dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
     shape = (typed_attribute(attributes, "num_elements", int),)
-    operands["sum"].view(dtype, shape).add_(operands["gradients"].view(dtype, shape))
+    sums = operands["sum"].view(dtype, shape)
+    calls.add(sums.add_, operands["gradients"].view(dtype, shape))
 
 
-def no_squares(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def no_squares(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
     """Write zeros: the groups are those of others."""
-    operands["squares"].bytes.zero_()
+    calls.add(operands["squares"].bytes.zero_)
 
 
-def gradient_norm(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def gradient_norm(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write the square root of the sum over all groups."""
     num_groups = typed_attribute(attributes, "num_groups", int)
-    vector.root_of_sum(
+    calls.add(
+        vector.root_of_sum,
         operands["squares"].view(torch.float32, (num_groups,)),
         operands["norm"].view(torch.float32, (1,)),
     )

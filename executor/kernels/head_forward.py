@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
@@ -15,14 +16,17 @@ from twinstream.executor.kernels.vector.gradients import add_vector, weight_view
 from twinstream.executor.kernels.vector.vector_ops import LogitRows, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.demand.attributes import Attributes, typed_attribute
+from twinstream.schedule.ops import Mode
 
 
-def head_evaluate(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def head_evaluate(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write or add the loss that `head_loss` has of the same operands, to the bit."""
     head = HeadForward.of(operands, attributes)
-    for _ in head.slices(vector):
+    for _ in head.slices(vector, calls):
         pass
-    head.add_loss(operands["loss"])
+    head.add_loss(operands["loss"], calls)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class HeadForward:
             losses=workspace.take((num_tokens,), torch.float32),
         )
 
-    def slices(self, vector: VectorOps) -> Iterator[HeadSlice]:
+    def slices(self, vector: VectorOps, calls: Calls) -> Iterator[HeadSlice]:
         """Work on a slice of rows after the other, which are in the same temporaries."""
         row_slice = self.normed.shape[0]
         for start in range(0, self.hidden.shape[0], row_slice):
@@ -85,12 +89,15 @@ class HeadForward:
             norm = RmsNorm(self.hidden[rows], self.rstd[:count], self.norm)
             normed, logits = self.normed[:count], self.logits[:count]
             labelled = LogitRows(logits, self.labels[rows], self.losses[rows], self.loss_scale)
-            vector.write_normed(norm, normed, eps=self.eps)
-            torch.mm(normed, self.weight.t(), out=logits)
-            vector.cross_entropy(labelled, self.workspace)
+            calls.add(vector.write_normed, norm, normed, eps=self.eps)
+            calls.add(torch.mm, normed, self.weight.t(), out=logits)
+            calls.add(vector.cross_entropy, labelled, self.workspace.rest())
             yield HeadSlice(rows, norm, normed, logits)
 
-    def add_loss(self, loss: KernelOperand) -> None:
+    def add_loss(self, loss: KernelOperand, calls: Calls) -> None:
         """Write or add the sum of all rows' losses."""
-        total = self.losses.sum(0, keepdim=True)
-        add_vector(loss.view(torch.float32, (1,)), total, loss.mode)
+        calls.add(_add_sum, loss.view(torch.float32, (1,)), self.losses, loss.mode)
+
+
+def _add_sum(loss: torch.Tensor, losses_T: torch.Tensor, mode: Mode) -> None:
+    add_vector(loss, losses_T.sum(0, keepdim=True), mode)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
 from twinstream.executor.kernels.head_forward import HeadForward
 from twinstream.executor.kernels.operand import Operands
@@ -17,7 +18,7 @@ from twinstream.models.demand.attributes import Attributes, is_frozen, typed_att
 from twinstream.schedule.ops import Mode
 
 
-def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
     """Write d_hidden; write or add the loss and the gradients of the norm and of the head.
 
     What is frozen has no gradient.
@@ -25,24 +26,26 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps) -> 
     The loss is the sum over tokens with a label >= 0 of cross entropy, times what `step_state`
     says: one over the number of such tokens in the step.
     """
-    head, gradients = HeadForward.of(operands, attributes), _Gradients.of(operands, attributes)
+    head = HeadForward.of(operands, attributes)
+    gradients = _Gradients.of(operands, attributes, calls)
     d_hidden_TD = operands["d_hidden"].view(head.hidden.dtype, tuple(head.hidden.shape))
     d_weight = None  # of the norm, summed over slices
     if gradients.norm is not None:
-        d_norm_D = head.workspace.take(tuple(head.norm.shape), torch.float32).zero_()
+        d_norm_D = head.workspace.take(tuple(head.norm.shape), torch.float32)
+        calls.add(d_norm_D.zero_)
         d_weight = VectorGradient(d_norm_D, "update")
     mode = gradients.weight_mode
-    for part in head.slices(vector):
+    for part in head.slices(vector, calls):
         d_hidden_RD = d_hidden_TD[part.rows]
-        torch.mm(part.d_logits, head.weight, out=d_hidden_RD)
+        calls.add(torch.mm, part.d_logits, head.weight, out=d_hidden_RD)
         if gradients.weight is not None:
-            add_matmul(gradients.weight, part.d_logits.t(), part.normed, mode)
+            calls.add(add_matmul, gradients.weight, part.d_logits.t(), part.normed, mode)
         of_norm = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
-        vector.rms_norm_backward(part.norm, of_norm, head.workspace)
+        calls.add(vector.rms_norm_backward, part.norm, of_norm, head.workspace.rest())
         mode = "update"
     if gradients.norm is not None:
-        add_vector(gradients.norm, d_norm_D, gradients.norm_mode)
-    head.add_loss(operands["loss"])
+        calls.add(add_vector, gradients.norm, d_norm_D, gradients.norm_mode)
+    head.add_loss(operands["loss"], calls)
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,17 @@ class _Gradients:
     weight_mode: Mode
 
     @classmethod
-    def of(cls, operands: Operands, attributes: Attributes) -> "_Gradients":
+    def of(cls, operands: Operands, attributes: Attributes, calls: Calls) -> "_Gradients":
         layout = head_layout_of(attributes)
         gradients: dict[str, torch.Tensor] = {}
         norm_mode = weight_mode = cls._mode(operands, "gradients")
         if not is_frozen(attributes):
-            gradients = gradient_views(operands["gradients"], layout, attributes)
+            gradients = gradient_views(operands["gradients"], layout, attributes, calls)
         if typed_attribute(attributes, "tied", bool):
             tied = embedding_layout_of(attributes)
             weight_mode = cls._mode(operands, "embedding_gradients")
             if (flat := operands.get("embedding_gradients")) is not None:
-                gradients["head"] = gradient_views(flat, tied, attributes)["embedding"]
+                gradients["head"] = gradient_views(flat, tied, attributes, calls)["embedding"]
         return cls(gradients.get("final_norm"), norm_mode, gradients.get("head"), weight_mode)
 
     @staticmethod

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.models.demand.attributes import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
@@ -46,7 +47,8 @@ class KernelOperand:
 
 
 Operands = Mapping[str, KernelOperand]
-Kernel = Callable[[Operands, Attributes], None]
+Kernel = Callable[[Operands, Attributes], Calls]
+"""It touches no operand yet: its calls do, as often as they are carried out."""
 
 
 def shard_of(

@@ -1,7 +1,6 @@
 """Kernels by key: name and implementation."""
 
 from collections.abc import Callable
-from functools import partial
 
 from twinstream.executor.kernels.block.block_backward import block_backward
 from twinstream.executor.kernels.block.block_forward import (
@@ -9,6 +8,7 @@ from twinstream.executor.kernels.block.block_forward import (
     block_recompute_attention,
     block_recompute_input,
 )
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.embedding import embed_backward, embed_forward
 from twinstream.executor.kernels.gradient_norm import (
     add_gradients,
@@ -20,10 +20,11 @@ from twinstream.executor.kernels.gradient_norm import (
 )
 from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
-from twinstream.executor.kernels.operand import Kernel
+from twinstream.executor.kernels.operand import Kernel, Operands
 from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
+from twinstream.models.demand.attributes import Attributes
 from twinstream.schedule.errors import TwinstreamError
 
 _COMPOSITIONS: dict[str, Callable[..., None]] = {
@@ -62,7 +63,14 @@ def registered_kernel(key: str) -> Kernel:
         known = ", ".join(kernel_keys())
         raise TwinstreamError(f"kernel '{key}' is unknown; known kernels: {known}")
     name, vector = key.split("/")
-    return partial(_COMPOSITIONS[name], vector=vector_ops(vector))
+    composition, operations = _COMPOSITIONS[name], vector_ops(vector)
+
+    def bind(operands: Operands, attributes: Attributes) -> Calls:
+        calls = Calls()
+        composition(operands, attributes, operations, calls)
+        return calls
+
+    return bind
 
 
 def vector_ops(name: str) -> VectorOps:

@@ -12,12 +12,14 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory
 
-CUBLAS_WORKSPACES_KIB = (4096, 8)
+_CUBLAS_WORKSPACES = ":4096:8"
 """KiB of a workspace, and how many: 32 MiB, what NVIDIA recommends for Hopper.
 
 cuBLAS API reference, cublasSetWorkspace. With a fixed workspace its results are reproducible.
 """
-CUBLASLT_WORKSPACE_KIB = 32 * 1024
+_SAME_BY_DEFAULT = (9, 0)
+"""The compute capability of GPUs on which torch takes 32 MiB unless told otherwise."""
+_CUBLASLT_WORKSPACE_KIB = 32 * 1024
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Its name in newer versions of torch, and the older one, which they still read."""
 
@@ -39,13 +41,14 @@ def check_device_memory(arena_bytes: int, free_bytes: int, total_bytes: int) -> 
 def fix_library_workspaces() -> None:
     """Fix the size of the matmul libraries' workspaces, unless the user has done so.
 
-    They read it when they are first used in a process. And a product of bf16 is summed in float32
-    where cuBLAS splits it over blocks, too, and rounded once.
+    torch 2.11 and older parse CUBLAS_WORKSPACE_CONFIG with std::regex at every product, 58 us of
+    the host each, so it is set only where torch's default is another size. And a product of bf16
+    is summed in float32 where cuBLAS splits it over blocks, too, and rounded once.
     """
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    size, count = CUBLAS_WORKSPACES_KIB
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", f":{size}:{count}")
-    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", str(CUBLASLT_WORKSPACE_KIB))
+    if torch.cuda.get_device_capability() != _SAME_BY_DEFAULT:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
+    os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", str(_CUBLASLT_WORKSPACE_KIB))
 
 
 def expand_segments() -> bool:

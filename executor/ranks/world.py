@@ -22,6 +22,7 @@ from twinstream.schedule.errors import ArgumentError
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_START_S = 120.0
 _NEVER = timedelta(days=365)
+_LOOPBACK = "127.0.0.1"
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -190,24 +191,30 @@ def in_groups(world: World) -> Iterator[World]:
 
 
 def open_store(port: int | None) -> TCPStore:
-    """A store for ranks on this machine; without a port on one that is free.
+    """A store that only processes of this machine can reach; without a port on one that is free.
+
+    Left to itself, TCPStore listens on all interfaces, whatever host it is given.
 
     Raises:
         RendezvousError: the port is taken.
     """
     try:
-        return TCPStore("127.0.0.1", port or 0, is_master=True, wait_for_workers=False)
-    except RuntimeError as error:
+        listening = socket.create_server((_LOOPBACK, port or 0))
+    except OSError as error:
         raise _not_met(error, port or 0, 0) from None
+    return TCPStore(
+        _LOOPBACK, listening.getsockname()[1], is_master=True, wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )  # fmt: skip
 
 
 def reach_store(port: int, patience: Patience) -> TCPStore:
     """The store that another process of this machine has opened."""
     limit = timedelta(seconds=patience.start_s)
-    return TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    return TCPStore(_LOOPBACK, port, is_master=False, timeout=limit)
 
 
-def _not_met(error: RuntimeError, port: int, rank: int) -> RendezvousError:
+def _not_met(error: RuntimeError | OSError, port: int, rank: int) -> RendezvousError:
     if "EADDRINUSE" in str(error) or "in use" in str(error):
         return RendezvousError(
             f"port {port}, on which rank {rank} was to wait for the others, is in use: name "
@@ -217,7 +224,7 @@ def _not_met(error: RuntimeError, port: int, rank: int) -> RendezvousError:
 
 
 def _is_local(address: str) -> bool:
-    return address in ("", "127.0.0.1", "localhost", "::1")
+    return address in ("", _LOOPBACK, "localhost", "::1")
 
 
 def _use_loopback() -> None:

@@ -30,7 +30,7 @@ class GraphClasses:
 
 
 def contents(schedule: Schedule) -> list[Hashable]:
-    """What every op does and on which bytes: ops that are equal in it can share a graph."""
+    """What every op does and on which bytes: equal ops can share their calls and a graph."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
 
     def where(tensor: str, slot: str, num_parts: int | None) -> tuple[Tier, int, int]:
@@ -39,7 +39,7 @@ def contents(schedule: Schedule) -> list[Hashable]:
     found: list[Hashable] = []
     for op in schedule.ops:
         if isinstance(op, Compute):
-            used = [(o.name, where(o.tensor, o.slot, o.num_parts)) for o in op.operands]
+            used = [(o.name, o.mode, where(o.tensor, o.slot, o.num_parts)) for o in op.operands]
             found.append((op.call, tuple(used)))
         elif isinstance(op, Copy):
             ends = [where(op.tensor, slot, op.num_parts) for slot in (op.source, op.destination)]

@@ -1,15 +1,17 @@
 """Carry out ops on the arenas; every backend that has memory uses this."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import assert_never
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import SeveralRanksError
@@ -29,20 +31,24 @@ def bind_works(
 ) -> list[Work]:
     """The work of every op in issue order, to run in whatever thread or stream is current.
 
-    Kernels and views are resolved once. With `poison`, bytes are filled with NaN before they are
+    Kernels are bound to their operands once, and ops that do the same on the same bytes share
+    that: a pass only carries out calls. With `poison`, bytes are filled with NaN before they are
     written and once their content is dead, to expose what the proof of safety should have excluded.
 
     Raises:
         SeveralRanksError: it communicates, and there is nobody to communicate with.
     """
     kernels = {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
+    bound: dict[Hashable, Calls] = {}
 
-    def bind(op: Op) -> Work:
+    def bind(op: Op, content: Hashable) -> Work:
         match op:
             case Compute():
-                kernel, operands = kernels[op.call], arenas.operands(op)
-                attributes = schedule.calls[op.call].attributes
-                return lambda pass_index: kernel(operands, attributes)
+                if content not in bound:
+                    attributes = schedule.calls[op.call].attributes
+                    bound[content] = kernels[op.call](arenas.operands(op), attributes)
+                calls = bound[content]
+                return lambda pass_index: calls()
             case Copy():
                 return _copy(*arenas.copy_views(op))
             case Feed() | Fetch():
@@ -55,7 +61,7 @@ def bind_works(
             case _:
                 assert_never(op)
 
-    works = [bind(op) for op in schedule.ops]
+    works = [bind(*pair) for pair in zip(schedule.ops, contents(schedule), strict=True)]
     if schedule.workload.packing is not None:
         works = noting_packs(schedule, arenas, works)
     if not poison:

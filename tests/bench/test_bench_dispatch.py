@@ -8,14 +8,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 import twinstream as ts
 from tests.bench.test_bench_simulate import pipeline
 from tests.helpers.runs import random_tokens
 from twinstream.executor.backends.cuda import CudaBackend
+from twinstream.executor.kernels import registry
+from twinstream.executor.kernels.block import block_backward, block_forward
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import Graphs, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
@@ -24,9 +30,12 @@ from twinstream.executor.replay.graph_replay import GraphReplay
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.lowering.lower import lower
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import HostCost, Timeline
+from twinstream.schedule.workload import Workload
 
 pytestmark = pytest.mark.bench
 
@@ -68,6 +77,9 @@ class NoGpu:
         return NoEvent()
 
     def use(self, stream: Any) -> None:
+        return
+
+    def enter_thread(self) -> None:
         return
 
     def capture(self, stream: Any, body: Callable[[], None]) -> NoGraph:
@@ -117,6 +129,62 @@ def test_bench_the_loop_alone(capsys):
                 f"{cpu_ns / 1e3:.2f} us of CPU an op ({cost.ns_per_op / 1e3:.2f} elapsed), "
                 f"{calls:.0f} calls a step"
             )
+
+
+# --- what a kernel costs the host
+
+
+class NoVector:
+    """Launches nothing."""
+
+    product_with_backward = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return does_nothing
+
+
+class NoAttention:
+    forward = backward = staticmethod(lambda *arguments: None)
+
+
+def does_nothing(*arguments: Any, **options: Any) -> None:
+    return
+
+
+def test_bench_the_host_of_a_kernel(monkeypatch, capsys):
+    """The compositions on tiny operands: torch's products and no other kernel, CPU time, a call.
+
+    Bound is what an op does once, called what it does in every pass; the best of seven of 200.
+    """
+    monkeypatch.setattr(registry, "vector_ops", lambda name: NoVector())
+    for module in (block_forward, block_backward):
+        monkeypatch.setattr(module, "attention_implementation", lambda name: NoAttention)
+    spec = ModelSpec(
+        name="tiny", num_layers=1, d_model=16, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=16,
+        vocab_size=32, dtype="float32",
+    )  # fmt: skip
+    work = Workload(seq_len=16, chunk_tokens=16, chunks_per_round=1, rounds_per_step=1)
+    chain = lower(spec, work, Recipe())
+    memory = ChainMemory(chain, torch.device("cpu"))
+
+    def cost_us(call: Callable[[], object]) -> float:
+        def once() -> float:
+            before_ns = time.thread_time_ns()
+            for _ in range(200):
+                call()
+            return (time.thread_time_ns() - before_ns) / 200e3
+
+        return min(once() for _ in range(7))
+
+    for kernel, task in {chain.calls[t.call].kernel: t for t in in_order(chain)}.items():
+        bind = partial(
+            registered_kernel(kernel), memory.operands(task), chain.calls[task.call].attributes
+        )
+        calls = bind()
+        bound_us, called_us = cost_us(bind), cost_us(calls)
+        with capsys.disabled():
+            print(f"\n{kernel}: bound {bound_us:.0f} us, called {called_us:.0f} us", end="")
+        assert called_us < bound_us
 
 
 # --- on a GPU

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.data.samples import an_epoch, data_of, lines_of, paragraphs, tokenizer_folder
+from tests.helpers.waiting import comes, ended
 from twinstream.data import training_data
 from twinstream.data.data_error import DataError
 from twinstream.data.options import DataOptions
@@ -91,29 +92,16 @@ def test_no_process_is_left_when_the_training_is_killed(tmp_path):
     done = subprocess.run(command, env=environment)
     assert done.returncode == -signal.SIGKILL
     worker = int((tmp_path / "worker").read_text())
-    end_s = time.monotonic() + 10
-    while is_running(worker) and time.monotonic() < end_s:
-        time.sleep(0.02)
-    if is_running(worker):
+    if not ended([worker]):
         os.kill(worker, signal.SIGKILL)
         pytest.fail("the process goes on without the training")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_stream_that_is_dropped_leaves_no_thread(tmp_path):
     (tmp_path / "a.txt").write_text("text " * 1000)
     stream = data_of(tmp_path / "a.txt", options=DataOptions(workers=1)).chunks(**SHAPE)
     del stream
-    end_s = time.monotonic() + 5
-    while threading.active_count() > 1 and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert threading.active_count() == 1
+    assert comes(lambda: threading.active_count() == 1)
 
 
 def test_groups_hold_enough_chunks_for_their_last_not_to_count():

@@ -64,11 +64,24 @@ def test_without_a_cap_or_with_one_of_the_arena_alone_nothing_is_refused(caps):
     assert meter.report().excess_bytes == 0
 
 
-def test_the_libraries_workspaces_are_fixed_unless_the_user_did(monkeypatch):
-    environ: dict[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1"}
+@pytest.mark.parametrize(
+    ("capability", "environ", "fixed"),
+    [
+        ((8, 0), {}, (":4096:8", "32768")),
+        ((9, 0), {}, (None, "32768")),  # torch's own is the same, and is not parsed
+        ((10, 0), {}, (":4096:8", "32768")),  # only newer versions of torch have the same
+        ((8, 0), {"CUBLASLT_WORKSPACE_SIZE": "1"}, (":4096:8", "1")),
+        ((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, (":16:8", "32768")),
+    ],
+)
+def test_the_libraries_workspaces_are_fixed_unless_the_user_did(
+    monkeypatch, capability, environ, fixed
+):
     monkeypatch.setattr(device_memory.os, "environ", environ)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     fix_library_workspaces()
-    assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+    names = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+    assert tuple(environ.get(name) for name in names) == fixed
 
 
 def test_products_of_bf16_are_summed_in_float32(monkeypatch):

@@ -1,13 +1,12 @@
 """Clock, power and temperature beside what is timed, through an NVML of the tests."""
 
 import sys
-import time
 from time import perf_counter_ns
 
-import pytest
 import torch
 
 from tests.helpers.fake_nvml import FakeNvml
+from tests.helpers.waiting import comes
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.run.device_state import (
     DeviceState,
@@ -59,11 +58,11 @@ def test_a_watch_gives_the_state_between_times():
     nvml = FakeNvml(clock_mhz=1000)
     with StateWatch(state_reader("GPU-1", nvml), poll_s=0.002) as watch:
         start_ns = perf_counter_ns()
-        wait_for(lambda: watch.between([start_ns, perf_counter_ns()])[0] is not None)
+        assert comes(lambda: watch.between([start_ns, perf_counter_ns()])[0])
         middle_ns = perf_counter_ns()
         nvml.clock_mhz = 2000
         later_ns = perf_counter_ns() + 10_000_000  # a reading that was under way is before this
-        wait_for(lambda: watch.between([later_ns, perf_counter_ns()])[0] is not None)
+        assert comes(lambda: watch.between([later_ns, perf_counter_ns()])[0])
         end_ns = perf_counter_ns()
     first, _, second = watch.between([start_ns, middle_ns, later_ns, end_ns])
     assert first is not None and first.sm_clock_mhz == 1000
@@ -82,11 +81,3 @@ def test_the_device_is_loaded_before_every_timing_and_its_state_noted():
     assert set(done[last_load + 1 :]) == {"call"}
     assert len(done) - last_load > 5, "everything that is timed comes after the load"
     assert DeviceTimer(CPU, budget_s=1e-6).timed(lambda: None).state is None
-
-
-def wait_for(condition) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.002)
-    pytest.fail("it never came")

@@ -172,10 +172,15 @@ def test_an_error_in_a_kernel_surfaces_and_stops_everything(schedule, monkeypatc
     kernel = registered_kernel("block_backward/eager")
 
     def broken(operands, attributes):
-        calls.append(1)
-        if len(calls) == 3:
-            raise BrokenError("the third backward fails")
-        kernel(operands, attributes)
+        calls_of_op = kernel(operands, attributes)
+
+        def run():
+            calls.append(1)
+            if len(calls) == 3:
+                raise BrokenError("the third backward fails")
+            calls_of_op()
+
+        return run
 
     monkeypatch.setattr(
         "twinstream.executor.run.work.registered_kernel",

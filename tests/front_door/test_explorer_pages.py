@@ -2,7 +2,6 @@
 
 import shlex
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from werkzeug.serving import make_server
 
 from tests.front_door.command_line import call
 from tests.helpers.browser import browser_page
+from tests.helpers.waiting import comes
 from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.app import explorer
 from twinstream.explorer.refining import Refining, RefusedPlan, can_be_refined
@@ -98,7 +98,7 @@ def test_a_process_beside_makes_the_normal_plan_and_ends():
     asked = QUICK.refined, "cpu"
     refining.follow([asked], anew=True)
     process, _ = refining._running
-    wait_for(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
+    assert comes(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
     process.join()
     found, alone = answers.kept(*asked), Answers({}, {}).answer(*asked)
     assert isinstance(found, Answer)
@@ -113,7 +113,7 @@ def test_a_process_that_dies_is_told_once_and_not_begun_again():
     asked = State(effort="normal"), "h100"
     refining.follow([asked], anew=True)
     refining._running[0].kill()
-    wait_for(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
+    assert comes(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
     assert isinstance(answers.kept(*asked), RefusedPlan)
     assert "code -9" in str(answers.kept(*asked))
     refining.follow([asked], anew=True)
@@ -167,10 +167,3 @@ def test_on_a_phone_all_is_within_its_width_and_the_menu_shows_the_machines(addr
         menu = page.locator(".dash-dropdown-content").bounding_box()
         option = page.locator(".dash-dropdown-option").first.bounding_box()
         assert menu["height"] / option["height"] > 8
-
-
-def wait_for(true, timeout_s: float = 120) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)

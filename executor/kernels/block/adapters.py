@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.kernels.block.block_call import BlockCall
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import (
     add_matmul,
@@ -26,18 +27,19 @@ from twinstream.schedule.ops import Mode
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters of a block; one without LoRA has no sites."""
+    """The adapters of a block, and where their calls go; one without LoRA has no sites."""
 
+    calls: Calls
     sites: Mapping[str, AdapterSite]
     scale: float
     weights: Mapping[str, torch.Tensor]
     low: Mapping[str, torch.Tensor]  # by site, [T, R]
 
     @classmethod
-    def of(cls, operands: Operands, call: BlockCall) -> "Adapters":
+    def of(cls, operands: Operands, call: BlockCall, calls: Calls) -> "Adapters":
         lora = call.lora
         if lora is None:
-            return cls({}, 0.0, {}, {})
+            return cls(calls, {}, 0.0, {}, {})
         sites = {site.name: site for site in adapter_sites(call.spec, lora)}
         weights = weight_views(operands["adapters"], adapter_layout(call.spec, lora), call.dtype)
         low, before_bytes = {}, 0
@@ -45,7 +47,7 @@ class Adapters:
             shape = (call.num_tokens, site.low_width)
             low[name] = operands["low"].view(call.dtype, shape, before_bytes)
             before_bytes += low[name].numel() * call.dtype.itemsize
-        return cls(sites, lora.scale, weights, low)
+        return cls(calls, sites, lora.scale, weights, low)
 
     def write_low(self, site: str, x_TI: torch.Tensor) -> None:
         """Forward only; a recompute finds it there."""
@@ -72,7 +74,8 @@ class Adapters:
 
     def add_share(self, site: str, name: str, base_TO: torch.Tensor, out_TO: torch.Tensor) -> None:
         """out = base + the adapters' share."""
-        torch.addmm(base_TO, self.low_of(site, name), self.weights[f"{name}_b"].t(), out=out_TO)
+        b_RO = self.weights[f"{name}_b"].t()
+        self.calls.add(torch.addmm, base_TO, self.low_of(site, name), b_RO, out=out_TO)
 
     def write_low_gradient(
         self, site: str, d_outputs: Mapping[str, torch.Tensor], workspace: Workspace
@@ -93,10 +96,10 @@ class Adapters:
     ) -> None:  # fmt: skip
         """out = d_low A + d_out W."""
         if d_low_TR is None:
-            torch.mm(d_out_TO, weight_OI, out=out_TI)
+            self.calls.add(torch.mm, d_out_TO, weight_OI, out=out_TI)
             return
-        torch.mm(d_low_TR, self.weights[f"{site}_a"], out=out_TI)
-        torch.addmm(out_TI, d_out_TO, weight_OI, out=out_TI)
+        self.calls.add(torch.mm, d_low_TR, self.weights[f"{site}_a"], out=out_TI)
+        self.calls.add(torch.addmm, out_TI, d_out_TO, weight_OI, out=out_TI)
 
     def _write_share(
         self, site: str, name: str, out_TO: torch.Tensor, bias_O: torch.Tensor | None
@@ -104,17 +107,17 @@ class Adapters:
         if name in self.sites[site].adapted:
             low, b_RO = self.low_of(site, name), self.weights[f"{name}_b"].t()
             if bias_O is None:
-                torch.mm(low, b_RO, out=out_TO)
+                self.calls.add(torch.mm, low, b_RO, out=out_TO)
             else:
-                torch.addmm(bias_O, low, b_RO, out=out_TO)
+                self.calls.add(torch.addmm, bias_O, low, b_RO, out=out_TO)
         elif bias_O is None:
-            out_TO.zero_()
+            self.calls.add(out_TO.zero_)
         else:
-            out_TO.copy_(bias_O)
+            self.calls.add(out_TO.copy_, bias_O)
 
     def _write_scaled(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         """out = scale a b, scaled before it is rounded; what was there does not matter."""
-        torch.addmm(out, a, b, beta=0, alpha=self.scale, out=out)
+        self.calls.add(torch.addmm, out, a, b, beta=0, alpha=self.scale, out=out)
 
     def low_of(self, site: str, name: str) -> torch.Tensor:
         """The columns of a target, [T, rank]."""
@@ -142,7 +145,8 @@ class AdapterGradients:
             return cls(adapters, {}, "update")
         flat = operands["adapter_gradients"]
         layout = adapter_layout(call.spec, call.lora)
-        return cls(adapters, gradient_views(flat, layout, attributes), flat.mode)
+        by_name = gradient_views(flat, layout, attributes, adapters.calls)
+        return cls(adapters, by_name, flat.mode)
 
     def add(
         self, site: str, d_outputs: Mapping[str, torch.Tensor], x_TI: torch.Tensor,
@@ -151,7 +155,8 @@ class AdapterGradients:
         """Add d_low^T x to A's gradient and d_out^T low to that of every B of a site."""
         if d_low_TR is None:
             return
-        add_matmul(self.by_name[f"{site}_a"], d_low_TR.t(), x_TI, self.mode)
+        calls = self.adapters.calls
+        calls.add(add_matmul, self.by_name[f"{site}_a"], d_low_TR.t(), x_TI, self.mode)
         for name in self.adapters.sites[site].adapted:
             d_out_OT, low = d_outputs[name].t(), self.adapters.low_of(site, name)
-            add_matmul(self.by_name[f"{name}_b"], d_out_OT, low, self.mode)
+            calls.add(add_matmul, self.by_name[f"{name}_b"], d_out_OT, low, self.mode)

@@ -15,6 +15,7 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_forward import project, write_rotated_q
 from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import (
@@ -47,7 +48,8 @@ class _Gradients:
         if call.frozen:
             return cls({}, "update", adapters, d_hidden)
         flat = operands["gradients"]
-        return cls(gradient_views(flat, call.layout, attributes), flat.mode, adapters, d_hidden)
+        by_name = gradient_views(flat, call.layout, attributes, block.calls)
+        return cls(by_name, flat.mode, adapters, d_hidden)
 
     def needs(self, weight: str, site: str) -> bool:
         """Whether a gradient takes the input of a projection."""
@@ -56,14 +58,17 @@ class _Gradients:
     def add_matmul(self, name: str, d_out: torch.Tensor, x: torch.Tensor) -> None:
         """Add d_out^T @ x to the gradient of a projection."""
         if name in self.by_name:
-            add_matmul(self.by_name[name], d_out.t(), x, self.mode)
+            calls = self.adapters.adapters.calls
+            calls.add(add_matmul, self.by_name[name], d_out.t(), x, self.mode)
 
     def vector(self, name: str) -> VectorGradient | None:
         """Where the gradient of a norm or a bias goes; None where that is frozen."""
         return VectorGradient(self.by_name[name], self.mode) if name in self.by_name else None
 
 
-def block_backward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def block_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Turn the gradient of the output into that of the input; add the gradients of the weights.
 
     Frozen weights have no gradients; those of adapters are added likewise.
@@ -71,7 +76,7 @@ def block_backward(operands: Operands, attributes: Attributes, vector: VectorOps
     A slice of a sequence also adds to the gradients of all K and V that it saw. Those of its own
     are then complete, because later slices ran before, and go on through the projections.
     """
-    block = BlockOperands.of(operands, attributes, vector)
+    block = BlockOperands.of(operands, attributes, vector, calls)
     gradients = _Gradients.of(block, attributes)
     with block.workspace.frame():
         _ffn_backward(block, gradients)
@@ -89,7 +94,7 @@ def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
     _swiglu_backward(block, gradients, d_gate_up_T2F)
     normed_TD = block.take(block.call.spec.d_model)
     if gradients.needs("gate_up_proj", "gate_up"):
-        block.vector.write_normed(block.norm("ffn_norm"), normed_TD)
+        block.calls.add(block.vector.write_normed, block.norm("ffn_norm"), normed_TD)
     gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed_TD)
     outputs = block.gate_and_up(d_gate_up_T2F)
     _input_gradient(block, gradients, "gate_up", outputs, d_gate_up_T2F, normed_TD)
@@ -126,14 +131,14 @@ def _swiglu_backward(
         room_TF = None
         if needs_product and vector.product_with_backward:
             product_TF = room_TF = block.take(d_ff)
-            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, room_TF)
+            block.calls.add(vector.swiglu_backward, block.gate_up, d_gate_up_T2F, room_TF)
         elif needs_product:
-            vector.write_swiglu(block.gate_up, product_TF)
+            block.calls.add(vector.write_swiglu, block.gate_up, product_TF)
         if needs_product:
             gradients.add_matmul("down_proj", d_hidden, product_TF)
             gradients.adapters.add("down", d_outputs, product_TF, d_low)
         if room_TF is None:
-            vector.swiglu_backward(block.gate_up, d_gate_up_T2F, None)
+            block.calls.add(vector.swiglu_backward, block.gate_up, d_gate_up_T2F, None)
 
 
 def _attention_backward(
@@ -151,8 +156,8 @@ def _attention_backward(
     write_rotated_q(block, rotated_TQ)
     d_kv_T2KE = torch.unflatten(d_qkv_TN[:, spec.d_q :], 1, (2, spec.num_kv_heads, spec.head_dim))
     sums = _context_gradient(block) if block.call.sliced else d_kv_T2KE
-    backward = attention_implementation(block.call.attention).backward
-    backward(
+    block.calls.add(
+        attention_implementation(block.call.attention).backward,
         block.attention_inputs(rotated_TQ),
         block.attention_result,
         AttentionGradients(
@@ -161,10 +166,10 @@ def _attention_backward(
             d_kv=torch.unflatten(sums, 0, (block.call.num_sequences, -1)),
             accumulate=block.call.sliced,
         ),
-        block.workspace,
+        block.workspace.rest(),
     )
     if block.call.sliced:
-        d_kv_T2KE.copy_(sums[block.call.chunk_start :])
+        block.calls.add(d_kv_T2KE.copy_, sums[block.call.chunk_start :])
 
 
 def _context_gradient(block: BlockOperands) -> torch.Tensor:
@@ -173,7 +178,7 @@ def _context_gradient(block: BlockOperands) -> torch.Tensor:
     num_seen = block.call.chunk_start + block.call.num_tokens
     sums = operand.view(torch.float32, (num_seen, 2, spec.num_kv_heads, spec.head_dim))
     if operand.mode == "write":
-        operand.bytes.zero_()
+        block.calls.add(operand.bytes.zero_)
     return sums
 
 
@@ -182,7 +187,7 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     spec = block.call.spec
     normed_TD = block.take(spec.d_model)
     if spec.qk_norm or gradients.needs("qkv_proj", "qkv"):
-        block.vector.write_normed(block.norm("attention_norm"), normed_TD)
+        block.calls.add(block.vector.write_normed, block.norm("attention_norm"), normed_TD)
     d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
     k_TK = None
     if spec.qk_norm:
@@ -191,7 +196,7 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     _head_backward(block, gradients, "q_norm", d_outputs["q"], block.q)
     _head_backward(block, gradients, "k_norm", d_outputs["k"], k_TK)
     if (bias := gradients.vector("qkv_bias")) is not None:
-        block.vector.add_column_sums(d_qkv_TN, bias, block.workspace)
+        block.calls.add(block.vector.add_column_sums, d_qkv_TN, bias, block.workspace.rest())
     gradients.add_matmul("qkv_proj", d_qkv_TN, normed_TD)
     _input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed_TD)
     _norm_backward(block, gradients, "attention_norm", normed_TD)
@@ -205,16 +210,17 @@ def _head_backward(
     norm, backward = block.head_norm(name), None
     if norm is not None and before_norm is not None:
         backward = HeadNormBackward(norm, block.by_head(before_norm), gradients.vector(name))
-    d_THE = block.by_head(d_heads)
-    block.vector.rotated_backward(d_THE, block.rope, backward, block.workspace)
+    d_THE, workspace = block.by_head(d_heads), block.workspace.rest()
+    block.calls.add(block.vector.rotated_backward, d_THE, block.rope, backward, workspace)
 
 
 def _norm_backward(
     block: BlockOperands, gradients: _Gradients, name: str, d_normed_TD: torch.Tensor
 ) -> None:
     """Add the gradient of a norm's input to the residual stream's."""
-    block.vector.rms_norm_backward(
+    block.calls.add(
+        block.vector.rms_norm_backward,
         block.norm(name),
         NormGradients(d_normed_TD, gradients.d_hidden, gradients.vector(name), accumulate=True),
-        block.workspace,
+        block.workspace.rest(),
     )

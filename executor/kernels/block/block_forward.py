@@ -7,18 +7,21 @@ import torch
 
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.demand.attributes import Attributes
 
 
-def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def block_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """Write the block's output and all that a backward of any level needs."""
-    block = BlockOperands.of(operands, attributes, vector)
+    block = BlockOperands.of(operands, attributes, vector, calls)
     spec, adapters = block.call.spec, block.adapters
     with block.workspace.frame():
         normed = block.take(spec.d_model)
-        vector.write_normed(block.norm("attention_norm"), normed, eps=spec.norm_eps)
+        calls.add(vector.write_normed, block.norm("attention_norm"), normed, eps=spec.norm_eps)
         adapters.write_low("qkv", normed)
         _write_q(block, normed)
         _write_kv(block, normed)
@@ -26,27 +29,29 @@ def block_forward(operands: Operands, attributes: Attributes, vector: VectorOps)
     _write_x_o_and_gate_up(block, eps=spec.norm_eps)
     with block.workspace.frame():
         product = block.take(spec.d_ff)
-        vector.write_swiglu(block.gate_up, product)
+        calls.add(vector.write_swiglu, block.gate_up, product)
         output, residual = block.tokens_by_width("output"), block.x_o
         if "down" in adapters.sites:
             adapters.write_low("down", product)
             adapters.add_share("down", "down", residual, output)
             residual = output
-        torch.addmm(residual, product, block.weights["down_proj"].t(), out=output)
+        calls.add(torch.addmm, residual, product, block.weights["down_proj"].t(), out=output)
 
 
 def block_recompute_attention(
-    operands: Operands, attributes: Attributes, vector: VectorOps
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
     """From level ATTENTION: write the projections."""
-    block = BlockOperands.of(operands, attributes, vector)
+    block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_x_o_and_gate_up(block, eps=None)
 
 
-def block_recompute_input(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def block_recompute_input(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
     """From level INPUT: write attention and the projections."""
-    block = BlockOperands.of(operands, attributes, vector)
+    block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_attention(block)
     _write_x_o_and_gate_up(block, eps=None)
@@ -63,13 +68,15 @@ def _write_attention(block: BlockOperands) -> None:
         rotated = block.take(block.call.spec.d_q)
         write_rotated_q(block, rotated)
         forward = attention_implementation(block.call.attention).forward
-        forward(block.attention_inputs(rotated), block.attention_result, block.workspace)
+        inputs, workspace = block.attention_inputs(rotated), block.workspace.rest()
+        block.calls.add(forward, inputs, block.attention_result, workspace)
 
 
 def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:
     """Q as attention takes it."""
     norm, rope = block.head_norm("q_norm"), block.rope
-    block.vector.write_rotated(block.by_head(block.q), norm, rope, block.by_head(out_TQ))
+    q, out = block.by_head(block.q), block.by_head(out_TQ)
+    block.calls.add(block.vector.write_rotated, q, norm, rope, out)
 
 
 def _write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
@@ -84,14 +91,26 @@ def _write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
         if is_forward:
             adapters.write_low("o", block.attention_out)
         has_share = adapters.write_shares("o", [("o", block.x_o)])
-        _add_product(block.attention_out, block.weights["o_proj"], block.x_o, has_share=has_share)
+        _add_product(block, block.attention_out, "o_proj", block.x_o, has_share=has_share)
         hidden = block.tokens_by_width("hidden")
-        block.vector.write_normed(block.norm("ffn_norm"), normed, eps=eps, residual_TD=hidden)
+        norm, write_normed = block.norm("ffn_norm"), block.vector.write_normed
+        block.calls.add(write_normed, norm, normed, eps=eps, residual_TD=hidden)
         if is_forward:
             adapters.write_low("gate_up", normed)
         outputs = list(block.gate_and_up(block.gate_up).items())
         has_share = adapters.write_shares("gate_up", outputs)
-        _add_product(normed, block.weights["gate_up_proj"], block.gate_up, has_share=has_share)
+        _add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
+
+
+def _add_product(
+    block: BlockOperands, x: torch.Tensor, name: str, out: torch.Tensor, *, has_share: bool
+) -> None:
+    """out (+)= x W^T: added to what adapters have written there, if they have."""
+    weight = block.weights[name].t()
+    if has_share:
+        block.calls.add(torch.addmm, out, x, weight, out=out)
+    else:
+        block.calls.add(torch.mm, x, weight, out=out)
 
 
 def project(block: BlockOperands, normed_TD: torch.Tensor, names: str, out: torch.Tensor) -> None:
@@ -103,32 +122,23 @@ def project(block: BlockOperands, normed_TD: torch.Tensor, names: str, out: torc
     widths = [each.stop - each.start for each in columns]
     outputs = list(zip(names, torch.split(out, widths, dim=1), strict=True))
     if block.adapters.write_shares("qkv", outputs, bias):
-        torch.addmm(out, normed_TD, weight.t(), out=out)
+        block.calls.add(torch.addmm, out, normed_TD, weight.t(), out=out)
     elif bias is not None:
-        torch.addmm(bias, normed_TD, weight.t(), out=out)
+        block.calls.add(torch.addmm, bias, normed_TD, weight.t(), out=out)
     else:
-        torch.mm(normed_TD, weight.t(), out=out)
-
-
-def _add_product(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, has_share: bool
-) -> None:
-    """out (+)= x W^T: added to what adapters have written there, if they have."""
-    if has_share:
-        torch.addmm(out, x, weight.t(), out=out)
-    else:
-        torch.mm(x, weight.t(), out=out)
+        block.calls.add(torch.mm, normed_TD, weight.t(), out=out)
 
 
 def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     kv = block.kv
     project(block, normed_TD, "kv", kv.flatten(1))
     keys = kv[:, 0]
-    block.vector.write_rotated(keys, block.head_norm("k_norm"), block.rope, keys)
+    norm, write_rotated = block.head_norm("k_norm"), block.vector.write_rotated
+    block.calls.add(write_rotated, keys, norm, block.rope, keys)
 
 
 def _rewrite_q(block: BlockOperands) -> None:
     with block.workspace.frame():
         normed = block.take(block.call.spec.d_model)
-        block.vector.write_normed(block.norm("attention_norm"), normed)
+        block.calls.add(block.vector.write_normed, block.norm("attention_norm"), normed)
         _write_q(block, normed)

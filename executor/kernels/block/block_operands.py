@@ -19,6 +19,7 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.block.adapters import Adapters
 from twinstream.executor.kernels.block.block_call import BlockCall
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.kernels.vector.rope import Rope
@@ -29,9 +30,13 @@ from twinstream.models.demand.attributes import Attributes
 
 @dataclass(frozen=True)
 class BlockOperands:
-    """Views made on demand: a kernel asks only for those of operands that it has."""
+    """Views made on demand: a kernel asks only for those of operands that it has.
+
+    What it does with them are its `calls`.
+    """
 
     call: BlockCall
+    calls: Calls
     weights: Mapping[str, torch.Tensor]
     operands: Operands
     vector: VectorOps
@@ -41,7 +46,9 @@ class BlockOperands:
     adapters: Adapters
 
     @classmethod
-    def of(cls, operands: Operands, attributes: Attributes, vector: VectorOps) -> "BlockOperands":
+    def of(
+        cls, operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+    ) -> "BlockOperands":
         call = BlockCall.from_attributes(attributes)
         weights = weight_views(operands["parameters"], call.layout, call.dtype)
         workspace, positions, starts = Workspace(operands["scratch"].bytes), None, None
@@ -55,8 +62,8 @@ class BlockOperands:
             spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
             spec.rope_scaling,
         )  # fmt: skip
-        adapters = Adapters.of(operands, call)
-        return cls(call, weights, operands, vector, workspace, rope, starts, adapters)
+        adapters = Adapters.of(operands, call, calls)
+        return cls(call, calls, weights, operands, vector, workspace, rope, starts, adapters)
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:
         """A [T, D] operand: hidden, output, d_hidden."""

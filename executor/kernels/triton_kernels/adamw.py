@@ -16,7 +16,7 @@ from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
 _BLOCK, _WARPS = 1024, 4
-# Five programs for each of 132 multiprocessors: as many as there are registers for, at 86 a thread.
+# Five programs for each of 132 multiprocessors, all at once: there are registers for six.
 # Which program takes a block changes no bit.
 _PROGRAMS = 660
 _MOST_UNDECAYED = 3  # ranges: attention's norm, what lies behind qkv_proj, the FFN's norm
@@ -34,12 +34,12 @@ def adamw(state: AdamwState, constants: AdamwConstants) -> None:
         _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
         state.gradient, state.m, state.v, master, state.step.floats, state.step.integers,
         state.step.max_norm, norm, skips, scales.m, scales.v, num_elements,
-        constants.element_offset, constants.first_stream or 0, constants.beta1,
+        constants.element_offset, constants.stream or 0, constants.beta1,
         1.0 - constants.beta1, constants.beta2, 1.0 - constants.beta2, constants.eps,
         *(end for pair in ranges for end in pair),
         HAS_CODES=state.scales is not None, CODE_BLOCK=CODE_BLOCK_ELEMENTS,
         HAS_MASTER=state.master is not None, CLIPS=state.norm is not None, CLIP_EPS=CLIP_EPS,
-        STOCHASTIC=constants.first_stream is not None, MAY_SKIP=state.skips is not None,
+        STOCHASTIC=constants.stream is not None, MAY_SKIP=state.skips is not None,
         BLOCK=_BLOCK, num_warps=_WARPS,
         enable_fp_fusion=False,
     )  # fmt: skip
@@ -74,20 +74,22 @@ def _keys(seed_ptr, stream):
 
 
 @device_function
-def _random_words(index, key_0, key_1):
-    words = _mix(index.to(tl.uint32) ^ key_0)
-    high = (index >> 32).to(tl.uint32) * 0x21F0AAAD
-    return _mix(words + key_1 + high)
+def _random_words(start, offsets, key_0, key_1):
+    """Of the elements start + offsets, 64-bit sums whose low words carry at most once."""
+    low = start.to(tl.uint32) + offsets.to(tl.uint32)
+    added = key_1 + (start >> 32).to(tl.uint32) * 0x21F0AAAD
+    return _mix(low ^ key_0) + tl.where(low < start.to(tl.uint32), added + 0x21F0AAAD, added)
 
 
 @device_function
 def _down_or_up(x, random_16):
     """Float32 to either bf16 neighbour, with a chance that keeps the mean; finite stays finite."""
-    limit = 3.3895313892515355e38
-    bits = tl.minimum(tl.maximum(x, -limit), limit).to(tl.uint32, bitcast=True)
-    bits = (bits + random_16) & 0xFFFF0000
-    finite = (x.to(tl.uint32, bitcast=True) & 0x7F800000) != 0x7F800000
-    return tl.where(finite, bits.to(tl.float32, bitcast=True), x).to(tl.bfloat16)
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    rounded_bits = tl.minimum(magnitude, 0x7F7F0000) + random_16
+    rounded_bits = (rounded_bits & 0x7FFF0000) | (bits & 0x80000000)
+    bits = tl.where(magnitude < 0x7F800000, rounded_bits, bits)
+    return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
 
 
 @device_function
@@ -122,7 +124,7 @@ def _num_blocks(num_elements, skips_ptr, MAY_SKIP: tl.constexpr, BLOCK: tl.const
 @triton.jit
 def _adamw_kernel(
     parameter_ptr, gradient_ptr, m_ptr, v_ptr, master_ptr, step_ptr, seed_ptr, max_norm_ptr,
-    norm_ptr, skips_ptr, m_scale_ptr, v_scale_ptr, num_elements, element_offset, first_stream,
+    norm_ptr, skips_ptr, m_scale_ptr, v_scale_ptr, num_elements, element_offset, stream,
     beta1, rest1, beta2, rest2, eps, start_0, end_0, start_1, end_1, start_2, end_2, HAS_CODES:
     tl.constexpr, CODE_BLOCK: tl.constexpr, HAS_MASTER: tl.constexpr, CLIPS: tl.constexpr,
     CLIP_EPS: tl.constexpr, STOCHASTIC: tl.constexpr, MAY_SKIP: tl.constexpr, BLOCK: tl.constexpr,
@@ -130,20 +132,23 @@ def _adamw_kernel(
     lr, m_correction = tl.load(step_ptr), tl.load(step_ptr + 1)
     v_correction_sqrt = tl.sqrt_rn(tl.load(step_ptr + 2))
     decay = 1.0 - lr * tl.load(step_ptr + 3)
+    rate, eps = tl.div_rn(lr * v_correction_sqrt, m_correction), eps * v_correction_sqrt
     if CLIPS:
         scale = _clip_scale(tl.load(max_norm_ptr), tl.load(norm_ptr), CLIP_EPS)
     if STOCHASTIC:
-        key_00, key_01 = _keys(seed_ptr, tl.cast(first_stream, tl.int64))
-        key_10, key_11 = _keys(seed_ptr, tl.cast(first_stream, tl.int64) + 1)
+        key_0, key_1 = _keys(seed_ptr, tl.cast(stream, tl.int64))
     num_blocks = _num_blocks(num_elements, skips_ptr, MAY_SKIP, BLOCK)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        first = tl.cast(block, tl.int64) * BLOCK
         if HAS_CODES:
             num_rows: tl.constexpr = BLOCK // CODE_BLOCK
-            rows = tl.cast(block, tl.int64) * num_rows + tl.arange(0, num_rows)
-            index = rows[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
+            rows = tl.arange(0, num_rows)
+            offsets = rows[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
+            rows = tl.cast(block, tl.int64) * num_rows + rows
             has_scale = rows * CODE_BLOCK < num_elements
         else:
-            index = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            offsets = tl.arange(0, BLOCK)
+        index = first + offsets
         inside = index < num_elements
         gradient = tl.load(gradient_ptr + index, mask=inside, other=0.0).to(tl.float32)
         if CLIPS:
@@ -157,16 +162,21 @@ def _adamw_kernel(
         parameter = tl.load(master_ptr + index, mask=inside, other=0.0).to(tl.float32)
         m = m * beta1 + gradient * rest1
         v = v * beta2 + gradient * gradient * rest2
-        denominator = tl.div_rn(tl.sqrt_rn(v), v_correction_sqrt) + eps
-        change = tl.div_rn(tl.div_rn(m, m_correction) * lr, denominator)
-        undecayed = _within(index, start_0, end_0) | _within(index, start_1, end_1)
-        undecayed |= _within(index, start_2, end_2)
-        parameter = tl.where(undecayed, parameter, parameter * decay) - change
+        change = tl.div_rn(m * rate, tl.sqrt_rn(v) + eps)
+        decayed = parameter * decay
+        touched = (first < end_0) & (first + BLOCK > start_0)
+        touched |= (first < end_1) & (first + BLOCK > start_1)
+        touched |= (first < end_2) & (first + BLOCK > start_2)
+        if touched:
+            undecayed = _within(index, start_0, end_0) | _within(index, start_1, end_1)
+            undecayed |= _within(index, start_2, end_2)
+            decayed = tl.where(undecayed, parameter, decayed)
+        parameter = decayed - change
         if HAS_MASTER:
             tl.store(master_ptr + index, parameter, mask=inside)
         if STOCHASTIC:
-            words = _random_words(index + element_offset, key_00, key_01)
-            others = _random_words(index + element_offset, key_10, key_11)
+            others = _random_words(first + element_offset, offsets, key_0, key_1)
+            words = _mix(others)
         else:
             words, others = index, index
         _store(parameter_ptr + index, parameter, words & 0xFFFF, inside, STOCHASTIC)

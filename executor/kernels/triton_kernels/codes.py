@@ -9,6 +9,7 @@ _DROPPED = tl.constexpr(codes.DROPPED_BITS)
 _BELOW_HALF = tl.constexpr((1 << (codes.DROPPED_BITS - 1)) - 1)
 _SIGNED_BIAS = tl.constexpr(codes.SIGNED_BIAS)
 _UNSIGNED_BIAS = tl.constexpr(codes.UNSIGNED_BIAS)
+_SMALLEST_SCALE = tl.constexpr(codes.SMALLEST_SCALE_BITS)
 
 
 @device_function
@@ -31,11 +32,10 @@ def load_decoded(codes_ptr_RB, scales_ptr_R, inside_RB, inside_R, SIGNED: tl.con
 def encoded(x_RB, random_16, SIGNED: tl.constexpr, STOCHASTIC: tl.constexpr):
     """Codes and, of each row, its scale; NaN where the row has a NaN."""
     magnitudes = x_RB.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    scales_R = tl.max(magnitudes, axis=1).to(tl.float32, bitcast=True)
-    divisors = tl.where(scales_R == 0.0, 1.0, scales_R)
-    shares = tl.div_rn(x_RB, tl.broadcast_to(divisors[:, None], x_RB.shape))
+    largest_R = tl.maximum(tl.max(magnitudes, axis=1), _SMALLEST_SCALE)
+    scales_R = largest_R.to(tl.float32, bitcast=True)
+    shares = x_RB * tl.div_rn(tl.full(scales_R.shape, 1.0, tl.float32), scales_R)[:, None]
     bits = shares.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    shares = tl.where(bits < 0x7F800000, shares, 0.0)
     bits = tl.where(bits < 0x7F800000, bits, 0)
     if SIGNED:
         bits = tl.maximum(bits - (_SIGNED_BIAS << 23), 0)

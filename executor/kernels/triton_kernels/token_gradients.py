@@ -15,6 +15,7 @@ from twinstream.executor.kernels.workspace import Workspace
 
 # Columns of a program: few, so that a long run is shared by several.
 _BLOCK = 512
+_UNROLLED = tl.constexpr(8)  # rows of a run that are loaded at once; they are added one by one
 
 
 def add_token_gradients(
@@ -43,7 +44,7 @@ def _token_gradients_kernel(
     if token_id != id_before:
         sums = tl.zeros([BLOCK], dtype=tl.float32)
         end = tl.load(last_ptr + token).to(tl.int32) + 1
-        for index in range(token, end):
+        for index in tl.range(token, end, loop_unroll_factor=_UNROLLED):
             row = tl.load(order_ptr + index)
             d_hidden = d_hidden_ptr + row * d_hidden_stride + columns
             sums += tl.load(d_hidden, mask=inside, other=0.0).to(tl.float32)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.codes import decoded, encode
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands, shard_of
 from twinstream.executor.kernels.step_state import StepState
@@ -37,7 +38,7 @@ _BLOCK_ELEMENTS = 2**18
 CLIP_EPS = 1e-6
 
 
-def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) -> None:
+def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
     """Update parameters, m and v; with stochastic rounding each is rounded by its own bits.
 
     Math is float32, as torch.optim.AdamW does it. Learning rate, decay, bias corrections, step and
@@ -52,9 +53,10 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
     num_elements = typed_attribute(attributes, "num_elements", int)
     moments = _moments(operands["state"], attributes, num_elements, dtype)
     rounding = typed_attribute(attributes, "stochastic_rounding", bool)
-    first_stream = 2 * typed_attribute(attributes, "tensor_seed", int)
+    stream = typed_attribute(attributes, "tensor_seed", int)
     step = StepState(operands["step_state"].bytes)
-    vector.adamw(
+    calls.add(
+        vector.adamw,
         AdamwState(
             parameter=shard_of("parameters", operands, attributes, dtype),
             gradient=shard_of("gradients", operands, attributes, gradient_dtype(attributes)),
@@ -72,7 +74,7 @@ def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps) ->
             eps=typed_attribute(attributes, "eps", float),
             element_offset=typed_attribute(attributes, "element_offset", int),
             undecayed=undecayed_ranges(attributes),
-            first_stream=first_stream if rounding else None,
+            stream=stream if rounding else None,
         ),
     )
 
@@ -103,6 +105,7 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
     """The eager update, a block of elements at a time; scalars of the step stay on the device."""
     lr, m_correction, v_correction, weight_decay = state.step.floats.unbind()
     v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * weight_decay
+    rate, eps = lr * v_correction_sqrt / m_correction, constants.eps * v_correction_sqrt
     beta1, beta2, num_elements = constants.beta1, constants.beta2, state.parameter.numel()
     scale = None if state.norm is None else _clip_scale(state.step.max_norm, state.norm)
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
@@ -115,8 +118,8 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
         m.mul_(beta1).add_(gradient * (1.0 - beta1))
         v.mul_(beta2)
         v.add_(gradient.mul_(gradient).mul_(1.0 - beta2))
-        denominator = v.sqrt().div_(v_correction_sqrt).add_(constants.eps)
-        change = (m / m_correction).mul_(lr).div_(denominator)
+        denominator = v.sqrt().add_(eps)
+        change = (m * rate).div_(denominator)
         old = state.parameter if state.master is None else state.master
         parameter = float32_copy(old[block])
         for decayed in _outside(constants.undecayed, block):
@@ -192,13 +195,13 @@ def _random_16(
     step_state: StepState, constants: AdamwConstants, start: int, like: torch.Tensor
 ) -> _Random16:
     """They follow from the place of the element."""
-    if (first := constants.first_stream) is None:
+    if constants.stream is None:
         return _Random16()
     step, seed = step_state.integers.unbind()
-    keys = [stream_keys(seed, step, stream) for stream in (first, first + 1)]
+    keys = stream_keys(seed, step, constants.stream)
     start += constants.element_offset
     indices = torch.arange(start, start + like.numel(), device=like.device)
-    words, others = random_words(keys[0], indices), random_words(keys[1], indices)
+    others, words = random_words(keys, indices)
     return _Random16(words & 0xFFFF, words >> 16, others & 0xFFFF)
 
 

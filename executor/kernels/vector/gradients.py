@@ -6,6 +6,7 @@ contribution, float32 ones never.
 
 import torch
 
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.vector.row_blocks import row_blocks
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient
@@ -30,9 +31,9 @@ def weight_views(
 
 
 def gradient_views(
-    operand: KernelOperand, layout: Layout, attributes: Attributes
+    operand: KernelOperand, layout: Layout, attributes: Attributes, calls: Calls
 ) -> dict[str, torch.Tensor]:
-    """The inner tensors of a flat gradient; the padding between them is zeroed on `write`.
+    """The inner tensors of a flat gradient; calls zero the padding between them on `write`.
 
     A gradient of wider elements has each at the same element as the weights.
     """
@@ -44,7 +45,7 @@ def gradient_views(
         start, size = wider * tensor.offset_bytes, wider * tensor.size_bytes
         views[tensor.name] = operand.view(dtype, tensor.shape, start)
         if operand.mode == "write":
-            operand.bytes[start + size : next_start].zero_()
+            calls.add(operand.bytes[start + size : next_start].zero_)
     return views
 
 

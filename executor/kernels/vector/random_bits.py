@@ -31,11 +31,17 @@ def stream_keys(seed: torch.Tensor, step: torch.Tensor, stream: int) -> tuple[to
     return tuple(keys)
 
 
-def random_words(keys: tuple[torch.Tensor, ...], indices: torch.Tensor) -> torch.Tensor:
-    """A 32-bit random number for each index; a function of keys and index alone."""
+def random_words(
+    keys: tuple[torch.Tensor, ...], indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two 32-bit random numbers for each index; functions of keys and index alone.
+
+    The second is the first mixed once more.
+    """
     words = _mix((indices & _MASK).bitwise_xor_(keys[0]))
     high = (indices >> 32).bitwise_and_(_MASK).mul_(_MULTIPLIERS[0])
-    return _mix(words.add_(keys[1]).add_(high).bitwise_and_(_MASK))
+    words.add_(keys[1]).add_(high).bitwise_and_(_MASK)
+    return words, _mix(words.clone())
 
 
 def _mix(words: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,10 @@ def add_token_gradients(
     dtype, gradient_dtype = d_hidden_TD.dtype, gradient_VD.dtype
     width = embed_block_columns(num_tokens, d_model)
     size = (num_tokens * width,)
-    sums_flat, spare_flat = (workspace.take(size, torch.float32) for _ in range(2))
-    rows_flat = workspace.take(size, dtype)
-    old_flat = rows_flat if gradient_dtype == dtype else workspace.take(size, gradient_dtype)
+    with workspace.frame():
+        sums_flat, spare_flat = (workspace.take(size, torch.float32) for _ in range(2))
+        rows_flat = workspace.take(size, dtype)
+        old_flat = rows_flat if gradient_dtype == dtype else workspace.take(size, gradient_dtype)
     for start in range(0, d_model, width):
         columns = slice(start, start + width)
         d_hidden, gradient = d_hidden_TD[:, columns], gradient_VD[:, columns]

@@ -115,7 +115,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class AdamwConstants:
-    """`first_stream` is the first of two random streams, or None to round to nearest.
+    """`stream` is of the random numbers, or None to round to nearest.
 
     Elements of the `undecayed` ranges have no weight decay.
     """
@@ -125,7 +125,7 @@ class AdamwConstants:
     eps: float
     element_offset: int
     undecayed: tuple[tuple[int, int], ...]
-    first_stream: int | None
+    stream: int | None
 
 
 class VectorOps(Protocol):

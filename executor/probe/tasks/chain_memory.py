@@ -30,7 +30,7 @@ def run_round(chain: Chain, memory: "ChainMemory") -> None:
         for task in in_order(chain):
             if task.label.kind != "optimizer_step":
                 call = chain.calls[task.call]
-                registered_kernel(call.kernel)(memory.operands(task), call.attributes)
+                registered_kernel(call.kernel)(memory.operands(task), call.attributes)()
 
 
 def in_order(chain: Chain) -> Iterator[Task]:

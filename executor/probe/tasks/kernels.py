@@ -188,8 +188,7 @@ class _Case:
         if size := workspace_bytes(key, attributes):
             scratch = torch.empty(size, dtype=torch.uint8)
             operands = {**operands, "scratch": KernelOperand(bytes=scratch, mode="scratch")}
-        function = registered_kernel(key)
-        return _sample(cost[0], lambda: function(operands, attributes))
+        return _sample(cost[0], registered_kernel(key)(operands, attributes))
 
 
 def _operand(tensor: torch.Tensor, mode: Mode) -> KernelOperand:

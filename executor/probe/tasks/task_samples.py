@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -52,10 +51,7 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     seen: set[str] = set()
     for task in in_order(chain):
         call = chain.calls[task.call]
-        operands = memory.operands(task)
-        function = registered_kernel(call.kernel)
-
-        run = partial(function, operands, call.attributes)
+        run = registered_kernel(call.kernel)(memory.operands(task), call.attributes)
         with torch.no_grad():
             run()
             if task.call not in seen:

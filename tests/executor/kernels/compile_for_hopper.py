@@ -1,6 +1,7 @@
 """Compile every Triton kernel for sm_90, as it is launched for Llama-3 8B in bf16; no GPU needed.
 
-Run as a program without TRITON_INTERPRET: prints a JSON list of {name, stack_bytes, wide_loads}.
+Run as a program without TRITON_INTERPRET: prints a JSON list of {name, stack_bytes, wide_loads,
+grid, resident}, the last being how many programs a multiprocessor has registers for.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ def meta(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def compiled(kernel, arguments, options) -> dict:
+def compiled(kernel, grid, arguments, options) -> dict:
     """What Triton's launcher would compile for these arguments."""
     names = [parameter.name for parameter in kernel.params]
     values = dict(zip([name for name in names if name not in options], arguments, strict=True))
@@ -80,21 +81,28 @@ def compiled(kernel, arguments, options) -> dict:
     settings = {name: value for name, value in options.items() if name not in names}
     settings.setdefault("enable_fp_fusion", True)
     found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=settings)
+    stack_bytes, registers = resources(found.asm["cubin"])
     return {
         "name": kernel.fn.__name__,
-        "stack_bytes": stack_bytes(found.asm["cubin"]),
+        "grid": grid,
+        "resident": 2**16 // (-(-registers // 8) * 8 * 32 * settings["num_warps"]),
+        "stack_bytes": stack_bytes,
         "wide_loads": len(re.findall(r"ld\.global\.v4", found.asm["ptx"])),
     }
 
 
-def stack_bytes(cubin: bytes) -> int:
-    """What registers spill to, and what indexed arrays take."""
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Bytes of a stack, to which registers spill and indexed arrays go; registers of a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [str(CUOBJDUMP), "-res-usage", file.name]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return max(int(size) for size in re.findall(r"STACK:(\d+)", printed))
+    stack, registers = (
+        max(int(size) for size in re.findall(rf"{what}:(\d+)", printed))
+        for what in ("STACK", "REG")
+    )
+    return stack, registers
 
 
 def launch_all(ops) -> None:
@@ -144,7 +152,7 @@ def main() -> None:
     found = []
 
     def launch(kernel, grid, *arguments, **options):
-        found.append(compiled(kernel, arguments, options))
+        found.append(compiled(kernel, grid, arguments, options))
 
     for name in MODULES.split():
         module = importlib.import_module(f"twinstream.executor.kernels.triton_kernels.{name}")

@@ -51,7 +51,7 @@ def run(
     if size_bytes := workspace_bytes(key, attributes):
         operands["scratch"] = KernelOperand(buffer(size_bytes, fill), "scratch")
     with torch.no_grad():
-        registered_kernel(key)(operands, attributes)
+        registered_kernel(key)(operands, attributes)()
 
 
 def step_state_with(loss_scale: float) -> torch.Tensor:

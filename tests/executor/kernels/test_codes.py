@@ -82,6 +82,16 @@ def test_zeros_are_zero_and_a_fresh_state_is(signed):
 
 
 @SIGNED
+@pytest.mark.parametrize("largest", [1e-40, 2.0**-126, 3e38])
+def test_the_smallest_and_the_largest_scales_keep_their_error(signed, largest):
+    """Below 2^-126 codes are shares of that, so that a scale's inverse is finite."""
+    values = largest * torch.tensor([1.0, 0.3, 0.01])
+    found, scales = there_and_back(values, signed)
+    assert scales.item() == max(torch.tensor(largest).item(), 2.0**-126)
+    assert ((found - values).abs() <= 1.00001 / 16 * values.abs()).all()
+
+
+@SIGNED
 def test_a_nan_spoils_its_block_and_no_other(signed):
     values = spread(600, signed)
     values[300] = math.nan

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.families import SEQ_LEN, kernel_step, random_tokens, tiny_spec
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.vector.gradients import gradient_views
 
@@ -17,7 +18,7 @@ def gradients_of(step) -> dict[str, torch.Tensor]:
         f"{flat}.{name}": view
         for flat, layout in step.layouts.items()
         for name, view in gradient_views(
-            KernelOperand(step.gradients[flat], "read"), layout, attributes
+            KernelOperand(step.gradients[flat], "read"), layout, attributes, Calls()
         ).items()
     }
 

@@ -83,9 +83,14 @@ def test_cross_entropy(triton_device, dtype, num_rows, vocab_size):
 
 @DTYPE
 def test_cross_entropy_of_several_blocks(triton_device, dtype, monkeypatch):
-    """The maximum lies in the last block of the one row, in the first of the other."""
+    """The maximum lies in the last block of the one row, in the first of the other.
+
+    Programs have several rows each, and some rows are far below zero.
+    """
     monkeypatch.setattr(triton_cross_entropy, "_BLOCK", 32)
-    rows = logit_rows(3, 101, dtype)
+    monkeypatch.setattr(triton_cross_entropy, "_PROGRAMS", 2)
+    rows = logit_rows(5, 101, dtype)
+    rows.logits[3] -= 1e4
     rows.logits[0, 100], rows.logits[2, 1] = 20.0, 30.0
     assert_twins_agree(triton_device, call_cross_entropy, rows, results=loss_results)
 

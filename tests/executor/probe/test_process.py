@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import ended
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
 from twinstream.schedule.errors import TwinstreamError
 
@@ -79,8 +80,4 @@ def test_the_process_ends_in_the_middle_of_a_job_when_its_parent_is_killed(tmp_p
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    for _ in range(100):
-        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text():
-            return
-        time.sleep(0.05)
-    pytest.fail("it goes on")
+    assert ended([child])

@@ -124,7 +124,7 @@ class _Memory:
                     self.roots[fed.tensor].copy_(self.feed(op, step))
             call = self.chain.calls[task.call]
             operands = {o.name: KernelOperand(self._view(o), o.mode) for o in task.operands}
-            registered_kernel(call.kernel)(operands, call.attributes)
+            registered_kernel(call.kernel)(operands, call.attributes)()
 
     def _view(self, operand: TaskOperand) -> torch.Tensor:
         tensor = self.tensors[operand.tensor]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.schedule.cluster.small_clusters import build
+from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.registry import kernel_keys, registered_kernel
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.host_work import HostWork
@@ -48,8 +49,8 @@ def documents(count: int) -> list[ClusterSchedule]:
     return found
 
 
-def does_nothing(operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    return
+def does_nothing(operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> Calls:
+    return Calls()
 
 
 def with_a_kernel(part: RankPart) -> RankInputs:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from threading import get_ident
-from time import monotonic, sleep
+from threading import active_count, get_ident
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from tests.executor.ranks.test_pipelines import SPEC, WORKLOAD
 from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
+from tests.helpers.waiting import comes
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.running.run_ranks import RankSettings, options_of
@@ -280,16 +280,14 @@ def test_an_op_whose_call_holds_the_host_up_is_seen():
 def test_gpus_that_never_meet_are_told():
     rank = Watched()
     with rank.waiting.opening(0, 0.05):
-        until = monotonic() + 20
-        while not rank.failures and monotonic() < until:
-            sleep(0.01)
+        assert comes(lambda: rank.failures)
     assert str(rank.failures[0]).startswith(
         "rank 0 waited 0.05 s for the GPUs of all ranks to meet"
     )
-    rank = Watched()
-    with rank.waiting.opening(0, 0.2):
-        pass
-    sleep(0.4)
+    rank, before = Watched(), active_count()
+    with rank.waiting.opening(0, 60):
+        assert active_count() == before + 1
+    assert comes(lambda: active_count() == before)
     assert not rank.failures
 
 
@@ -298,9 +296,7 @@ def test_a_thread_looks_while_the_passes_run():
     rank.enqueue(3)
     rank.marks[0].happened = True
     with rank.waiting.watched_over(rank.part):
-        until = monotonic() + 20
-        while not rank.waiting.now and monotonic() < until:
-            sleep(0.01)
+        assert comes(lambda: rank.waiting.now)
     assert [one.pass_number for one in rank.waiting.now.values()] == [3]
     assert len(rank.threads) == 1 and rank.threads != [get_ident()]
 

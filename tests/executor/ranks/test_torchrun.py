@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from time import monotonic
 
 import pytest
 
@@ -10,6 +9,7 @@ from tests.contract.package_tree import REPO
 from tests.executor.ranks.faulty import summing
 from tests.executor.ranks.talks import value
 from tests.helpers.ports import free_port
+from tests.helpers.waiting import LONGEST_S
 from twinstream.executor.ranks.rank_run import RankRun
 from twinstream.schedule.errors import ArgumentError
 
@@ -30,7 +30,7 @@ def said(how: str) -> list[tuple[int, str, str]]:
     """Exit code, standard output and error of both ranks."""
     port = free_port()
     both = [started(how, rank, port) for rank in range(2)]
-    texts = [one.communicate(timeout=90) for one in both]
+    texts = [one.communicate(timeout=LONGEST_S) for one in both]
     return [(one.returncode, *text) for one, text in zip(both, texts, strict=True)]
 
 
@@ -74,12 +74,10 @@ def test_both_say_what_they_do_not_have_in_common(how, message):
 def test_who_is_left_says_whom_it_lost_and_in_which_op(how, message):
     port = free_port()
     both = [started(how, rank, port) for rank in range(2)]
-    begin_s = monotonic()
-    out, error = both[0].communicate(timeout=90)
+    out, error = both[0].communicate(timeout=LONGEST_S)
     said = f"rank 0 (dp 0) {message} in op 'all_reduce.x.' (all_reduce) of pass 2\n"
     assert (both[0].returncode, out) == (2, said)
     assert "Traceback" not in error
-    assert monotonic() - begin_s < 40
     both[1].kill()
     both[1].communicate()
 
@@ -87,6 +85,6 @@ def test_who_is_left_says_whom_it_lost_and_in_which_op(how, message):
 def test_torchrun_starts_them():
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
                "--master-port", str(free_port()), "-m", SCRIPT, "well"]  # fmt: skip
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=LONGEST_S)
     assert done.returncode == 0, done.stderr
     assert {line[:10] for line in done.stdout.splitlines()} == {"rank 0 has", "rank 1 has"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import ended, is_running
 from tests.training.ranks.rank_runs import (
     STEPS,
     one_device,
@@ -92,7 +93,7 @@ def test_a_rank_that_dies_or_hangs_ends_all(tmp_path: Path, number: int, message
     seen.ranks = RanksTrainer(wanted, callbacks=[seen], timeout_s=3.0)
     with pytest.raises(TwinstreamError, match=message):
         seen.ranks.train()
-    assert seen.pids and not any(_runs(pid) for pid in seen.pids)
+    assert seen.pids and not any(is_running(pid) for pid in seen.pids)
     last = Checkpoints(wanted.output).latest()
     assert last is not None and last.state.step >= 2
     state, _ = one_device(tmp_path / "one")
@@ -124,24 +125,13 @@ def test_a_killed_trainer_leaves_no_rank_and_a_whole_checkpoint(tmp_path: Path) 
     process.kill()
     process.wait()
     assert len(below) >= 3  # ranks, and who started them
-    until = time.monotonic() + 10
-    while any(_runs(pid) for pid in below) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in below)
+    assert ended(below)
     last = found.latest()
     assert last is not None
     steps = last.state.step + 2
     trained(wanted.model_copy(update={"steps": steps}), resume=True)
     state, _ = one_device(tmp_path / "one", warmup="0", decay="constant", steps=steps)
     assert state_files(wanted.output, steps) == state
-
-
-def _runs(pid: int) -> bool:
-    """And is no zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def _descendants(pid: int) -> list[int]:

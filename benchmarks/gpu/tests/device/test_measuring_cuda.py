@@ -53,6 +53,7 @@ def device(monkeypatch) -> Device:
         "mem_get_info": lambda: (found.free_bytes, 2 * 10**9),
         "memory_reserved": lambda: 10**8,
         "get_device_name": lambda: "a GPU of the tests",
+        "get_device_capability": lambda: (9, 0),
         "synchronize": lambda: None,
         "empty_cache": lambda: None,
     }
