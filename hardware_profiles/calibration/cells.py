@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from twinstream.hardware_profiles.calibration.linear_fit import Vector, whitening
+from twinstream.hardware_profiles.calibration.linear_fit import Vector, noise_covariance
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 
@@ -77,8 +77,9 @@ def sweep_of(row: MeasuredRow) -> str:
 def _told(chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector) -> float:
     """Logarithm of how much narrower than the priors these rows make the parameters, together."""
     sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
-    seen = whitening(sweeps, np.ones(len(chosen))) @ effects[list(chosen)]
-    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + seen.T @ seen)[1])
+    seen, noise = effects[list(chosen)], noise_covariance(sweeps, np.ones(len(chosen)))
+    told = seen.T @ np.linalg.solve(noise, seen)
+    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + told)[1])
 
 
 def _first(by_sweep: dict[tuple[int, str], list[MeasuredRow]]) -> list[MeasuredRow]:

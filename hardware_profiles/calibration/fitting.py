@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import fmean, median
 
 import numpy as np
@@ -14,8 +15,8 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import ExpectedError, Machine
 
 _UNTOLD = 0.9  # a width over this share of the prior's is the prior's
-_FEWEST_GROUPS = 3  # that can be left out one after the other
 _LEAST_ERROR = 1e-4
+_MOVED = 1e-3  # log factors under which a number stays what it was
 _FAR_OFF = 2.0
 
 
@@ -51,7 +52,10 @@ class FittedParameter:
     factor: float
     posterior_width: float
     num_rows: int
-    told: bool
+
+    @property
+    def told(self) -> bool:
+        return self.posterior_width < _UNTOLD * self.parameter.width
 
     @property
     def at_bound(self) -> bool:
@@ -102,8 +106,8 @@ class Fit:
 
     def machine(self, name: str, source: str) -> Machine:
         """The profile under this name, with this source on all that the data told."""
-        told = [found for found in self.parameters if found.told]
-        fitted = applied(self.base, [p.parameter for p in told], [p.factor for p in told], source)
+        moved = [found for found in self.parameters if abs(log(found.factor)) > _MOVED]
+        fitted = applied(self.base, [p.parameter for p in moved], [p.factor for p in moved], source)
         update = {
             "name": name,
             "description": f"{self.base.description}; {source}",
@@ -163,12 +167,15 @@ def fit(
         tuple(o.sweep for o in observations),
     )
     before = problem.times_s(np.zeros(len(parameters)))
-    end = _ending(problem, observations)
-    after = problem.times_s(end.found.logs)
-    left_out = problem.times_at_s([end.left_out[o.group] for o in observations])
-    machine = problem.machine(end.found.logs)
+    found = problem.search()
+    logs, linear = found.logs, found.linear
+    after = problem.times_s(logs)
+    without = linear.left_out_optima(tuple(o.group for o in observations))
+    left_out = problem.times_at_s([without[o.group] for o in observations])
+    machine = problem.machine(logs)
+    widths = linear.widths(logs)
     priors = np.array([p.width for p in parameters])
-    moved = np.abs(end.found.linear.jacobian) * priors > WITHIN_SWEEP
+    moved = np.abs(linear.jacobian) * priors > WITHIN_SWEEP
     return Fit(
         base=base,
         parameters=tuple(
@@ -176,10 +183,9 @@ def fit(
                 parameter=parameter,
                 prior_value=parameter.value_in(base),
                 value=parameter.value_in(machine),
-                factor=float(np.exp(end.found.logs[i])),
-                posterior_width=float(end.widths[i] if end.told[i] else parameter.width),
+                factor=float(np.exp(logs[i])),
+                posterior_width=float(widths[i]),
                 num_rows=int(moved[:, i].sum()),
-                told=bool(end.told[i]),
             )
             for i, parameter in enumerate(parameters)
         ),
@@ -189,42 +195,6 @@ def fit(
         ),
         num_predictions=problem.num_predictions,
     )
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """Where the fit ends: told parameters free, the others at their priors."""
-
-    found: Found
-    told: NDArray[np.bool_]
-    widths: Vector
-    left_out: dict[str, Vector]  # log factors without each group
-
-
-def _ending(problem: Problem, observations: Sequence[Observation]) -> _Ending:
-    """Search, put back what the data do not tell, and let the others settle without it.
-
-    Widths are those of the search, where all vary: what is put back is as uncertain as its prior,
-    and so is what could make up for it.
-    """
-    found = problem.search()
-    widths = _widths(found, observations)
-    told = widths < _UNTOLD * found.linear.prior_widths
-    linear = found.linear.with_free(told)
-    logs = linear.optimum()
-    settled = problem.around(linear, logs)
-    left_out = settled.left_out_optima(tuple(o.group for o in observations))
-    return _Ending(Found(logs, settled), told, widths, left_out)
-
-
-def _widths(found: Found, observations: Sequence[Observation]) -> Vector:
-    """The larger of what curvature and residuals say and of what leaving sweeps out says."""
-    widths = found.linear.widths(found.logs)
-    groups = tuple(o.sweep or o.group for o in observations)
-    if len(set(groups)) < _FEWEST_GROUPS:
-        return widths
-    larger: Vector = np.maximum(widths, found.linear.scattered_widths(groups))
-    return larger
 
 
 def require_same_machine(found: Fit, measured_on: str) -> None:
