@@ -1,10 +1,12 @@
 """Which rows of a table calibrate, decided before any measured figure is seen.
 
 Candidates are chosen by configuration: of models and lengths spread over the table's, the runs
-with the smallest caps, the largest, and the smallest device cap with the largest host cap, where
-the link is busiest. Four pairs of smallest and largest caps, at lengths from the shortest to the
-longest and every model in turn, are taken at once. The rest are those candidates that tell the
-most of all parameters together, by how predictions change with each (D-optimal).
+with the smallest caps, the largest, the smallest device cap with the largest host cap, where the
+link is busiest, and the smallest host cap, where the most is computed again: only runs that differ
+in that tell attention's forward rate from its backward rate. Four pairs of smallest and largest
+caps, at lengths from the shortest to the longest and every model in turn, are taken at once. The
+rest are those candidates that tell the most of all parameters together, by how predictions change
+with each (D-optimal).
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,7 +45,8 @@ def candidate_cells(
     for sweep in _spread(sweeps, min(len(sweeps), most // 3)):
         found = by_sweep[sweep]
         busiest = min(found, key=lambda row: (row.dev_mem_gib, -row.host_mem_gib))
-        for row in (*_pair(found), busiest):
+        leanest = min(found, key=lambda row: (row.host_mem_gib, row.dev_mem_gib))
+        for row in (*_pair(found), busiest, leanest):
             chosen[id(row)] = row
     return tuple(chosen.values())
 

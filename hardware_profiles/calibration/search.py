@@ -17,7 +17,7 @@ _STILL = 0.01  # log factors that move less are where they belong: their effect 
 _NEARLY_STILL = 0.05
 _FAR_START = 1.0  # a log factor
 _OTHER_STARTS = 2
-FAR = 3 * NOISE  # a residual that noise does not explain
+FAR = 3 * NOISE  # residuals beyond are not explained by noise
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Problem:
         does not make up for what is still far off.
         """
         found = self._descended(np.zeros(len(self.parameters)))
-        if np.abs(found.linear.residuals).max() > FAR:
+        if np.abs(np.sqrt(self._weights) * found.linear.residuals).max() > FAR:
             others = [self._descended(start) for start in self._other_starts(found.linear)]
             found = min([found, *others], key=lambda one: one.cost)
         return found
