@@ -1,10 +1,12 @@
 """Which rows of a table calibrate, decided before any measured figure is seen.
 
 Candidates are chosen by configuration: of models and lengths spread over the table's, the runs
-with the smallest caps, the largest, and the smallest device cap with the largest host cap, where
-the link is busiest. Four pairs of smallest and largest caps, at lengths from the shortest to the
-longest and every model in turn, are taken at once. The rest are those candidates that tell the
-most of all parameters together, by how predictions change with each (D-optimal).
+with the smallest caps, the largest, the smallest device cap with the largest host cap, where the
+link is busiest, and the smallest host cap, where the most is computed again: only runs that differ
+in that tell attention's forward rate from its backward rate. Four pairs of smallest and largest
+caps, at lengths from the shortest to the longest and every model in turn, are taken at once. The
+rest are those candidates that tell the most of all parameters together, by how predictions change
+with each (D-optimal).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from twinstream.hardware_profiles.calibration.linear_fit import Vector, whitening
+from twinstream.hardware_profiles.calibration.linear_fit import Vector, noise_covariance
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 
@@ -43,7 +45,8 @@ def candidate_cells(
     for sweep in _spread(sweeps, min(len(sweeps), most // 3)):
         found = by_sweep[sweep]
         busiest = min(found, key=lambda row: (row.dev_mem_gib, -row.host_mem_gib))
-        for row in (*_pair(found), busiest):
+        leanest = min(found, key=lambda row: (row.host_mem_gib, row.dev_mem_gib))
+        for row in (*_pair(found), busiest, leanest):
             chosen[id(row)] = row
     return tuple(chosen.values())
 
@@ -77,8 +80,9 @@ def sweep_of(row: MeasuredRow) -> str:
 def _told(chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector) -> float:
     """Logarithm of how much narrower than the priors these rows make the parameters, together."""
     sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
-    seen = whitening(sweeps, np.ones(len(chosen))) @ effects[list(chosen)]
-    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + seen.T @ seen)[1])
+    seen, noise = effects[list(chosen)], noise_covariance(sweeps, np.ones(len(chosen)))
+    told = seen.T @ np.linalg.solve(noise, seen)
+    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + told)[1])
 
 
 def _first(by_sweep: dict[tuple[int, str], list[MeasuredRow]]) -> list[MeasuredRow]:

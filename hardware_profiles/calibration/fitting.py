@@ -2,20 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import fmean, median
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinstream.hardware_profiles.calibration.linear_fit import WITHIN_SWEEP, Vector
+from twinstream.hardware_profiles.calibration.linear_fit import WITHIN_SWEEP
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
-from twinstream.hardware_profiles.calibration.search import Found, Predictor, Problem
+from twinstream.hardware_profiles.calibration.search import FAR, Predictor, Problem
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import ExpectedError, Machine
 
-_UNTOLD = 0.9  # a width over this share of the prior's is the prior's
-_FEWEST_GROUPS = 3  # that can be left out one after the other
+_UNTOLD = 0.9  # a width over this share of the prior's is nearly the prior's
+_WORSE = 1e-3  # of a mean error, that does not count
 _LEAST_ERROR = 1e-4
+_MOVED = 1e-3  # log factors under which a number stays what it was
 _FAR_OFF = 2.0
 
 
@@ -39,10 +40,8 @@ class FittedParameter:
     """A parameter after the fit.
 
     `prior_value` and `value` are its first target's; widths are of the logarithm.
-    `posterior_width` is the larger of what curvature and residuals say and of how far the value
-    scatters when sweeps are left out. `num_rows` observations would move by more than their noise
-    if it moved by its prior's width. `told` is False where the data say too little: then value and
-    width are the prior's.
+    `posterior_width` is that of the value as an estimate, see `LinearFit.widths`. `num_rows`
+    observations would move by more than their noise if it moved by its prior's width.
     """
 
     parameter: Parameter
@@ -51,7 +50,12 @@ class FittedParameter:
     factor: float
     posterior_width: float
     num_rows: int
-    told: bool
+
+    @property
+    def told(self) -> bool:
+        """Whether the data made it narrower, or took it further than its width from the prior."""
+        narrower = self.posterior_width < _UNTOLD * self.parameter.width
+        return narrower or abs(log(self.factor)) > self.posterior_width
 
     @property
     def at_bound(self) -> bool:
@@ -83,8 +87,9 @@ class FittedObservation:
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """Absolute relative errors of a fit, fractions."""
+    """Absolute relative errors of a fit, fractions; `before` are the base's."""
 
+    before_mean_error: float
     mean_error: float
     max_error: float
     left_out_mean_error: float
@@ -102,8 +107,8 @@ class Fit:
 
     def machine(self, name: str, source: str) -> Machine:
         """The profile under this name, with this source on all that the data told."""
-        told = [found for found in self.parameters if found.told]
-        fitted = applied(self.base, [p.parameter for p in told], [p.factor for p in told], source)
+        moved = [found for found in self.parameters if abs(log(found.factor)) > _MOVED]
+        fitted = applied(self.base, [p.parameter for p in moved], [p.factor for p in moved], source)
         update = {
             "name": name,
             "description": f"{self.base.description}; {source}",
@@ -121,11 +126,33 @@ class Fit:
             source=source,
         )
 
+    def unexplained(self) -> tuple[FittedObservation, ...]:
+        """What the fit leaves further off than noise explains, the furthest first."""
+        far = [o for o in self.observations if abs(o.error) * o.observation.weight**0.5 > FAR]
+        return tuple(sorted(far, key=lambda o: -abs(o.error)))
+
+    def require_no_worse(self) -> None:
+        """Refuse a fit that predicts its own observations worse than its base.
+
+        Raises:
+            CalibrationError: it does, on average, each by its weight.
+        """
+        weights = [o.observation.weight for o in self.observations]
+        before = np.average([abs(o.before_error) for o in self.observations], weights=weights)
+        after = np.average([abs(o.error) for o in self.observations], weights=weights)
+        if after > before + _WORSE:
+            raise CalibrationError(
+                f"the fit is off by {after:.2%} on average and its base '{self.base.name}' by "
+                f"{before:.2%} on what was measured, so nothing is written: keep the base, or "
+                "write the fit with --anyway"
+            )
+
     def summary(self) -> ErrorSummary:
         """Absolute relative errors on what was fitted, and on each schedule left out."""
         fitted = [abs(o.error) for o in self.observations]
         left_out = [abs(o.left_out_error) for o in self.observations]
         return ErrorSummary(
+            before_mean_error=fmean(abs(o.before_error) for o in self.observations),
             mean_error=fmean(fitted),
             max_error=max(fitted),
             left_out_mean_error=fmean(left_out),
@@ -141,10 +168,10 @@ def fit(
 ) -> Fit:
     """Fit the parameters' factors on the base to measured times.
 
-    Minimises the sum of soft-l1 losses of log(predicted / measured), whitened by the noise that
-    `linear_fit` states, and of the squares of log(factor) / width. Predictions are dear and nearly
-    linear in the log factors, so a few linearisations do. Parameters whose width stays nearly the
-    prior's go back to it.
+    Minimises the sum of soft-l1 losses of log(predicted / measured), each over the same noise, and
+    of the priors' losses of log(factor) / width, see `linear_fit`. Predictions are dear and nearly
+    linear in the log factors, so a few linearisations do. What the data do not tell stays near its
+    prior.
 
     Args:
         base: a profile, see `prepared`.
@@ -163,12 +190,15 @@ def fit(
         tuple(o.sweep for o in observations),
     )
     before = problem.times_s(np.zeros(len(parameters)))
-    end = _ending(problem, observations)
-    after = problem.times_s(end.found.logs)
-    left_out = problem.times_at_s([end.left_out[o.group] for o in observations])
-    machine = problem.machine(end.found.logs)
+    found = problem.search()
+    logs, linear = found.logs, found.linear
+    after = problem.times_s(logs)
+    without = linear.left_out_optima(tuple(o.group for o in observations))
+    left_out = problem.times_at_s([without[o.group] for o in observations])
+    machine = problem.machine(logs)
+    widths = linear.widths(logs)
     priors = np.array([p.width for p in parameters])
-    moved = np.abs(end.found.linear.jacobian) * priors > WITHIN_SWEEP
+    moved = np.abs(linear.jacobian) * priors > WITHIN_SWEEP
     return Fit(
         base=base,
         parameters=tuple(
@@ -176,10 +206,9 @@ def fit(
                 parameter=parameter,
                 prior_value=parameter.value_in(base),
                 value=parameter.value_in(machine),
-                factor=float(np.exp(end.found.logs[i])),
-                posterior_width=float(end.widths[i] if end.told[i] else parameter.width),
+                factor=float(np.exp(logs[i])),
+                posterior_width=float(widths[i]),
                 num_rows=int(moved[:, i].sum()),
-                told=bool(end.told[i]),
             )
             for i, parameter in enumerate(parameters)
         ),
@@ -189,42 +218,6 @@ def fit(
         ),
         num_predictions=problem.num_predictions,
     )
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """Where the fit ends: told parameters free, the others at their priors."""
-
-    found: Found
-    told: NDArray[np.bool_]
-    widths: Vector
-    left_out: dict[str, Vector]  # log factors without each group
-
-
-def _ending(problem: Problem, observations: Sequence[Observation]) -> _Ending:
-    """Search, put back what the data do not tell, and let the others settle without it.
-
-    Widths are those of the search, where all vary: what is put back is as uncertain as its prior,
-    and so is what could make up for it.
-    """
-    found = problem.search()
-    widths = _widths(found, observations)
-    told = widths < _UNTOLD * found.linear.prior_widths
-    linear = found.linear.with_free(told)
-    logs = linear.optimum()
-    settled = problem.around(linear, logs)
-    left_out = settled.left_out_optima(tuple(o.group for o in observations))
-    return _Ending(Found(logs, settled), told, widths, left_out)
-
-
-def _widths(found: Found, observations: Sequence[Observation]) -> Vector:
-    """The larger of what curvature and residuals say and of what leaving sweeps out says."""
-    widths = found.linear.widths(found.logs)
-    groups = tuple(o.sweep or o.group for o in observations)
-    if len(set(groups)) < _FEWEST_GROUPS:
-        return widths
-    larger: Vector = np.maximum(widths, found.linear.scattered_widths(groups))
-    return larger
 
 
 def require_same_machine(found: Fit, measured_on: str) -> None:

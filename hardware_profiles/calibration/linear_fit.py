@@ -1,6 +1,7 @@
 """Robust least squares on a linear model of the residuals, with priors and bounds (scipy)."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,27 +9,27 @@ from scipy.optimize import least_squares
 
 Vector = NDArray[np.float64]
 
-# Standard deviations of relative residuals: noise of runs and faults of the model. Runs of a sweep
-# (one model and length, one session of measuring) are off together by more than each by itself.
-NOISE = 0.01  # of what is of no sweep
+# The optimum takes each relative residual to be off by NOISE, by itself: a noise that the rows of a
+# sweep share would explain away what only one sweep tells.
+NOISE = 0.01
+# Stated widths and the choice of rows take what recorded runs show: runs of a sweep (one model and
+# length, one session of measuring) are off together by more than each by itself.
 WITHIN_SWEEP = 0.005
 BETWEEN_SWEEPS = 0.012
-_ROBUST_FROM = 2.0  # residuals beyond so many standard deviations pull less than in proportion
+# Soft l1: beyond so many standard deviations the pull no longer grows with the distance.
+_ROBUST_FROM = 1.0
+_HEAVY_FROM = 0.5  # of a heavy-tailed prior
+_NEVER = 1e3  # of another prior
 _MEDIAN_SQUARE = 0.4549  # of a normal variable of variance 1
 _ROOM = 1e-9  # scipy wants its start strictly between the bounds
 
 
-def whitening(sweeps: tuple[str, ...], weights: Vector) -> Vector:
-    """[n, n] that turns residuals of observations into independent ones of variance 1.
-
-    The symmetric root, so that each stays nearest to its own observation; "" is of no sweep.
-    """
+def noise_covariance(sweeps: tuple[str, ...], weights: Vector) -> Vector:
+    """[n, n] of relative residuals, for widths; "" is of no sweep."""
     own = np.where([bool(sweep) for sweep in sweeps], WITHIN_SWEEP, NOISE)
     together = np.array([[bool(a) and a == b for b in sweeps] for a in sweeps])
-    covariance = np.diag(own**2 / weights) + BETWEEN_SWEEPS**2 * together
-    values, vectors = np.linalg.eigh(covariance)
-    root: Vector = (vectors / np.sqrt(values)) @ vectors.T
-    return root
+    found: Vector = np.diag(own**2 / weights) + BETWEEN_SWEEPS**2 * together
+    return found
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class LinearFit:
     """residuals + jacobian (logs - at_logs), where residuals are log(predicted / measured).
 
     [observations] residuals, weights and sweeps, [observations, parameters] jacobian, [parameters]
-    the rest. Only `free` parameters vary; the others are at their prior, 0.
+    the rest. Only `free` parameters vary; the others are at their prior, 0. `heavy` are the
+    parameters whose prior has heavy tails.
     """
 
     at_logs: Vector
@@ -45,12 +47,10 @@ class LinearFit:
     weights: Vector
     sweeps: tuple[str, ...]
     prior_widths: Vector
+    heavy: NDArray[np.bool_]
     low: Vector
     high: Vector
     free: NDArray[np.bool_]
-
-    def with_free(self, free: NDArray[np.bool_]) -> "LinearFit":
-        return replace(self, free=free)
 
     def without(self, left_out: NDArray[np.bool_]) -> "LinearFit":
         """The same without some observations."""
@@ -73,10 +73,10 @@ class LinearFit:
         logs = np.zeros(len(free))
         if not free.any():
             return logs
-        white = whitening(self.sweeps, self.weights)
-        slopes = white @ self.jacobian[:, free]
+        scale = np.sqrt(self.weights) / NOISE
+        slopes = scale[:, None] * self.jacobian[:, free]
         # the linear model at 0 for those that are not free
-        offset = white @ (self.residuals - self.jacobian @ self.at_logs)
+        offset = scale * (self.residuals - self.jacobian @ self.at_logs)
         widths = self.prior_widths[free]
         priors = np.diag(1.0 / widths)
 
@@ -92,68 +92,64 @@ class LinearFit:
             derivatives,
             bounds=(self.low[free] - _ROOM, self.high[free] + _ROOM),
             x_scale=widths,
-            loss=self._loss,
+            loss=partial(_soft_l1, robust_from=self._robust_from(free)),
         )
         logs[free] = found.x
         return logs
 
     def cost(self, residuals: Vector, logs: Vector) -> float:
         """Twice the robust cost of residuals and of the priors' pull at a point."""
-        squares = (whitening(self.sweeps, self.weights) @ residuals) ** 2
-        priors = ((logs / self.prior_widths) ** 2).sum()
-        return float(self._loss(squares)[0].sum() + priors)
+        return float(self._losses(residuals, logs)[0].sum())
 
-    def widths(self, logs: Vector, *, inflated: bool = True) -> Vector:
-        """Standard deviations of the posterior of the log factors, Gaussian around a point.
+    def widths(self, logs: Vector) -> Vector:
+        """Standard deviations of the log factors where the optimum is at a point.
 
-        `inflated`: where the residuals left are larger than the noise (by their median, so that a
-        wild one does not count), the data count as much less.
+        Of the optimum as an estimate: what the priors' pull leaves of a truth that is their width
+        away, and what the noise of sweeps and rows moves. Where the residuals left are larger than
+        that noise (by their median, so that a wild one does not count), it is taken as so much
+        larger.
         """
-        free = self.free
-        white = whitening(self.sweeps, self.weights)
-        squares = (white @ (self.residuals + self.jacobian @ (logs - self.at_logs))) ** 2
-        weights = 1.0 / np.sqrt(1.0 + squares / _ROBUST_FROM**2)
-        slopes = white @ self.jacobian[:, free]
-        told = slopes.T @ (weights[:, None] * slopes)
-        priors = np.diag(1.0 / self.prior_widths[free] ** 2)
-        if inflated:
-            used = float(np.trace(np.linalg.solve(told + priors, told)))  # parameters' worth
-            freedom = len(squares) / max(1.0, len(squares) - used)
-            told /= max(1.0, float(np.median(squares)) / _MEDIAN_SQUARE * freedom)
-        widths = self.prior_widths.copy()
-        widths[free] = np.sqrt(np.diag(np.linalg.inv(told + priors)))
+        precision, pull = self._curvature(logs)
+        inverse = np.linalg.inv(precision)
+        gain = inverse @ pull
+        noise = noise_covariance(self.sweeps, self.weights)
+        left = self.residuals + self.jacobian @ (logs - self.at_logs)
+        squares = np.linalg.solve(np.linalg.cholesky(noise), left) ** 2
+        used = float(np.trace(gain @ self.jacobian))  # parameters' worth
+        freedom = len(squares) / max(1.0, len(squares) - used)
+        noise *= max(1.0, float(np.median(squares)) / _MEDIAN_SQUARE * freedom)
+        covariance = (inverse / self.prior_widths**2) @ inverse + gain @ noise @ gain.T
+        widths: Vector = np.minimum(np.sqrt(np.diag(covariance)), self.prior_widths)
         return widths
-
-    def scattered_widths(self, groups: tuple[str, ...]) -> Vector:
-        """Widths as the scatter says by which the optimum moves without one group or another.
-
-        Without a group, a factor should move by a variance of as much as its own grows by. The
-        width is larger than the posterior's in the proportion in which it moves by more than that.
-        """
-        optimum, names = self.optimum(), np.array(groups)
-        widths = self.widths(optimum, inflated=False)
-        moved, expected = np.zeros(len(widths)), np.zeros(len(widths))
-        for group in dict.fromkeys(groups):
-            left = self.without(names == group)
-            logs = left.optimum()
-            moved += (logs - optimum) ** 2
-            expected += left.widths(logs, inflated=False) ** 2 - widths**2
-        scattered: Vector = widths * np.sqrt(moved / np.maximum(expected, widths**2 / len(names)))
-        return scattered
 
     def left_out_optima(self, groups: tuple[str, ...]) -> dict[str, Vector]:
         """The optimum without each group of observations."""
         names = np.array(groups)
         return {group: self.without(names == group).optimum() for group in dict.fromkeys(groups)}
 
-    def _loss(self, squares: Vector, /, *, cost_only: bool | None = None) -> Vector:
-        """Soft l1 of the data, squares of the priors: loss, first and second derivative."""
-        assert not cost_only  # scipy asks a loss that is a function for all three
-        count = len(self.residuals)
-        loss = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
-        scale = _ROBUST_FROM**2
-        root = np.sqrt(1.0 + squares[:count] / scale)
-        loss[0, :count] = 2.0 * scale * (root - 1.0)
-        loss[1, :count] = 1.0 / root
-        loss[2, :count] = -0.5 / (scale * root**3)
-        return loss
+    def _curvature(self, logs: Vector) -> tuple[Vector, Vector]:
+        """[parameters, parameters] of half the cost at a point, and [parameters, observations] how
+        much a residual pulls."""
+        left = self.residuals + self.jacobian @ (logs - self.at_logs)
+        slopes = self._losses(left, logs)[1]
+        count = len(left)
+        pull = self.jacobian.T * (slopes[:count] * self.weights / NOISE**2)
+        return pull @ self.jacobian + np.diag(slopes[count:] / self.prior_widths**2), pull
+
+    def _losses(self, residuals: Vector, logs: Vector) -> Vector:
+        """[3, observations and parameters]: loss, first and second derivative by its square."""
+        squares = np.concatenate(
+            [self.weights * (residuals / NOISE) ** 2, (logs / self.prior_widths) ** 2]
+        )
+        return _soft_l1(squares, robust_from=self._robust_from(np.ones(len(logs), dtype=bool)))
+
+    def _robust_from(self, free: NDArray[np.bool_]) -> Vector:
+        priors = np.where(self.heavy[free], _HEAVY_FROM, _NEVER)
+        return np.concatenate([np.full(len(self.residuals), _ROBUST_FROM), priors])
+
+
+def _soft_l1(squares: Vector, /, *, robust_from: Vector, cost_only: bool | None = None) -> Vector:
+    assert not cost_only  # scipy asks a loss that is a function for all three
+    scale = robust_from**2
+    root = np.sqrt(1.0 + squares / scale)
+    return np.stack([2.0 * scale * (root - 1.0), 1.0 / root, -0.5 / (scale * root**3)])

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.hardware_profiles.calibration.linear_fit import LinearFit, Vector
+from twinstream.hardware_profiles.calibration.linear_fit import NOISE, LinearFit, Vector
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
 from twinstream.hardware_profiles.schema import Machine
 
 _STEP = 0.02  # of a log factor, for differences: well above the rounding of simulated times
-_MOST_LINEARISATIONS = 8
+_MOST_LINEARISATIONS = 9
 _MOST_WITHOUT_LATE = 3
 _STILL = 0.01  # log factors that move less are where they belong: their effect is linear
 _NEARLY_STILL = 0.05
+_FAR_START = 1.0  # a log factor
+_OTHER_STARTS = 2
+FAR = 3 * NOISE  # residuals beyond are not explained by noise
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,10 @@ class Found:
     logs: Vector
     linear: LinearFit
 
+    @property
+    def cost(self) -> float:
+        return self.linear.cost(self.linear.residuals, self.logs)
+
 
 class Problem:
     """Predicted times of measured ones and their derivatives; the predictor is asked in batches.
@@ -51,7 +58,7 @@ class Problem:
         weights: Sequence[float],
         sweeps: tuple[str, ...],
     ) -> None:
-        self._base, self._parameters, self._predict = base, parameters, predict
+        self._base, self.parameters, self._predict = base, parameters, predict
         self._measured_s, self._weights = np.array(measured_s), np.array(weights)
         self._sweeps = sweeps
         bounds = [p.factor_bounds(base) for p in parameters]
@@ -62,7 +69,7 @@ class Problem:
 
     def machine(self, logs: Vector) -> Machine:
         """The base with these log factors."""
-        return applied(self._base, self._parameters, [float(f) for f in np.exp(logs)], "trial")
+        return applied(self._base, self.parameters, [float(f) for f in np.exp(logs)], "trial")
 
     def times_s(self, logs: Vector) -> Vector:
         """Predicted seconds of each observation."""
@@ -83,7 +90,7 @@ class Problem:
 
         Over a whole width, so that a limit that only binds further down is seen too.
         """
-        widths = np.array([p.width for p in self._parameters])
+        widths = np.array([p.width for p in self.parameters])
         steps = np.maximum(-widths, np.minimum(self._low, -_STEP))
         here = np.log(self.times_s(np.zeros(len(steps))))
         moved = self._ask(list(np.diag(steps)))
@@ -92,31 +99,52 @@ class Problem:
         return effects
 
     def search(self) -> Found:
-        """Linearise, go to the linear model's robust optimum, and again until nothing moves.
+        """Descend from the prior; where that does not end at the noise, from other points too.
 
         The late parameters stay at their priors until the others are nearly still: what is small
-        does not make up for what is still far off. A step that does not lower the cost is halved,
-        twice at most, and not made where that does not help.
+        does not make up for what is still far off.
         """
-        logs = np.zeros(len(self._parameters))
-        early = np.array([not p.late for p in self._parameters])
-        free = early if early.any() else ~early
+        found = self._descended(np.zeros(len(self.parameters)))
+        if np.abs(np.sqrt(self._weights) * found.linear.residuals).max() > FAR:
+            others = [self._descended(start) for start in self._other_starts(found.linear)]
+            found = min([found, *others], key=lambda one: one.cost)
+        return found
+
+    def _descended(self, logs: Vector) -> Found:
+        """Linearise, go to the linear model's robust optimum, and again until nothing moves.
+
+        A step that does not lower the cost is halved, twice at most, and not made where that does
+        not help.
+        """
+        free = np.array([not p.late for p in self.parameters])
         for number in range(_MOST_LINEARISATIONS):
-            if number == _MOST_WITHOUT_LATE:
+            if number == _MOST_WITHOUT_LATE or not free.any():
                 free = np.ones(len(logs), dtype=bool)
             linear = self._linearised(logs, free)
             point = self._lower(linear, logs)
             moved = float(np.abs(point - logs).max(initial=0.0))
             logs = point
-            if free.all() and moved < _STILL and number:
+            if free.all() and moved < _STILL:
                 break
             if moved < _NEARLY_STILL:
                 free = np.ones(len(logs), dtype=bool)
-        return Found(logs, self.around(linear, logs))
+        return Found(logs, linear.at(self._residuals(logs), logs))
 
-    def around(self, linear: LinearFit, logs: Vector) -> LinearFit:
-        """The linear model with the residuals as they are at another point."""
-        return linear.at(self._residuals(logs), logs)
+    def _other_starts(self, linear: LinearFit) -> list[Vector]:
+        """Of the points where one heavy-tailed parameter is far off alone, those of least cost."""
+        heavy = [i for i, p in enumerate(self.parameters) if p.heavy_tails]
+        points = []
+        for column in heavy:
+            for log in (-_FAR_START, _FAR_START):
+                point = np.zeros(len(self.parameters))
+                point[column] = np.clip(log, self._low[column], self._high[column])
+                points.append(point)
+        measured = np.log(self._measured_s)
+        costs = [
+            linear.cost(np.log(times) - measured, point)
+            for point, times in zip(points, self._ask(points), strict=True)
+        ]
+        return [points[i] for i in np.argsort(costs)[:_OTHER_STARTS]]
 
     def _lower(self, linear: LinearFit, logs: Vector) -> Vector:
         target, here = linear.optimum(), linear.cost(linear.residuals, logs)
@@ -145,7 +173,8 @@ class Problem:
             jacobian=jacobian,
             weights=self._weights,
             sweeps=self._sweeps,
-            prior_widths=np.array([p.width for p in self._parameters]),
+            prior_widths=np.array([p.width for p in self.parameters]),
+            heavy=np.array([p.heavy_tails for p in self.parameters]),
             low=self._low,
             high=self._high,
             free=free,

@@ -3,7 +3,10 @@
 from datetime import date
 
 from twinstream.hardware_profiles.calibration.fitting import Fit, FittedParameter
+from twinstream.hardware_profiles.calibration.search import FAR
 from twinstream.screens.fitted_table import FittedTable
+
+_MOST_NAMED = 5
 
 
 def provenance(fit: Fit, measured: str, today: date) -> str:
@@ -22,6 +25,7 @@ def fit_json(fit: Fit) -> dict[str, object]:
         "base": fit.base.name,
         **vars(fit.summary()),
         "num_predictions": fit.num_predictions,
+        "unexplained": [found.observation.name for found in fit.unexplained()],
         "parameters": [_parameter_json(found) for found in fit.parameters],
         "observations": [
             {
@@ -51,7 +55,7 @@ def parameter_table(fit: Fit) -> FittedTable:
         table.add_row(
             found.parameter.name,
             f"{found.prior_value:.4g}",
-            f"{found.value:.4g}" if found.told else "-",
+            f"{found.value:.4g}",
             f"{found.posterior_width:.1%}",
             str(found.num_rows),
             f"{low:g} to {high:g}",
@@ -82,9 +86,27 @@ def observation_table(fit: Fit) -> FittedTable:
     return table
 
 
+def ending(fit: Fit) -> str:
+    """One sentence on what is left: noise, or the rows that are further off."""
+    far = fit.unexplained()
+    errors = fit.summary()
+    if not far:
+        return (
+            f"The fit ends at the noise: {errors.mean_error:.2%} on average, "
+            f"{errors.max_error:.2%} at most."
+        )
+    named = "; ".join(f"{one.observation.name} {one.error:+.1%}" for one in far[:_MOST_NAMED])
+    more = f" and {len(far) - _MOST_NAMED} more" if len(far) > _MOST_NAMED else ""
+    return (
+        f"The fit does not end at the noise: it is off by {errors.mean_error:.2%} on average, and "
+        f"{len(far)} of {len(fit.observations)} measured times stay off by over {FAR:.0%}: "
+        f"{named}{more}. Check how they were measured."
+    )
+
+
 def _remark(found: FittedParameter) -> str:
     if not found.told:
-        return "kept at the prior: the data say too little"
+        return "nearly the prior's: the data say too little"
     return "at its bound" if found.at_bound else ""
 
 

@@ -90,7 +90,7 @@ def test_what_no_time_depends_on_stays_at_its_prior_and_is_reported():
         assert not by_name[name].told
         assert by_name[name].factor == 1.0
         assert by_name[name].value == by_name[name].prior_value
-        assert by_name[name].posterior_width == by_name[name].parameter.width
+        assert by_name[name].posterior_width == pytest.approx(by_name[name].parameter.width)
     for name in TRUTH:
         assert by_name[name].told
 

@@ -14,9 +14,18 @@ from twinstream.hardware_profiles.schema import Machine
 
 
 def calibrate_ranks(
-    base: Machine, schedule: Path, timeline: Path, output: Path | None, *, as_json: bool
+    base: Machine,
+    schedule: Path,
+    timeline: Path,
+    output: Path | None,
+    *,
+    anyway: bool,
+    as_json: bool,
 ) -> None:
     """Fit the profile; write it, and beside it that of a node, NAME_node.toml.
+
+    Args:
+        anyway: write it even where the base predicts the kernels better.
 
     Raises:
         CalibrationError: the name is no TOML file's, or too little was measured.
@@ -32,6 +41,8 @@ def calibrate_ranks(
         found = fit_ranks(base, [run], name, told)
     try:
         if output is not None:
+            if not anyway:
+                found.kernels.require_no_worse()
             save_with_node(found.cluster, found.machine, output)
     finally:  # what was fitted is told, on a full disk too
         if as_json:

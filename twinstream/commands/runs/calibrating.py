@@ -15,6 +15,7 @@ from twinstream.commands.ranks.calibrating import calibrate_ranks
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
 from twinstream.fidelity.fit_report import (
+    ending,
     fit_json,
     observation_table,
     parameter_table,
@@ -70,6 +71,12 @@ ClusterName = Annotated[
     str | None,
     typer.Option(metavar="NAME|FILE", help="The cluster's profile that gets the curves."),
 ]
+Anyway = Annotated[
+    bool,
+    typer.Option(
+        "--anyway", help="Write the profile even where its base predicts the rows better."
+    ),
+]
 TimelineFile = Annotated[
     Path | None, typer.Option("--timeline", metavar="FILE", help="Its timeline, from `run -o`.")
 ]
@@ -86,6 +93,7 @@ def calibrate(  # noqa: PLR0913
     steps: Steps = None,
     cluster: ClusterName = None,
     output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
+    anyway: Anyway = False,
     as_json: options.Json = False,
 ) -> None:
     """Fit a profile: a machine's to step times or a run of ours, a cluster's to collectives,
@@ -103,7 +111,7 @@ def calibrate(  # noqa: PLR0913
         )
     profile = load_machine(base)
     if schedule is not None and timeline is not None and holds_cluster(schedule):
-        calibrate_ranks(profile, schedule, timeline, output, as_json=as_json)
+        calibrate_ranks(profile, schedule, timeline, output, anyway=anyway, as_json=as_json)
         return
     if measured is not None and schedule is None and timeline is None:
         fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)
@@ -120,12 +128,14 @@ def calibrate(  # noqa: PLR0913
     fitted = fit.machine(output.stem if output else f"{profile.name}_fitted", source)
     try:
         if output is not None:
+            if not anyway:
+                fit.require_no_worse()
             save_machine(fitted, output)
     finally:  # what was fitted is told, on a full disk too
         if as_json:
             print_json(fit_json(fit))
         else:
-            print_report(parameter_table(fit), observation_table(fit))
+            print_report(parameter_table(fit), observation_table(fit), ending(fit))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
