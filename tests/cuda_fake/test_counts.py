@@ -81,6 +81,6 @@ def test_the_first_segment_s_memory_is_free_for_the_second(
 
 
 def test_what_others_have_of_the_device_is_not_counted(device: FakeDevice, tmp_path: Path) -> None:
-    device.memory(4 * 2**30, others_bytes=int(1.2 * 2**30))
+    device.memory(5 * 2**30, others_bytes=int(2.2 * 2**30))
     result, _ = trained(options(tmp_path, **FLASH))
     assert result.step == 6

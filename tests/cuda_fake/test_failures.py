@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cuda_fake.__main__ import LIBRARIES, environment
-from tests.cuda_fake.device import FakeDevice
+from tests.cuda_fake.device import TOTAL_BYTES, FakeDevice
 from tests.executor.test_cuda_training import CUDA
 from tests.training.small_runs import options
 from twinstream.executor.memory import arena_memory
@@ -57,7 +57,7 @@ def test_a_slab_that_others_took_meanwhile_is_told(
     device_slab = arena_memory.device_slab
 
     def taken(size_bytes: int) -> object:
-        device.fail_allocation(0)
+        device.memory(TOTAL_BYTES, others_bytes=TOTAL_BYTES)
         return device_slab(size_bytes)
 
     monkeypatch.setattr(arena_memory, "device_slab", taken)

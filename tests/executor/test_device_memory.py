@@ -57,14 +57,14 @@ def test_a_cap_that_would_be_exceeded_is_refused_with_numbers_and_what_to_do():
 @pytest.mark.parametrize(("peak_gib", "excess_gib"), [(34.0, 0.0), (34.5, 0.5)])
 def test_what_other_processes_have_counts_for_no_cap(peak_gib, excess_gib):
     """10 GiB, beside a context of 0.625 GiB."""
-    meter = meter_of(CAPS, 32.875, peak_gib, peak_gib, peak_gib)
+    meter = meter_of(CAPS, 32.875, *[peak_gib] * 3)
     if excess_gib:
         with pytest.raises(DeviceMemoryError, match=r"has 24\.50 GiB .* others have 10\.00 GiB"):
             meter.warm({})
     else:
         assert not meter.warm({})
-    assert meter.report().others_bytes == 10 * GIB
-    assert meter.report().excess_bytes == excess_gib * GIB
+    found = meter.report()
+    assert (found.others_bytes, found.excess_bytes) == (10 * GIB, excess_gib * GIB)
 
 
 @pytest.mark.parametrize(
