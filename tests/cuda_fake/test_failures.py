@@ -51,6 +51,33 @@ def test_a_failed_device_ends_in_one_sentence_that_names_the_last_checkpoint(
     assert "checkpoint-2: go on from it with --resume." in said
 
 
+# Garbage that has a memory pool, and enough allocations for a collection.
+_COLLECTS = """
+import torch
+from twinstream.executor.backends.gpu import TorchGpu
+
+gpu = TorchGpu()
+number = torch.zeros(1, device="cuda")
+torch.cuda.synchronize()
+
+def body():
+    cycle = [torch.cuda.MemPool()]
+    cycle.append(cycle)
+    del cycle
+    many = [[] for _ in range(5000)]
+    number.add_(1)
+
+gpu.capture(gpu.stream("compute"), body).reset()
+print("captured")
+"""
+
+
+def test_no_garbage_is_collected_in_a_capture_where_torch_would_abort() -> None:
+    command = [sys.executable, "-c", _COLLECTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "captured\n"), done.stderr
+
+
 def test_a_slab_that_others_took_meanwhile_is_told(
     device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +88,7 @@ def test_a_slab_that_others_took_meanwhile_is_told(
         return device_slab(size_bytes)
 
     monkeypatch.setattr(arena_memory, "device_slab", taken)
-    with pytest.raises(DeviceMemoryError, match=r"cannot be had.*There is no checkpoint yet"):
+    with pytest.raises(DeviceMemoryError, match=r"cannot be had.*smaller --device-mem\.$"):
         Trainer(options(tmp_path, **CUDA)).train()
 
 

@@ -34,7 +34,8 @@ def test_no_variant_of_a_kernel_is_met_after_warm_up(
     launched = launched_into_nothing(monkeypatch)
     kernels = KernelChoice(vector="triton")
     recipe = Recipe(kernels=kernels, clips=True, optimizer_state=state)
-    chain = tiny_chain("packed", recipe=recipe, dtype="bfloat16")
+    sizes = {"num_layers": 5, "vocab_size": 4096}  # a layer at 16 bytes, of another size than ends
+    chain = tiny_chain("one chunk", recipe=recipe, dtype="bfloat16", **sizes)
     caps = Caps()
     if policy == "streaming":
         caps = Caps(device_bytes=enough_device_bytes(chain, policy))

@@ -79,13 +79,10 @@ class SegmentRun:
         try:
             return self._train(segment)
         except (DeviceFailedError, DeviceMemoryError) as error:
-            raise type(error)(f"{error} {self._way_on()}") from error
-
-    def _way_on(self) -> str:
-        found = self.rests.checkpoint
-        if found is None:
-            return "There is no checkpoint yet: begin again."
-        return f"The last checkpoint is {found.path}: go on from it with --resume."
+            if (last := self.rests.checkpoint) is None:
+                raise
+            way_on = f"The last checkpoint is {last.path}: go on from it with --resume."
+            raise type(error)(f"{error} {way_on}") from error
 
     def _train(self, segment: Segment) -> Timeline:
         from twinstream.executor.kernels.attention.canary import check_attention
