@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/installed.stamp
 
-.PHONY: demo test test-all newest bench lint sanitize browser wheels clean
+.PHONY: demo test test-all test-cuda-fake newest bench lint sanitize browser wheels clean
 
 demo: $(INSTALLED)
 	$(BIN)/twinstream demo
@@ -25,6 +25,20 @@ newest:
 	.venv-newest/bin/python -m pip install --quiet .
 	rm -rf build twinstream.egg-info
 	.venv-newest/bin/python -I tests/newest_versions.py
+
+# The CUDA path on a CUDA build of torch above a device that is host memory (tests/cuda_fake/README.md):
+# 5.5 GB of wheels in a virtual environment of their own, gcc, and nvcc's headers of CUDA 13.0.
+CUDA_TORCH := torch==2.14.1
+
+test-cuda-fake: .venv-cuda/installed.stamp
+	.venv-cuda/bin/python -m tests.cuda_fake
+
+.venv-cuda/installed.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-cuda
+	{ grep -v -E '^(torch|triton)==' constraints.txt; echo '$(CUDA_TORCH)'; } >.venv-cuda/constraints.txt
+	.venv-cuda/bin/python -m pip install '$(CUDA_TORCH)'
+	.venv-cuda/bin/python -m pip install --constraint .venv-cuda/constraints.txt --editable '.[dev,train]'
+	touch $@
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench
@@ -69,7 +83,7 @@ wheels:
 		mv $$wheel.part-a[b-z] ../flash4-2/; }; done
 
 clean:
-	rm -rf .venv .venv-newest .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-cuda .venv-newest .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes in first, by its exact pin, so that no other package asks for another torch.

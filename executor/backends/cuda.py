@@ -57,8 +57,8 @@ class CudaBackend:
         self.gpu = gpu
         on_host = program.host_streams
         self.streams: list[Any] = [
-            None if number in on_host else gpu.new_stream()
-            for number in range(len(program.streams))
+            None if number in on_host else gpu.stream(str(stream))
+            for number, stream in enumerate(program.streams)
         ]
         self.events = event_table(program, gpu)
         self._program = program

@@ -4,6 +4,8 @@ The backend's logic is tested on a GPU of the tests that runs its streams in any
 """
 
 import contextlib
+import ctypes
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -12,7 +14,7 @@ import torch
 
 
 class GpuEvent(Protocol):
-    """What is used of `torch.cuda.Event`; a stream is whatever `Gpu.new_stream` gave."""
+    """What is used of `torch.cuda.Event`; a stream is whatever `Gpu.stream` gave."""
 
     def record(self, stream: Any) -> None:
         """The event happens when what is on the stream so far has completed."""
@@ -43,8 +45,8 @@ class GpuGraph(Protocol):
 class Gpu(Protocol):
     """A device that runs streams."""
 
-    def new_stream(self) -> Any:
-        """A stream beside all others."""
+    def stream(self, name: str) -> Any:
+        """The stream of this name; beside all others."""
 
     def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
         """An event.
@@ -86,15 +88,23 @@ class Gpu(Protocol):
 
 
 class TorchGpu:
-    """The CUDA device of this process, through torch."""
+    """The CUDA device of this process, through torch; by default the current one.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._index = device.index or 0
+    Runs that follow or interrupt one another share it: torch keeps a workspace of cuBLAS for every
+    stream that has multiplied, for good, and a pool of its own for each would keep more.
+    """
+
+    def __init__(self, index: int | None = None) -> None:
+        self._index = torch.cuda.current_device() if index is None else index
+        self._device = torch.device("cuda", self._index)
         self._pool = torch.cuda.MemPool()
+        self._pool_is_open = False
+        self._streams: dict[str, Any] = {}
 
-    def new_stream(self) -> Any:
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+    def stream(self, name: str) -> Any:
+        if name not in self._streams:
+            self._streams[name] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._streams[name]
 
     def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
         event: GpuEvent = torch.cuda.Event(  # type: ignore[no-untyped-call]
@@ -116,12 +126,19 @@ class TorchGpu:
         pool: Any = self._pool.id
         users = self._pool.use_count()
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
+            with (
+                _no_collection(),
+                torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
+            ):
                 body()
         except RuntimeError:
             self._take_pool_back(graph, users)
             raise
         return graph
+
+    def abandon(self) -> None:
+        """Never free the pool: torch would end the process, since the device has failed."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
 
     def _take_pool_back(self, graph: Any, users: int) -> None:
         """End a refused capture's hold on the pool, which had so many users before it.
@@ -146,9 +163,17 @@ class TorchGpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
 
-    def libraries_pool(self) -> AbstractContextManager[None]:
-        context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool, self._device)
-        return context
+    @contextlib.contextmanager
+    def libraries_pool(self) -> Iterator[None]:
+        if self._pool_is_open:  # by the run that this one interrupts; torch would refuse it
+            yield
+            return
+        self._pool_is_open = True
+        try:
+            with torch.cuda.use_mem_pool(self._pool, self._device):
+                yield
+        finally:
+            self._pool_is_open = False
 
     def begin_allocation_count(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -159,3 +184,15 @@ class TorchGpu:
 
     def release_unused(self) -> None:
         torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """A pool among the garbage would be freed during the capture, at which torch aborts."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -6,14 +6,20 @@ from typing import Any
 
 import torch
 
-from twinstream.executor.memory.arenas import ArenaMemory, Arenas
-from twinstream.executor.memory.device_memory import check_device_memory
+from twinstream.executor.memory.arenas import ArenaMemory, Arenas, DeviceArena
+from twinstream.executor.memory.device_memory import (
+    DeviceFailedError,
+    DeviceMemoryError,
+    check_device_memory,
+    release_device,
+)
 from twinstream.executor.memory.host_limits import check_host_memory, host_limits
 from twinstream.executor.memory.numa import cpus_near
 from twinstream.executor.memory.pinned import Pinning, pinned_arena
 from twinstream.executor.memory.pinned_pieces import host_ranges
 from twinstream.executor.program.options import Progress, RunOptions
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 
 
@@ -21,10 +27,13 @@ from twinstream.schedule.tensors import DEVICE, HOST, Tier
 def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier, ArenaMemory]]:
     """The memory of every tier that a schedule uses, exactly as large as planned, while open.
 
+    Once closed, the device's memory is the driver's again.
+
     Raises:
         HostMemoryError: it does not fit this machine's memory; nothing has been touched.
         DeviceMemoryError: it does not fit the device's free memory; nothing has been touched.
         NoBoundaryError: the host arena cannot be pinned in pieces.
+        DeviceFailedError: the device failed while it was open.
     """
     sizes = Arenas.sizes(schedule)
     if options.backend == "cpu":
@@ -35,10 +44,22 @@ def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier,
     host_bytes, pinning = sizes.get(HOST, 0), arena_pinning(options.on_pinned)
     check_host_memory(host_bytes, host_limits())
     with pinned_arena(host_bytes, host_ranges(schedule), pinning) as pinned:
+        arena = DeviceArena(device_slab(sizes[DEVICE]))
+        memory: dict[Tier, ArenaMemory] = {DEVICE: arena, HOST: pinned}
         try:
-            yield {DEVICE: device_slab(sizes[DEVICE]), HOST: pinned}
-        finally:
+            yield memory
             torch.cuda.synchronize()
+        except torch.AcceleratorError as error:
+            if arena.gpu is not None:
+                arena.gpu.abandon()
+            raise DeviceFailedError(_failed(error)) from error
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # what is raised says why
+                torch.cuda.synchronize()
+            raise
+        memory.clear()
+        del arena
+        release_device()
 
 
 def arena_pinning(on_progress: Progress | None = None) -> Pinning:
@@ -48,8 +69,27 @@ def arena_pinning(on_progress: Progress | None = None) -> Pinning:
 
 
 def device_slab(size_bytes: int) -> torch.Tensor:
-    """The device arena, zeroed."""
-    return torch.zeros(size_bytes, dtype=torch.uint8, device="cuda")
+    """The device arena, zeroed.
+
+    Raises:
+        DeviceMemoryError: there is less memory than the driver said.
+    """
+    try:
+        return torch.zeros(size_bytes, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            f"the device arena of {gib(size_bytes)} cannot be had, though the driver had said that "
+            f"so much was free: {str(error).splitlines()[0]} End what else runs on the device, or "
+            "plan with a smaller --device-mem."
+        ) from error
+
+
+def _failed(error: Exception) -> str:
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    return (
+        f"the GPU has failed and runs nothing more in this process ({said}): look for an Xid in "
+        "`dmesg` and for ECC errors in `nvidia-smi -q`."
+    )
 
 
 def _pci_address() -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from twinstream.executor.backends.gpu import TorchGpu
 from twinstream.executor.kernels.operand import KernelOperand, Pack
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy
@@ -58,6 +59,26 @@ class PieceMemory:
         return sum(piece.bytes.numel() for piece in self.pieces)
 
 
+class DeviceArena:
+    """The slab of a device, and the GPU that runs what lies in it, once something has run.
+
+    A training, its evaluations and its flushes lie in one, and share streams and a pool.
+    """
+
+    def __init__(self, slab: torch.Tensor) -> None:
+        self._slab = slab
+        self.gpu: TorchGpu | None = None
+
+    def __getitem__(self, wanted: slice) -> torch.Tensor:
+        return self._slab[wanted]
+
+    def fill_(self, value: int) -> None:
+        self._slab.fill_(value)
+
+    def numel(self) -> int:
+        return self._slab.numel()
+
+
 class Arenas:
     """The bytes of every tier that a schedule uses; slots are views into them.
 
@@ -87,6 +108,10 @@ class Arenas:
             start, end = self._map.address(tensor, slot, num_parts)
             self._views[key] = self.memory[self._map.slots[slot].tier][start:end]
         return self._views[key]
+
+    def tier(self, slot: str) -> Tier:
+        """Where a slot lies."""
+        return self._map.slots[slot].tier
 
     def operands(self, op: Compute) -> dict[str, KernelOperand]:
         """What the op's kernel is called with, by operand name."""

@@ -1,6 +1,7 @@
 """What the process takes of the device's memory, by the driver's own figure, against the caps."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,8 +25,19 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Its name in newer versions of torch, and the older one, which they still read."""
 
 
+CONTEXT_BYTES = 640 * 2**20
+"""The most that a CUDA context and the first modules take: about 0.5 GiB on H100 (CUDA 12 and 13).
+
+What is in use beyond it before this process has allocated anything belongs to others."""
+_NVML = "libnvidia-ml.so.1"
+
+
 class DeviceMemoryError(TwinstreamError):
     """Context and libraries take more device memory than the schedule's caps leave them."""
+
+
+class DeviceFailedError(TwinstreamError):
+    """The device is lost to this process (an Xid, an ECC error, an access out of bounds)."""
 
 
 def check_device_memory(arena_bytes: int, free_bytes: int, total_bytes: int) -> None:
@@ -56,9 +68,9 @@ def expand_segments() -> bool:
 
     To be called before the first allocation. It stays as it was where the user has configured the
     allocator, and where this torch or driver cannot do it in a private pool: some versions of
-    torch refuse that.
+    torch refuse that, and without NVML 2.14 ends the process.
     """
-    if any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+    if any(name in os.environ for name in _ALLOCATOR_VARIABLES) or not _has_nvml():
         return False
     configure = torch._C._accelerator_setAllocatorSettings
     try:
@@ -70,6 +82,23 @@ def expand_segments() -> bool:
             configure("expandable_segments:False")
         return False
     return True
+
+
+def _has_nvml() -> bool:
+    try:
+        ctypes.CDLL(_NVML)
+    except OSError:
+        return False
+    return True
+
+
+def release_device() -> None:
+    """Give the driver back what torch's allocator holds for nobody, workspaces of cuBLAS included.
+
+    No graph may be left: it would go on to use them.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
@@ -102,6 +131,8 @@ class DeviceMeter:
         self._arena_bytes = arena_bytes
         self._read = read
         self._first = read()
+        held_bytes = max(arena_bytes, self._first.reserved_bytes)
+        self._others_bytes = max(0, self._first.used_bytes - held_bytes - CONTEXT_BYTES)
         self._warm: MemoryReading | None = None
         self._peak_bytes = self._first.used_bytes
         self._libraries_bytes = 0
@@ -141,6 +172,7 @@ class DeviceMeter:
             before_bytes=max(0, self._first.used_bytes - self._arena_bytes),
             warm_bytes=(self._warm or latest).used_bytes,
             peak_bytes=self._peak_bytes,
+            others_bytes=self._others_bytes,
             libraries_bytes=self._libraries_bytes,
             temporary_bytes=self._temporary_bytes,
             declared_bytes=self._caps.library_bytes,
@@ -156,14 +188,15 @@ class DeviceMeter:
 
 
 def _over(memory: DeviceMemory) -> str:
-    beside = memory.peak_bytes - memory.arena_bytes
+    own = memory.peak_bytes - memory.others_bytes
+    beside = own - memory.arena_bytes
     assert memory.cap_bytes is not None
     return (
-        f"the driver counts {gib(memory.peak_bytes)} in use on the device with every kernel warm, "
+        f"this process has {gib(own)} of the device in use with every kernel warm, "
         f"{gib(memory.excess_bytes)} more than the cap of {gib(memory.cap_bytes)}: "
         f"{gib(memory.arena_bytes)} are the arena and {gib(beside)} context and libraries "
-        f"({gib(memory.before_bytes)} before the first kernel, other processes included; "
-        f"{gib(memory.libraries_bytes)} workspaces and temporaries), for which the plan reserves "
+        f"({gib(memory.libraries_bytes)} workspaces and temporaries; beside it others have "
+        f"{gib(memory.others_bytes)}), for which the plan reserves "
         f"{gib(memory.reserve_bytes)}. Raise device_reserve_bytes in the machine's profile to "
         f"{beside} and plan again, or give --device-mem {gib(memory.excess_bytes)} more."
     )

@@ -31,7 +31,8 @@ class RunOptions:
     the same slots. So nothing is filled, and nothing done before the first pass that would write to
     them: no warm-up, no graphs, no poison but what `poison` does during the passes.
 
-    `on_filled` is called when the state is in place, before the first pass.
+    `on_filled` is called when the state is in place, before the first pass. `tell` takes a line
+    about what slows the run down: graphs that were refused, kernels that were not warm.
 
     `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from, by default when the
     backend is made.
@@ -48,6 +49,7 @@ class RunOptions:
     between: Between | None = None
     in_place: bool = False
     on_filled: Callable[[], None] | None = None
+    tell: Callable[[str], None] = lambda line: None
     zero_ns: int | None = None
 
 

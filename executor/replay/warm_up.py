@@ -5,11 +5,15 @@ then neither in the first pass nor in a graph that is being captured, and the me
 known before the training begins.
 """
 
-from collections.abc import Sequence
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
+from typing import Any
 
 from twinstream.executor.backends.cuda import CudaBackend
+from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.program.compiled import Launch, Program, Work
 from twinstream.schedule.ops import Compute
@@ -33,8 +37,8 @@ def warm_up(
 ) -> dict[str, KernelTime]:
     """Every call of the schedule once, and if `timed` once more with a clock; by call.
 
-    A call with operands of several sizes or modes is run with each: Triton compiles a kernel for
-    every such variant. The arenas hold garbage afterwards.
+    A call with operands of several sizes, modes or alignments is run with each: Triton compiles a
+    kernel for every such variant. The arenas hold garbage afterwards.
     Zeros are a valid input of every kernel: token 0, label 0. Times on zeros are short of those
     on data, since they draw less power; those of a first run hold what is done only once.
     """
@@ -44,7 +48,7 @@ def warm_up(
         if not isinstance(launch.op, Compute):
             continue
         operands = arenas.operands(launch.op).values()
-        variant = (launch.op.call, *((o.mode, o.bytes.numel()) for o in operands))
+        variant = (launch.op.call, *((o.mode, o.bytes.numel(), _is_aligned(o)) for o in operands))
         if variant in seen:
             continue
         seen.add(variant)
@@ -57,6 +61,34 @@ def warm_up(
             allocated_bytes = max(allocated_bytes, found[launch.op.call].allocated_bytes)
         found[launch.op.call] = replace(time, allocated_bytes=allocated_bytes)
     return found
+
+
+@contextlib.contextmanager
+def kernels_compiled() -> Iterator[list[str]]:
+    """Names of the Triton kernels that are compiled while open; none where there is no Triton."""
+    names: list[str] = []
+    if "triton" not in sys.modules:
+        yield names
+        return
+    import triton
+
+    runtime = triton.knobs.runtime
+    before = runtime.jit_post_compile_hook
+
+    def compiled(**told: Any) -> Any:
+        names.append(told["fn"].name.rpartition(".")[2])
+        return None if before is None else before(**told)
+
+    runtime.jit_post_compile_hook = compiled
+    try:
+        yield names
+    finally:
+        runtime.jit_post_compile_hook = before
+
+
+def _is_aligned(operand: KernelOperand) -> bool:
+    """As Triton tells pointers apart."""
+    return operand.bytes.data_ptr() % 16 == 0
 
 
 def _run_on_zeros(

@@ -8,7 +8,7 @@ import torch
 
 from twinstream.executor.backends.cuda import CudaBackend
 from twinstream.executor.backends.gpu import Gpu, TorchGpu
-from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.arenas import Arenas, DeviceArena
 from twinstream.executor.memory.device_memory import (
     DeviceMemoryError,
     DeviceMeter,
@@ -20,7 +20,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.dispatch import Passes, PassOptions, run_passes
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.replay.graph_replay import GraphReplay, graphs_pay
-from twinstream.executor.replay.warm_up import KernelTime, warm_up
+from twinstream.executor.replay.warm_up import KernelTime, kernels_compiled, warm_up
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
@@ -28,6 +28,7 @@ from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import DeviceMemory, Provenance
 
 DEFAULT_TIMED_PASSES = 1
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,13 @@ def run_on_cuda(job: Job, options: RunOptions) -> tuple[Passes, Provenance]:
         read_device_memory,
         refuses_excess=options.refuses_excess,
     )
-    gpu = TorchGpu(torch.device("cuda", torch.cuda.current_device()))
+    gpu = _gpu_of(job.arenas)
     with torch.cuda.stream(torch.cuda.current_stream()):  # which is current again afterwards
         try:
             passes, graphs = run_on_gpu(gpu, job, options, meter)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, torch.AcceleratorError) as error:
+            if getattr(error, "error_code", _OUT_OF_MEMORY) != _OUT_OF_MEMORY:
+                raise
             raise DeviceMemoryError(_no_room(error, meter.report())) from error
     return passes, Provenance(
         kind="measured",
@@ -71,7 +74,17 @@ def run_on_cuda(job: Job, options: RunOptions) -> tuple[Passes, Provenance]:
     )
 
 
-def _no_room(error: torch.OutOfMemoryError, memory: DeviceMemory) -> str:
+def _gpu_of(arenas: Arenas) -> Gpu:
+    """Of all runs in the same device arena."""
+    arena = arenas.memory[DEVICE]
+    if not isinstance(arena, DeviceArena):
+        return TorchGpu()
+    if arena.gpu is None:
+        arena.gpu = TorchGpu()
+    return arena.gpu
+
+
+def _no_room(error: Exception, memory: DeviceMemory) -> str:
     return (
         f"beside the arena of {gib(memory.arena_bytes)} the device has no room for what kernels' "
         f"libraries allocate (the driver counts {gib(memory.peak_bytes)} in use): "
@@ -101,9 +114,14 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
             job.arenas.follows_packs = replay is None  # no note follows what a graph copies
         job.fill()
         gpu.synchronize()
-        with gpu.libraries_pool():
+        with gpu.libraries_pool(), kernels_compiled() as late:
             passes = run_passes(
                 job.program, backend, pass_options, replay.replay if replay else None
+            )
+        if late:
+            options.tell(
+                f"{len(late)} Triton kernels were compiled during the passes, which stood "
+                f"still meanwhile: {', '.join(late)}"
             )
         return replace(passes, clock_error_ns=backend.clock_error_ns), why
     finally:
@@ -143,7 +161,14 @@ def _graphs(
     if options.poison:  # what is filled differs from op to op
         content = [op.op_id for op in job.schedule.ops]
     replay = GraphReplay(job.program, job.works, content, backend, named=options.nvtx)
-    refused = f", {len(replay.refused)} refused" if replay.refused else ""
+    refused = ""
+    if replay.refused:
+        refused = f", {len(replay.refused)} refused"
+        where, why = next(iter(replay.refused.items()))
+        options.tell(
+            f"{len(replay.refused)} CUDA graphs were refused, and their ops are launched one by "
+            f"one: {where}: {why}"
+        )
     return replay, (
         f"{replay.num_graphs} graphs for {replay.num_captured_ops} of "
         f"{len(job.program.launches)} ops{refused}"

@@ -187,8 +187,9 @@ def execute_in(
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
     works = bind_works(
-        schedule, arenas, host_work, poison=options.poison, communications=communications
-    )
+        schedule, arenas, host_work,
+        poison=options.poison, backend=options.backend, communications=communications,
+    )  # fmt: skip
 
     def fill_all() -> None:
         if options.in_place:

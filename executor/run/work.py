@@ -1,6 +1,6 @@
 """Carry out ops on the arenas; every backend that has memory uses this."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import assert_never
 
 import torch
@@ -11,12 +11,16 @@ from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.program.options import BackendName
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
+from twinstream.schedule.tensors import DEVICE
 
+Content = tuple[str, str] | tuple[str, str, int | None]
+"""Tensor and slot, and how many parts of it."""
 Communications = Callable[[Communicate, Arenas], Work]
 """The work of an op that meets other ranks, of whom a schedule by itself knows nothing."""
 
@@ -27,6 +31,7 @@ def bind_works(
     host_work: HostWork,
     *,
     poison: bool = False,
+    backend: BackendName = "cpu",
     communications: Communications | None = None,
 ) -> list[Work]:
     """The work of every op in issue order, to run in whatever thread or stream is current.
@@ -34,6 +39,8 @@ def bind_works(
     Kernels are bound to their operands once, and ops that do the same on the same bytes share
     that: a pass only carries out calls. With `poison`, bytes are filled with NaN before they are
     written and once their content is dead, to expose what the proof of safety should have excluded.
+    On CUDA not the host's bytes that the device's streams copy: they would be filled at once, and
+    not in the order of the stream.
 
     Raises:
         SeveralRanksError: it communicates, and there is nobody to communicate with.
@@ -67,12 +74,13 @@ def bind_works(
     if not poison:
         return works
     dying = dying_content(schedule)
+
+    def filled(op: Op, dead: Iterable[Content]) -> list[torch.Tensor]:
+        in_order = backend == "cpu" or isinstance(op, Feed | Fetch)
+        return [arenas.view(*c) for c in dead if in_order or arenas.tier(c[1]) == DEVICE]
+
     return [
-        _poisoned(
-            work,
-            before=_written(op, arenas),
-            after=[arenas.view(*content) for content in dying.get(op.op_id, ())],
-        )
+        _poisoned(work, before=filled(op, _written(op)), after=filled(op, dying.get(op.op_id, ())))
         for op, work in zip(schedule.ops, works, strict=True)
     ]
 
@@ -84,11 +92,12 @@ def _copy(source: torch.Tensor, destination: torch.Tensor) -> Work:
     return copy
 
 
-def _written(op: Op, arenas: Arenas) -> list[torch.Tensor]:
+def _written(op: Op) -> list[Content]:
     """What the op overwrites on a stream of the device."""
     if isinstance(op, Compute | Communicate):
-        return [o.bytes for o in arenas.in_order(op) if o.mode in ("write", "scratch")]
-    return [arenas.copy_views(op)[1]] if isinstance(op, Copy) else []
+        overwritten = [o for o in op.operands if o.mode in ("write", "scratch")]
+        return [(o.tensor, o.slot, o.num_parts) for o in overwritten]
+    return [(op.tensor, op.destination, op.num_parts)] if isinstance(op, Copy) else []
 
 
 def _poisoned(work: Work, *, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> Work:

@@ -11,6 +11,7 @@ import torch
 from twinstream.executor.kernels.codes import decoded
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.staging import Staging
 from twinstream.executor.state.training_state import (
     fresh_adapters,
     fresh_optimizer_state,
@@ -43,10 +44,11 @@ def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: O
     """
     recipe = Recipe.model_validate(schedule.recipe)
     trained = set(trained_groups(ModelSpec.model_validate(schedule.model.spec), recipe))
+    staging = Staging()
     for group, flat in weights:
-        put_carried(schedule, arenas, f"param.{group}", flat)
+        put_carried(schedule, arenas, f"param.{group}", flat, staging)
         if group in trained:
-            put_carried(schedule, arenas, f"opt.{group}", optimizer(group, flat))
+            put_carried(schedule, arenas, f"opt.{group}", optimizer(group, flat), staging)
 
 
 def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:

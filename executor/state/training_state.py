@@ -6,6 +6,7 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
+from twinstream.executor.memory.staging import Staging
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.demand.workspace import state_bytes
 from twinstream.models.layout import Layout, group_layout, parameter_groups
@@ -98,15 +99,17 @@ def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
     Raises:
         TwinstreamError: the state lacks a carried tensor, or has it at another size.
     """
+    staging = Staging()
     for tensor, slot, source in _carried(schedule, state):
-        arenas.view(tensor, slot).copy_(source)
+        staging.copy(arenas.view(tensor, slot), source)
 
 
 def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> State:
     """The state after the last pass, shaped as the one given."""
     result = {name: flat.clone() for name, flat in state.items()}
+    staging = Staging()
     for tensor, slot, destination in _carried(schedule, result):
-        destination.copy_(arenas.view(tensor, slot))
+        staging.copy(destination, arenas.view(tensor, slot))
     return result
 
 
@@ -120,18 +123,28 @@ def carried_names(schedule: Schedule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.parent or t.tensor_id for t in carried if is_state(t)))
 
 
-def put_carried(schedule: Schedule, arenas: Arenas, name: str, flat: torch.Tensor) -> None:
-    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it."""
+def put_carried(
+    schedule: Schedule,
+    arenas: Arenas,
+    name: str,
+    flat: torch.Tensor,
+    staging: Staging | None = None,
+) -> None:
+    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it.
+
+    Of several that follow one another `staging` has the copies overlap.
+    """
+    staging = staging or Staging()
     for tensor, slot, source in _carried(schedule, {name: flat}, name):
-        arenas.view(tensor, slot).copy_(source)
+        staging.copy(arenas.view(tensor, slot), source)
 
 
 def take_carried(schedule: Schedule, arenas: Arenas, name: str) -> torch.Tensor:
     """One whole tensor as its slots have it, 1-D uint8 on the host."""
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
-    flat = torch.empty(sizes[name], dtype=torch.uint8)
+    flat, staging = torch.empty(sizes[name], dtype=torch.uint8), Staging()
     for tensor, slot, destination in _carried(schedule, {name: flat}, name):
-        destination.copy_(arenas.view(tensor, slot))
+        staging.copy(destination, arenas.view(tensor, slot))
     return flat
 
 

@@ -69,7 +69,7 @@ class NoGpu:
     def __init__(self) -> None:
         self.num_streams = 0
 
-    def new_stream(self) -> int:
+    def stream(self, name: str) -> int:
         self.num_streams += 1
         return self.num_streams
 

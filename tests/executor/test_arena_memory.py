@@ -9,9 +9,9 @@ from tests.helpers.fake_cudart import FakeCudart
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.memory import arena_memory as arena_memory_module
-from twinstream.executor.memory.arena_memory import arena_memory
+from twinstream.executor.memory.arena_memory import arena_memory, device_slab
 from twinstream.executor.memory.arenas import Arenas
-from twinstream.executor.memory.device_memory import DeviceMemoryError
+from twinstream.executor.memory.device_memory import DeviceFailedError, DeviceMemoryError
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.schedule.document import Caps, Schedule
@@ -26,6 +26,8 @@ def cudart(monkeypatch) -> FakeCudart:
     pci = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: found)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**40, 2**40))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: pci)
     monkeypatch.setattr(
@@ -53,30 +55,44 @@ def test_the_arenas_are_as_large_as_planned_and_hold_the_state(cudart):
         for name, flat in read_carried(schedule, arenas, state).items():
             assert torch.equal(flat, state[name])
     assert cudart.locked == {}
+    assert memory == {}, "the next one's arenas need the room"
     assert told[-1] == (arena_bytes(schedule, HOST),) * 2
 
 
+def test_a_device_that_fails_is_told_in_one_sentence(cudart, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", pytest.fail)
+    with (
+        pytest.raises(DeviceFailedError, match=r"the GPU has failed .*\(CUDA error: uncorrectable"),
+        arena_memory(streaming(), RunOptions("cuda")),
+    ):
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCompile")
+    assert cudart.locked == {}
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_device_that_fails_at_the_end_too_leaves_nothing_locked(cudart, error, monkeypatch):
+def test_a_device_that_fails_at_the_end_too_hides_no_error_and_leaves_nothing_locked(
+    cudart, error, monkeypatch
+):
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    with (
-        pytest.raises(RuntimeError, match="illegal memory access"),
-        arena_memory(streaming(), RunOptions("cuda")),
-    ):
+    with pytest.raises(error, match="the first"), arena_memory(streaming(), RunOptions("cuda")):
         assert cudart.locked
-        raise error
+        raise error("the first")
     assert cudart.locked == {}
 
 
-def test_a_slab_that_the_device_cannot_give_leaves_nothing_locked(cudart, monkeypatch):
-    def none_left(size_bytes: int) -> torch.Tensor:
-        raise torch.OutOfMemoryError
+def test_a_slab_that_the_device_cannot_give_is_told_and_leaves_nothing_locked(cudart, monkeypatch):
+    def none_left(*args: object, **how: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
 
-    monkeypatch.setattr(arena_memory_module, "device_slab", none_left)
-    with pytest.raises(torch.OutOfMemoryError), arena_memory(streaming(), RunOptions("cuda")):
+    monkeypatch.setattr(arena_memory_module, "device_slab", device_slab)
+    monkeypatch.setattr(torch, "zeros", none_left)
+    with (
+        pytest.raises(DeviceMemoryError, match=r"cannot be had.*Tried to allocate 2\.00 GiB\. End"),
+        arena_memory(streaming(), RunOptions("cuda")),
+    ):
         raise AssertionError("never opened")
     assert cudart.asked
     assert cudart.locked == {}

@@ -237,8 +237,9 @@ def test_on_a_gpu_nothing_is_warmed_up_where_the_state_is_in_place(graphs):
         (flush, work.of_pass(3), replace(options, num_passes=1, in_place=True), lambda: None),
     ):
         gpu, program = FakeGpu(3, 0.5), compile_program(each)
-        works = bind_works(each, Arenas(each, memory), host_work, poison=True)
-        job = Job(each, program, Arenas(each, memory), gpu.works(program, works), fill)
+        inside = Arenas(each, memory)
+        works = bind_works(each, inside, host_work, poison=True, backend="cuda")
+        job = Job(each, program, inside, gpu.works(program, works, inside), fill)
         meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
         said.append(run_on_gpu(gpu, job, asked, meter)[1])
     found = read_carried(schedule, arenas, start)

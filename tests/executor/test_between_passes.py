@@ -87,7 +87,7 @@ def test_after_a_rest_streams_are_made_current_whatever_was_meanwhile():
     backend = CudaBackend(program, [], gpu)
     number = next(launch.stream for launch in program.launches if not launch.on_host)
     mine = backend.use(number)
-    gpu.use(gpu.new_stream())  # as another run does in between
+    gpu.use(gpu.stream("another"))  # as another run does in between
     backend.rest()
     assert backend.use(number) is mine is gpu.current
     backend.abort()

@@ -105,8 +105,8 @@ def test_graphs_have_the_bits_of_ops_enqueued_one_by_one(policy):
 
 def test_a_wait_in_a_graph_takes_the_record_made_before_the_graph_was_launched():
     """What cutting a program into graphs rests on; the producer is slow, the consumer is not."""
-    gpu = TorchGpu(torch.device("cuda"))
-    first, second = gpu.new_stream(), gpu.new_stream()
+    gpu = TorchGpu()
+    first, second = gpu.stream("first"), gpu.stream("second")
     made, taken = gpu.new_event(), gpu.new_event()
     number, copied = (torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2))
     for stream, event in ((first, made), (second, taken)):
@@ -152,8 +152,8 @@ def test_the_host_is_timed_and_the_drivers_figure_is_reported():
 
 
 def test_after_a_refused_capture_the_device_goes_on():
-    gpu = TorchGpu(torch.device("cuda"))
-    stream = gpu.new_stream()
+    gpu = TorchGpu()
+    stream = gpu.stream("compute")
     number = torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     for _ in range(2):

@@ -68,7 +68,8 @@ def on_fake_gpu(
     arenas = Arenas(schedule, memory)
     host_work = change(loop.host_work(schedule))
     program = compile_program(schedule)
-    works = gpu.works(program, bind_works(schedule, arenas, host_work, poison=options.poison))
+    bound = bind_works(schedule, arenas, host_work, poison=options.poison, backend="cuda")
+    works = gpu.works(program, bound, arenas)
 
     def fill() -> None:
         if options.poison:

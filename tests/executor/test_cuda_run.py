@@ -36,7 +36,7 @@ def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, 
     }
     arenas, program = Arenas(schedule, memory), compile_program(schedule)
     host_work = training(schedule).host_work(schedule)
-    works = gpu.works(program, bind_works(schedule, arenas, host_work))
+    works = gpu.works(program, bind_works(schedule, arenas, host_work), arenas)
     state = initial_state(small(schedule.model.name), 1)
     job = Job(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state))
     return run_on_cuda(job, options)

@@ -46,13 +46,25 @@ def test_a_cap_that_would_be_exceeded_is_refused_with_numbers_and_what_to_do():
     with pytest.raises(DeviceMemoryError) as raised:
         meter.warm({})
     told = str(raised.value)
-    assert "24.50 GiB in use on the device with every kernel warm" in told
+    assert "24.50 GiB of the device in use with every kernel warm" in told
     assert "512.00 MiB more than the cap of 24.00 GiB" in told
     assert "22.00 GiB are the arena and 2.50 GiB context and libraries" in told
-    assert "512.00 MiB before the first kernel" in told
     assert "1.50 GiB workspaces" in told
     assert "the plan reserves 1.00 GiB" in told
     assert f"device_reserve_bytes in the machine's profile to {round(2.5 * GIB)}" in told
+
+
+@pytest.mark.parametrize(("peak_gib", "excess_gib"), [(34.0, 0.0), (34.5, 0.5)])
+def test_what_other_processes_have_counts_for_no_cap(peak_gib, excess_gib):
+    """10 GiB, beside a context of 0.625 GiB."""
+    meter = meter_of(CAPS, 32.875, *[peak_gib] * 3)
+    if excess_gib:
+        with pytest.raises(DeviceMemoryError, match=r"has 24\.50 GiB .* others have 10\.00 GiB"):
+            meter.warm({})
+    else:
+        assert not meter.warm({})
+    found = meter.report()
+    assert (found.others_bytes, found.excess_bytes) == (10 * GIB, excess_gib * GIB)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +125,7 @@ def configured(monkeypatch) -> list[str]:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
+    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda name: None)
     monkeypatch.setattr(torch.cuda, "MemPool", lambda: None)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
     monkeypatch.setattr(torch, "empty", lambda size, device: empty(size))
@@ -122,6 +135,15 @@ def configured(monkeypatch) -> list[str]:
 def test_the_allocator_is_told_to_grow_its_segments(configured):
     assert expand_segments()
     assert configured == ["expandable_segments:True"]
+
+
+def test_without_nvml_torch_is_not_asked_since_it_would_crash(configured, monkeypatch):
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(device_memory.ctypes, "CDLL", missing)
+    assert not expand_segments()
+    assert configured == []
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])

@@ -233,7 +233,7 @@ def test_on_a_gpu_nothing_is_warmed_up_and_the_training_goes_on(monkeypatch):
 
     def bind(bound: Schedule, arenas: Arenas, host_work: HostWork, **how: Any) -> list[Work]:
         works = bind_works(bound, arenas, host_work, **how)
-        return gpu.works(compile_program(bound), works)
+        return gpu.works(compile_program(bound), works, arenas)
 
     def between(memory: dict) -> Between:
         def ask(number: int, rest: Callable[[], None]) -> bool:

@@ -21,7 +21,7 @@ def timed(gpu: FakeGpu, times: OpTimes, number: int, base_ns: int, durations: li
 
 def test_spans_are_relative_to_the_runs_begin():
     gpu = FakeGpu(eager=0.0)
-    gpu.new_stream()
+    gpu.stream("compute")
     times = OpTimes(gpu)
     timed(gpu, times, 7, 3_600_000_000_000, [5000, 2000])
     spans = times.spans()[7]
@@ -31,7 +31,7 @@ def test_spans_are_relative_to_the_runs_begin():
 
 def test_the_number_of_events_does_not_grow_with_the_passes():
     gpu = FakeGpu(eager=0.0)
-    gpu.new_stream()
+    gpu.stream("compute")
     times = OpTimes(gpu)
     for number in range(20):
         timed(gpu, times, number, 0, [1000] * 5)

@@ -22,7 +22,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     }
     for name, call in replaced.items():
         monkeypatch.setattr(torch.cuda, name, call)
-    monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: gpu)
+    monkeypatch.setattr(cuda_run, "TorchGpu", lambda: gpu)
     for name in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
         monkeypatch.setenv(name, "as the user wants")
     return gpu

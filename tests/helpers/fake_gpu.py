@@ -5,21 +5,55 @@ enqueued, or of the moment its graph is launched; an event never recorded is no 
 so, is none for good; what is captured does not run.
 """
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from twinstream.executor.memory.arenas import ArenaMemory, Arenas
 from twinstream.executor.program.compiled import Program, Work
+from twinstream.schedule.tensors import DEVICE, HOST
 
 
 class Refused(RuntimeError):
     """What the driver says of a capture."""
+
+
+class HostWriteError(AssertionError):
+    """What runs on a stream of the device has the host write, which CUDA does not defer."""
+
+
+class _InTurn(TorchDispatchMode):
+    """While open, only copies from the device write to the host's arena.
+
+    Whatever else does would, on CUDA, when it is enqueued: before what the stream has yet to do.
+    """
+
+    def __init__(self, arenas: Arenas) -> None:
+        super().__init__()
+        tiers = (tier for tier in (HOST, DEVICE) if tier in arenas.memory)
+        self._of = {_storage(arenas.memory[tier]): tier for tier in tiers}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            used = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+            tiers = [self._of.get(x.untyped_storage().data_ptr()) for x in used]
+            if HOST in tiers and DEVICE not in tiers:
+                raise HostWriteError(f"{func} writes to the host's arena out of its turn")
+        return func(*args, **kwargs)
+
+
+def _storage(memory: ArenaMemory) -> int:
+    return memory[0:0].untyped_storage().data_ptr()
 
 
 @dataclass(eq=False)
@@ -108,6 +142,7 @@ class FakeGpu:
         self.lock = threading.RLock()
         self.current: FakeStream | None = None
         self.streams: list[FakeStream] = []
+        self._by_name: dict[str, FakeStream] = {}
         self.events: list[FakeEvent] = []
         self.graphs: list[FakeGraph] = []
         self.now_ns = 0
@@ -122,9 +157,11 @@ class FakeGpu:
 
     # --- what the backend calls
 
-    def new_stream(self) -> FakeStream:
-        self.streams.append(FakeStream())
-        return self.streams[-1]
+    def stream(self, name: str) -> FakeStream:
+        if name not in self._by_name:
+            self._by_name[name] = FakeStream()
+            self.streams.append(self._by_name[name])
+        return self._by_name[name]
 
     def new_event(self, *, timing: bool = False, blocking: bool = False) -> FakeEvent:
         self.events.append(FakeEvent(self, timing=timing, blocking=blocking))
@@ -152,11 +189,11 @@ class FakeGpu:
             while any(stream.items for stream in self.streams):
                 self.step()
 
-    @contextlib.contextmanager
+    @contextmanager
     def libraries_pool(self) -> Iterator[None]:
         yield
 
-    @contextlib.contextmanager
+    @contextmanager
     def named_range(self, name: str) -> Iterator[None]:
         self.named.append(name)
         yield
@@ -172,10 +209,21 @@ class FakeGpu:
 
     # --- what runs on it
 
-    def works(self, program: Program, works: list[Work]) -> list[Work]:
-        """The works of a program; those of the device run when their turn on it comes."""
+    def works(
+        self, program: Program, works: list[Work], arenas: Arenas | None = None
+    ) -> list[Work]:
+        """The works of a program; those of the device run when their turn on it comes.
 
-        def on_device(name: str, work: Work) -> Work:
+        Raises:
+            HostWriteError: then, one of them writes to the host's arena by itself.
+        """
+        in_turn = nullcontext() if arenas is None else _InTurn(arenas)
+
+        def on_device(name: str, enqueued: Work) -> Work:
+            def work(pass_index: int) -> None:
+                with in_turn:
+                    enqueued(pass_index)
+
             def enqueue(pass_index: int) -> None:
                 stream = self.current
                 assert stream is not None

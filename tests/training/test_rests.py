@@ -1,5 +1,6 @@
 """What is done between steps: when it is due, and what happens where a checkpoint fails."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from tests.training.small_runs import options, write_rows
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.checkpoints import CheckpointError
+from twinstream.training.checkpoints import CheckpointError, Checkpoints
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.recorder import StepRecorder
@@ -29,6 +30,7 @@ class Run:
     def __init__(self, folder: Path, **given: Any) -> None:
         wanted = options(folder, **given)
         self.prepared: Prepared = Trainer(wanted).prepare()
+        self.folder = wanted.output
         self.events: list[AnyEvent] = []
         self.lines: list[str] = []
         place = RunFolder(wanted, resume=False)
@@ -37,7 +39,15 @@ class Run:
             self.prepared, place, self.events.append, self.lines.append, fatal=(GoneError,)
         )
 
-    def rest(self, step: int, write: Any, *, is_last: bool = False, evaluates: bool = True) -> None:
+    def rest(
+        self,
+        step: int,
+        write: Any,
+        *,
+        is_last: bool = False,
+        evaluates: bool = True,
+        evaluate: Callable[[], EvalMetrics] = lambda: EVALUATION,
+    ) -> None:
         plan, recipe = self.prepared.plan, self.prepared.recipe
         with plan.chunks(self.prepared.data, 0) as stream:
             batches = StepBatches(stream, plan.chunks_per_step, step, plan.pieces)
@@ -45,9 +55,8 @@ class Run:
                 batches, self.prepared.rate, predicted_s=1.0, clips=False, tokens=99,
                 epoch_tokens=1, on_step=lambda metrics: None,
             )  # fmt: skip
-            evaluate = (lambda: EVALUATION) if evaluates else None
             run = Underway(recipe, plan.workload, batches, recorder)
-            self.rests.rest(AtRest(step, is_last, evaluate, write), run)
+            self.rests.rest(AtRest(step, is_last, evaluate if evaluates else None, write), run)
 
 
 def written(folder: Path) -> None:
@@ -63,13 +72,36 @@ def test_a_checkpoint_says_how_the_run_goes_on_from_it(tmp_path: Path) -> None:
     saved = run.rests.checkpoint
     assert saved is not None and (saved.state.step, saved.state.tokens) == (2, 99)
     assert saved.state.eval_loss == 1.5 == run.rests.eval_loss
+    assert Checkpoints(run.folder).latest().state == saved.state  # type: ignore[union-attr]
     assert saved.state.recipe == run.prepared.recipe
-    assert [type(event) for event in run.events] == [EvalMetrics, CheckpointMetrics]
-    assert run.events[1].bytes == 5
+    assert [type(event) for event in run.events] == [CheckpointMetrics, EvalMetrics]
+    assert run.events[0].bytes == 5
     run.rest(2, pytest.fail, is_last=True)  # all of it is there
     assert len(run.events) == 2
     run.rest(3, pytest.fail)  # nothing is due
     assert len(run.events) == 2
+
+
+def test_an_evaluation_that_fails_costs_no_checkpoint(tmp_path: Path) -> None:
+    def no_memory() -> EvalMetrics:
+        raise GoneError("out of memory")
+
+    rows = (str(write_rows(tmp_path / "held_out.jsonl", 20)),)
+    run = Run(tmp_path, save_every="2", eval_data=rows)
+    with pytest.raises(GoneError):
+        run.rest(2, written, evaluate=no_memory)
+    latest = Checkpoints(run.folder).latest()
+    assert latest is not None and (latest.state.step, latest.state.eval_loss) == (2, None)
+
+
+def test_a_last_checkpoint_that_fails_costs_no_evaluation(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        raise CheckpointError("the disk is full")
+
+    run = Run(tmp_path, save_every="never")
+    with pytest.raises(CheckpointError):
+        run.rest(6, full, is_last=True)
+    assert run.events == [EVALUATION]
 
 
 def test_evaluations_come_as_often_as_is_said(tmp_path: Path) -> None:

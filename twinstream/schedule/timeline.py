@@ -40,7 +40,8 @@ class HostCost(Node):
 class DeviceMemory(Node):
     """Bytes of the device's memory in use, by the driver's own figure, at moments of a run.
 
-    `before_bytes` is what was in use before the arena (context, and others on the device),
+    `before_bytes` is what was in use before the arena (context, and others on the device), of
+    which other processes had `others_bytes`,
     `warm_bytes` once every kernel has run, `peak_bytes` the largest seen. `libraries_bytes` is
     what torch's allocator holds beside the arena: workspaces of libraries and their temporaries;
     `temporary_bytes` the most that each kernel call allocated for itself, when it was first run,
@@ -53,6 +54,7 @@ class DeviceMemory(Node):
     before_bytes: Size
     warm_bytes: Size
     peak_bytes: Size
+    others_bytes: Size = 0
     libraries_bytes: Size
     temporary_bytes: dict[str, Size] = Field(default_factory=dict)
     declared_bytes: Size = 0
@@ -64,13 +66,13 @@ class DeviceMemory(Node):
 
     @property
     def excess_bytes(self) -> int:
-        """By how much the peak is over the cap.
+        """By how much this process's share of the peak is over the cap.
 
         A reserve of 0 says that the cap is the arena's alone; then there is nothing to compare.
         """
         if self.cap_bytes is None or not self.reserve_bytes:
             return 0
-        return max(0, self.peak_bytes - self.cap_bytes)
+        return max(0, self.peak_bytes - self.others_bytes - self.cap_bytes)
 
 
 class Provenance(Node):

@@ -78,6 +78,15 @@ class Checkpoint:
     def size_bytes(self) -> int:
         return sum(self.state.files.values())
 
+    def note_eval_loss(self, loss: float) -> None:
+        """Say what an evaluation of its weights came to.
+
+        Raises:
+            DocumentError: it cannot be written; the checkpoint stays as it was.
+        """
+        self.state = self.state.model_copy(update={"eval_loss": loss})
+        write_document(self.state, self.path / STATE_FILE)
+
     def require_whole(self) -> None:
         """
         Raises:

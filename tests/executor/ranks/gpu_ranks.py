@@ -108,7 +108,7 @@ def _train(part: RankPart, state: State, options: RunOptions, link: Link, seed: 
     works = bind_works(
         schedule, arenas, loop.host_work(schedule), communications=lambda op, arenas: _never
     )
-    works = _with_messages(part, program, gpu.works(program, works), arenas, gpu, link)
+    works = _with_messages(part, program, gpu.works(program, works, arenas), arenas, gpu, link)
     held = {name: flat for name, flat in state.items() if name in _carried(part)}
     job = Job(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, held))
     meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))

@@ -77,23 +77,22 @@ class Rests:
         return self._saves_at(step) or self._evaluates_at(step)
 
     def rest(self, rest: AtRest, run: Underway) -> None:
-        """Evaluate and save what is due, all after the last step.
+        """Save and evaluate what is due, all after the last step.
+
+        Nothing is lost that way to an evaluation that fails.
 
         Raises:
             TwinstreamError: the last checkpoint cannot be written; without others training goes on.
         """
         step, saves = rest.step, rest.is_last or self._saves_at(rest.step)
-        if rest.evaluate is not None and (rest.is_last or self._evaluates_at(step)):
+        evaluates = rest.is_last or self._evaluates_at(step)
+        failure = self._save(rest, run) if saves else None
+        if rest.evaluate is not None and evaluates:
             self._evaluate(step, rest.evaluate)
+        if failure is not None:
+            raise failure
         if saves:
-            try:
-                self._save(rest, run)
-            except self._fatal:
-                raise
-            except TwinstreamError as error:
-                if rest.is_last:
-                    raise
-                self._tell(f"no checkpoint after step {step}, training goes on: {error}")
+            self._checkpoints.prune(self._options.keep)
         run.recorder.skip_time()
 
     def _saves_at(self, step: int) -> bool:
@@ -105,18 +104,32 @@ class Rests:
         return self._evaluates and (self._saves_at(step) if often is None else step % often == 0)
 
     def _evaluate(self, step: int, evaluate: Callable[[], EvalMetrics]) -> None:
-        if self._evaluated_step != step:
-            found = evaluate()
-            self._evaluated_step, self.eval_loss = step, found.loss
-            self._record(found)
+        if self._evaluated_step == step:
+            return
+        found = evaluate()
+        self._evaluated_step, self.eval_loss = step, found.loss
+        self._record(found)
+        if self.checkpoint is not None and self.checkpoint.state.step == step:
+            self.checkpoint.note_eval_loss(found.loss)
 
-    def _save(self, rest: AtRest, run: Underway) -> None:
+    def _save(self, rest: AtRest, run: Underway) -> TwinstreamError | None:
+        """Why there is no last checkpoint, if there is none."""
+        try:
+            self._write(rest, run)
+        except self._fatal:
+            raise
+        except TwinstreamError as error:
+            if rest.is_last:
+                return error
+            self._tell(f"no checkpoint after step {rest.step}, training goes on: {error}")
+        return None
+
+    def _write(self, rest: AtRest, run: Underway) -> None:
         if self.checkpoint is not None and self.checkpoint.state.step == rest.step:
             return
         start_s = perf_counter()
         state = self._state(rest.step, run)
         self.checkpoint = self._checkpoints.write(state, rest.write_tensors)
-        self._checkpoints.prune(self._options.keep)
         self._saved_s = monotonic()
         took_s = perf_counter() - start_s
         self._record(

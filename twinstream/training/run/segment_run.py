@@ -43,7 +43,7 @@ class SegmentRun:
         stop: Stop,
         tell: Tell,
     ) -> None:
-        self._prepared, self._record, self._stop = prepared, record, stop
+        self._prepared, self._record, self._stop, self._tell = prepared, record, stop, tell
         self.rests = Rests(prepared, folder, record, tell)
         self.loss: float | None = None
         self._stream: ChunkStream | None = None
@@ -69,7 +69,22 @@ class SegmentRun:
         return 0.0 if self._stream is None else self._stream.waited_s
 
     def train(self, segment: Segment) -> Timeline:
-        """All steps of a segment, from the last checkpoint or the beginning, until stopped."""
+        """All steps of a segment, from the last checkpoint or the beginning, until stopped.
+
+        Raises:
+            TwinstreamError: a device that has failed or has no memory left: what to go on from.
+        """
+        from twinstream.executor.memory.device_memory import DeviceFailedError, DeviceMemoryError
+
+        try:
+            return self._train(segment)
+        except (DeviceFailedError, DeviceMemoryError) as error:
+            if (last := self.rests.checkpoint) is None:
+                raise
+            way_on = f"The last checkpoint is {last.path}: go on from it with --resume."
+            raise type(error)(f"{error} {way_on}") from error
+
+    def _train(self, segment: Segment) -> Timeline:
         from twinstream.executor.kernels.attention.canary import check_attention
         from twinstream.executor.memory.arena_memory import arena_memory
         from twinstream.executor.memory.device_memory import expand_segments
@@ -97,8 +112,9 @@ class SegmentRun:
         model, wanted = self._prepared.model, self._prepared.options
         weights, optimizer = starting_state(model, wanted, segment.recipe, checkpoint)
         options = RunOptions(
-            backend, 1 + segment.last - segment.first, timed_passes=1, between=self._between
-        )
+            backend, 1 + segment.last - segment.first, timed_passes=1, between=self._between,
+            tell=self._tell,
+        )  # fmt: skip
         with arena_memory(schedule, options) as self._memory:
             self._work = self._host_work()
             timeline = execute_in(

@@ -69,8 +69,10 @@ def device(monkeypatch) -> Device:
 
     def run(job, options):
         gpu = FakeGpu()
-        monkeypatch.setattr(cuda_run, "TorchGpu", lambda device: gpu)
-        return run_on_cuda(replace(job, works=gpu.works(job.program, job.works)), options)
+        monkeypatch.setattr(cuda_run, "TorchGpu", lambda: gpu)
+        return run_on_cuda(
+            replace(job, works=gpu.works(job.program, job.works, job.arenas)), options
+        )
 
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
     monkeypatch.setattr(measuring, "_reader", lambda backend: StateReader(FakeNvml(), "handle"))
