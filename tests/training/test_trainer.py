@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.training.small_runs import options, state_files, trained, write_config, write_rows
+from tests.training.small_runs import (
+    Seen,
+    options,
+    state_files,
+    trained,
+    write_config,
+    write_rows,
+)
 from twinstream.data.data_error import DataError
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.log.tensorboard import TensorBoardMissingError
@@ -17,8 +24,10 @@ from twinstream.planner import planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.checkpoints import Checkpoints
 from twinstream.training.options import TrainOptions
+from twinstream.training.run.batches import StepBatches, StepData
 from twinstream.training.run.recorder import LossError
-from twinstream.training.trainer import Trainer
+from twinstream.training.run.run_folder import RunEndedError
+from twinstream.training.trainer import Trainer, TrainResult
 
 
 def test_the_loss_falls_and_the_model_is_there(tmp_path: Path) -> None:
@@ -77,11 +86,10 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
 ) -> None:
     wanted = options(tmp_path, save_every="2", keep=5)
     free: Any = shutil._ntuple_diskusage
-    real, calls = shutil.disk_usage, []
+    real = shutil.disk_usage
 
     def usage(path: Path) -> Any:
-        calls.append(path)
-        return free(1, 1, 0) if len(calls) in (3, 4) else real(path)
+        return free(1, 1, 0) if path.name == "checkpoint-4.partial" else real(path)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     result, seen = trained(wanted)
@@ -102,9 +110,52 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(
     monkeypatch.undo()
     write_rows(tmp_path / "rows.jsonl")
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    with pytest.raises(WeightsError, match="No space left on device"):
+    with pytest.raises(RunEndedError, match="No space left on device") as ended:
         trained(wanted)
     assert not list(wanted.output.glob("checkpoint-*"))
+    result = ended.value.result
+    assert isinstance(result, TrainResult) and (result.model, result.step) == (None, 0)
+    assert result.loss is not None and result.measured is not None
+    assert (wanted.output / "comparison.json").exists()
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, seen, free = options(tmp_path), Seen(), shutil._ntuple_diskusage
+    trainer = Trainer(wanted, callbacks=[seen])
+    needed = trainer.prepare().plan.checkpoint_bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free(1, 1, needed - 1))
+    with pytest.raises(WeightsError, match=rf"too little room; it needs {needed} bytes"):
+        trainer.train()
+    assert not seen.steps
+    monkeypatch.undo()
+    result, _ = trained(wanted)  # what the refused one made is not in the way
+    written = sum(
+        path.stat().st_size for path in Checkpoints(result.folder).complete()[0].rglob("*")
+    )
+    assert needed <= written < 1.3 * needed
+
+
+def test_data_that_fails_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth step has none: the first three are kept, and gone on from to the same bits."""
+    whole, straight = trained(options(tmp_path / "a"))
+    wanted = options(tmp_path / "b")
+    step = StepBatches.step
+
+    def failing(self: StepBatches, number: int) -> StepData:
+        if number == 4:
+            raise DataError("rows.jsonl:17: no text")
+        return step(self, number)
+
+    monkeypatch.setattr(StepBatches, "step", failing)
+    with pytest.raises(RunEndedError, match=r"rows.jsonl:17.*up to step 3.*--resume") as ended:
+        trained(wanted)
+    assert ended.value.result.step == 3
+    monkeypatch.undo()
+    result, seen = trained(wanted, resume=True)
+    assert seen.losses == straight.losses[3:]
+    assert state_files(result.folder, 6) == state_files(whole.folder, 6)
 
 
 def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.clusters.loader import node_file
 from twinstream.log.metrics import FILE
-from twinstream.schedule.files import DocumentError, told
+from twinstream.schedule.files import DocumentError, is_leftover, told
 
 PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json", "machine.toml"
 # Where several ranks train: in place of plan.json, and what it was predicted with and measured.
@@ -48,6 +48,16 @@ class RunFiles:
         """Before ranks train: remove the plan of one device, and what was measured before."""
         for path in (self.plan, self.comparison, self.measured):
             path.unlink(missing_ok=True)
+
+    def others(self) -> list[Path]:
+        """What is in the folder that no run left there when it was killed before it began."""
+        return [path for path in sorted(self.folder.iterdir()) if not is_leftover(path)]
+
+    def remove_leftovers(self) -> None:
+        """Remove the files that were being written when a run was killed; the folder is held."""
+        for path in self.folder.glob("**/*.partial"):
+            if is_leftover(path):
+                path.unlink(missing_ok=True)
 
     def make(self) -> None:
         """

@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 
 from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import ArgumentError, did_you_mean
-from twinstream.schedule.files import told, write_text
+from twinstream.schedule.files import read_text, told, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
@@ -33,7 +33,7 @@ FIXED = (
     *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
     "chunks_per_round",
     *("weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients", "kernels"),
-    "attention",
+    *("attention", "max_grad_norm"),
 )
 
 
@@ -210,10 +210,10 @@ def read_options(path: Path) -> dict[str, Any]:
         OptionsError: it cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise OptionsError(f"cannot read {path}: {told(error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionsError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -233,11 +233,11 @@ def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
                 f"{name} is {now!r:.60}, and the run that is to go on began with {then!r:.60}: it "
                 "decides the bits of the run and cannot change; leave it out, or start a new run"
             )
-    if (wanted.max_grad_norm > 0) != (before.max_grad_norm > 0):
-        raise OptionsError(
-            "max_grad_norm: whether gradients are clipped cannot change under a resume; leave it "
-            "out, or start a new run"
-        )
+
+
+def fixed_options(options: TrainOptions) -> dict[str, Any]:
+    """What is given of what decides the bits of the run, as JSON has it."""
+    return options.model_dump(mode="json", include=set(FIXED), exclude_none=True)
 
 
 def write_options(options: TrainOptions, folder: Path) -> None:

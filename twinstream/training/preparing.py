@@ -105,6 +105,7 @@ def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpo
         tell(f"planning {model.spec.name} for {here.machine.name}")
         plan = plan_of(options, here, model.spec, recipe, data)
     else:
+        checkpoint.require_model(model.spec)
         data.require_same(checkpoint.state.fingerprint)
         recipe = checkpoint.state.recipe
         tell(f"planning {model.spec.name} for {here.machine.name} again")

@@ -13,7 +13,6 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import (
-    checkpoint_bytes,
     ranks_json,
     ranks_screen,
     speeds_line,
@@ -27,7 +26,7 @@ from twinstream.log.metrics import (
     of_kind,
     read_metrics,
 )
-from twinstream.log.run_files import OPTIONS
+from twinstream.log.run_files import OPTIONS, RunFiles
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
@@ -36,6 +35,7 @@ from twinstream.training.preparing import Opened, Prepared
 from twinstream.training.ranks.gpus_found import on_all_gpus
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.trainer import RanksResult
+from twinstream.training.run.run_folder import RunEndedError, RunResult
 from twinstream.training.trainer import TrainResult, trainer_of
 
 _POSITIONAL = ("model", "data", "output")
@@ -67,9 +67,16 @@ def train(**given: Any) -> None:
         if as_json:
             print_json(_predicted_json(prepared))
         return
+    result: RunResult
+    failure: RunEndedError | None = None
     with looking:
-        result = trainer.train()
+        try:
+            result = trainer.train()
+        except RunEndedError as ended:
+            result, failure = ended.result, ended
     _report(result, as_json=as_json)
+    if failure is not None:
+        raise failure
     if result.signal:
         raise typer.Exit(_OF_SIGNAL + result.signal)
 
@@ -163,17 +170,18 @@ def _predicted_json(prepared: Prepared | RanksPrepared) -> dict[str, object]:
         "num_steps": prepared.num_steps,
         "tokens_per_step": prepared.tokens_per_step,
         "epoch_tokens": prepared.data.epoch_tokens,
-        "checkpoint_bytes": checkpoint_bytes(prepared.plan.schedule),
+        "checkpoint_bytes": prepared.plan.checkpoint_bytes,
         "options": prepared.options,
     }
 
 
-def _report(result: TrainResult | RanksResult, *, as_json: bool) -> None:
+def _report(result: RunResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
     folder = result.folder
-    steps = of_kind(read_metrics(folder / "metrics.jsonl"), StepMetrics)
+    log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
+    steps = of_kind(read_metrics(log), StepMetrics) if log.exists() else []
     lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
     if result.stopped:
         lines.append(
@@ -185,7 +193,7 @@ def _report(result: TrainResult | RanksResult, *, as_json: bool) -> None:
     curve = loss_curve([(step.step, step.loss) for step in steps])
     if isinstance(result, RanksResult):
         print_report(curve, speeds_line(result), *lines)
-    else:
+    elif isinstance(result, TrainResult):
         print_report(*trained_screen(result.predicted, result.measured, lines, curve))
 
 

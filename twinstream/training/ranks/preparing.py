@@ -58,6 +58,7 @@ def prepare_ranks(
         recipe = recipe_of(options, here, model.spec)
         workload = workload_of(options, here, model.spec, recipe, data)
     else:
+        checkpoint.require_model(model.spec)
         data.require_same(checkpoint.state.fingerprint)
         recipe, workload = checkpoint.state.recipe, checkpoint.state.workload
     # where updates are made does not change their bits; ranks make them after the backward pass

@@ -184,8 +184,9 @@ class RanksRun:
         """What the first rank that asks is told, the others are told, too."""
         with self._lock:
             if step not in self._due:
-                ends = self._stop.asked or step == self._prepared.num_steps
-                self._due[step] = ends or self.rests.is_due(step)
+                if step < self._prepared.num_steps:
+                    self.rests.failure = self._batches.failure(step + 1)
+                self._due[step] = self._ends(step) or self.rests.is_due(step)
                 self._due.pop(step - _KEPT_STEPS, None)
             return self._due[step]
 
@@ -195,12 +196,17 @@ class RanksRun:
             self._fill(ranks)
             self._recorder.skip_time()
             return True
-        is_last, evaluator = self._stop.asked or step == self._prepared.num_steps, self._evaluator
+        is_last, evaluator = self._ends(step), self._evaluator
         evaluate = None if evaluator is None else partial(evaluator.evaluate, ranks, step)
         prepared, write = self._prepared, partial(self._write_tensors, ranks=ranks)
         run = Underway(prepared.recipe, prepared.plan.workload, self._batches, self._recorder)
         self.rests.rest(AtRest(step, is_last, evaluate, write), run)
         return not is_last
+
+    def _ends(self, step: int) -> bool:
+        """Whether a step is the last: of all, or because that was asked for or data failed."""
+        stops = self._stop.asked or self.rests.failure is not None
+        return stops or step == self._prepared.num_steps
 
     def _fill(self, ranks: Resting) -> None:
         """Read or draw the state a group at a time."""

@@ -57,8 +57,9 @@ class SegmentRun:
 
     @property
     def stopped(self) -> bool:
-        """Whether the end was asked for before the last step."""
-        return self._stop.asked and self._step < self._prepared.num_steps
+        """Whether it ends before the last step: that was asked for, or it cannot go on."""
+        ends = self._stop.asked or self.rests.failure is not None
+        return ends and self._step < self._prepared.num_steps
 
     @property
     def fill(self) -> float:
@@ -167,11 +168,13 @@ class SegmentRun:
     def _between(self, number: int, rest: Callable[[], None]) -> bool:
         """Before another pass; the state may be read after `rest`."""
         step = self._segment.first - 1 + number
-        if not (self._stop.asked or self.rests.is_due(step)):
+        self.rests.failure = self._batches.failure(step + 1)
+        ends = self._stop.asked or self.rests.failure is not None
+        if not (ends or self.rests.is_due(step)):
             return True
         rest()
-        self._at_rest(step, is_last=self._stop.asked)
-        return not self._stop.asked
+        self._at_rest(step, is_last=ends)
+        return not ends
 
     def _at_rest(self, step: int, *, is_last: bool) -> None:
         """All passes until this step are complete, and nothing runs."""
