@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,6 +28,12 @@ def write_file(path: Path, content: bytes) -> None:
     """
     with writing(path, len(content)):
         write_bytes(content, path)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write small files by their names, as `write_file`."""
+    for name, content in files.items():
+        write_file(folder / name, content)
 
 
 def make_room(folder: Path, needed_bytes: int) -> None:

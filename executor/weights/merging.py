@@ -8,7 +8,7 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.durable_files import whole_folder, write_file, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.hf_writer import write_hf_folder
+from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -69,7 +69,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> Non
         return flat
 
     with whole_folder(destination) as folder:
-        write_hf_folder(folder, spec, read_group, like=base.path)
+        write_hf_folder(folder, HfOutline.of(spec, base.path), read_group)
 
 
 def copy_adapter(source: Path, destination: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from twinstream.data.chunk_stream import SkippedRows
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import BlockTokeniser
 from twinstream.data.encoding.block_tokens import BlockTokens
@@ -53,6 +54,7 @@ def take_sample(
     weights: Sequence[float],
     tokeniser: BlockTokeniser,
     longest: int,
+    skipped: SkippedRows,
 ) -> Sample:
     """Tokenise the beginnings of some blocks of each source, more of larger ones.
 
@@ -66,6 +68,7 @@ def take_sample(
     tally = _Tally(len(blocks))
     for source, (its_blocks, count) in enumerate(zip(blocks, counts.tolist(), strict=True)):
         for block, head, tokens in _looked_at(its_blocks, source, count, tokeniser):
+            skipped.add(block, tokens)
             tally.tokens[source] += len(tokens.ids)
             tally.bytes[source] += head.size_bytes
             tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
@@ -78,7 +81,11 @@ def take_sample(
     if not len(lengths):
         raise DataError(_nothing_learned(tally.num_documents))
     epoch_tokens = round(float((epoch_bytes * tally.tokens / tally.bytes).sum()))
-    return Sample(lengths, epoch_tokens, tuple(_stop_warnings(tally, bool(stops))))
+    warnings = list(_stop_warnings(tally, bool(stops)))
+    if skipped.told:
+        count = len(skipped.told)
+        warnings.append(f"{count} sampled rows are skipped (skip_bad_rows): {skipped.told[0]}")
+    return Sample(lengths, epoch_tokens, tuple(warnings))
 
 
 def _looked_at(

@@ -10,6 +10,7 @@ PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json",
 # Where several ranks train: in place of plan.json, and what it was predicted with and measured.
 CLUSTER, PROFILE, LAYOUTS = "cluster.json", "cluster.toml", "layouts.json"
 MEASURED = "measured.json"
+DATA = "data.json"  # in which blocks the data is read
 MODEL, TENSORBOARD, TOKENS = "model", "tensorboard", "tokens"
 
 
@@ -24,6 +25,7 @@ class RunFiles:
         self.node = node_file(self.profile)
         self.layouts, self.measured = folder / LAYOUTS, folder / MEASURED
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
+        self.data = folder / DATA
         self.model, self.tokens = folder / MODEL, folder / TOKENS
 
     @property

@@ -82,6 +82,10 @@ class TrainOptions(Node):
     long_documents: Literal["cut", "refuse"] = _option(
         DATA, "WHAT", "Documents longer than --seq-len: cut or refuse.", "cut"
     )
+    skip_bad_rows: int = _option(
+        DATA, "N", "Rows that cannot be used are left out, up to so many; they are counted.", 0,
+        ge=0, le=2**31 - 1,
+    )  # fmt: skip
     chat_template: Path | None = _option(DATA, "FILE", "Jinja, in place of the tokenizer's own.")
     data_workers: int = _option(
         DATA, "N", "Processes that tokenise beside training; 0 is none.", 2, ge=0, le=1024

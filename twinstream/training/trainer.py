@@ -130,7 +130,8 @@ class Trainer:
         result = TrainResult(
             folder=self._folder.files.folder, model=reached.model, step=reached.step,
             loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
-            fill=run.fill, waited_s=run.waited_s, predicted=predicted, measured=measured,
+            fill=run.fill, waited_s=run.waited_s, skipped=run.skipped,
+            predicted=predicted, measured=measured,
         )  # fmt: skip
         if run.rests.failure is not None:
             raise self._folder.ended(run.rests.failure, result)

@@ -183,6 +183,8 @@ def _report(result: RunResult, *, as_json: bool) -> None:
     log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
     steps = of_kind(read_metrics(log), StepMetrics) if log.exists() else []
     lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
+    if result.skipped:
+        lines.append(f"{len(result.skipped):,} rows were skipped; the first: {result.skipped[0]}")
     if result.stopped:
         lines.append(
             f"Stopped after step {result.step:,}; to go on: twinstream train -o {folder} --resume"

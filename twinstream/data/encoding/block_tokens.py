@@ -1,12 +1,13 @@
 """The tokens of a block, and how they lie in a file."""
 
+import json
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-_MAGIC = b"twtokens1\n"
+_MAGIC = b"twtokens2\n"
 _DIGEST_BYTES = 16
 
 
@@ -18,11 +19,13 @@ class BlockTokens:
         ids: [N].
         learned: [N], whether a token is to be predicted.
         ends: [D], where each document ends; one may be empty.
+        skipped: why a row could not be used, of those that are empty for that.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
     ends: NDArray[np.int64]
+    skipped: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """With a digest, by which damage is seen."""
@@ -33,6 +36,7 @@ class BlockTokens:
                 self.ids.astype("<i4").tobytes(),
                 np.packbits(self.learned).tobytes(),
                 self.ends.astype("<i8").tobytes(),
+                json.dumps(self.skipped).encode(),
             )
         )
         return _MAGIC + blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
@@ -52,5 +56,6 @@ class BlockTokens:
         return cls(
             np.frombuffer(body, "<i4", count=num_tokens, offset=16).astype(np.int32),
             np.unpackbits(packed, count=num_tokens).astype(np.bool_),
-            np.frombuffer(body[ends_at:], "<i8", count=num_documents).astype(np.int64),
+            np.frombuffer(body, "<i8", count=num_documents, offset=ends_at).astype(np.int64),
+            tuple(json.loads(body[ends_at + 8 * num_documents :])),
         )

@@ -14,7 +14,15 @@ from twinstream.training.machine import Here
 from twinstream.training.opening import Model, open_data
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import StepPlan, recipe_of
-from twinstream.training.preparing import Opened, Tell, rate_of, resolved, steps_wanted
+from twinstream.training.preparing import (
+    Opened,
+    Tell,
+    gone_on_with,
+    outline_for,
+    rate_of,
+    resolved,
+    steps_wanted,
+)
 from twinstream.training.ranks.planning import RanksPlan, planned_for_ranks, slices_of, workload_of
 
 
@@ -59,8 +67,9 @@ def prepare_ranks(
         workload = workload_of(options, here, model.spec, recipe, data)
     else:
         checkpoint.require_model(model.spec)
-        data.require_same(checkpoint.state.fingerprint)
+        data = gone_on_with(data, checkpoint, options)
         recipe, workload = checkpoint.state.recipe, checkpoint.state.workload
+    outline = outline_for(model, recipe)
     # where updates are made does not change their bits; ranks make them after the backward pass
     place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
     recipe = recipe.model_copy(update={"optimizer": place})
@@ -71,8 +80,8 @@ def prepare_ranks(
     options = resolved(options, here, model, recipe, workload, num_steps)
     return RanksPrepared(
         options=options, here=here, model=model, data=data, eval_data=eval_data,
-        recipe=recipe, plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
-        plan_seconds=perf_counter() - start_s,
+        recipe=recipe, outline=outline, plan=plan, num_steps=num_steps,
+        rate=rate_of(options, num_steps), plan_seconds=perf_counter() - start_s,
     )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ class RanksTrainer:
         return RanksResult(
             folder=self._folder.files.folder, model=reached.model, step=reached.step,
             loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
-            fill=run.fill, waited_s=run.waited_s,
+            fill=run.fill, waited_s=run.waited_s, skipped=run.skipped,
             predicted_tokens_per_s=prepared.plan.tokens_per_s, measured_tokens_per_s=measured,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from twinstream.data.data_error import DataError
 from twinstream.executor.weights.durable_files import make_room
 from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import only_writer, require_no_writer, told
+from twinstream.schedule.files import only_writer, require_no_writer, told, write_document
 from twinstream.training.checkpoints import (
     COMPLETE,
     STATE_FILE,
@@ -41,6 +41,7 @@ class RunResult:
         signal: that ended it; 0 is none.
         fill: share of the tokens that were no padding.
         waited_s: how long steps waited for data, after the first.
+        skipped: why rows were left out, since this start.
     """
 
     folder: Path
@@ -51,6 +52,7 @@ class RunResult:
     signal: int
     fill: float
     waited_s: float
+    skipped: tuple[str, ...] = ()
 
     @property
     def stopped(self) -> bool:
@@ -138,6 +140,7 @@ class RunFolder:
             DocumentError: it cannot be written.
         """
         self.files.make()
+        write_document(prepared.data.record, self.files.data)
         write_options(prepared.options, self.files.folder)
         keep_machine(prepared.here, self.files.folder)
 

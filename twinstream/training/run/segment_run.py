@@ -13,7 +13,6 @@ from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.checkpoints import Checkpoint, written_names
-from twinstream.training.opening import base_name
 from twinstream.training.preparing import Prepared, Tell
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.evaluating import Evaluator
@@ -68,6 +67,10 @@ class SegmentRun:
     @property
     def waited_s(self) -> float:
         return 0.0 if self._stream is None else self._stream.waited_s
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        return () if self._stream is None else tuple(self._stream.skipped)
 
     def train(self, segment: Segment) -> Timeline:
         """All steps of a segment, from the last checkpoint or the beginning, until stopped."""
@@ -198,18 +201,14 @@ class SegmentRun:
     def _write_tensors(self, folder: Path) -> None:
         from twinstream.executor.memory.arenas import Arenas
         from twinstream.executor.state.training_state import carried_names, take_carried
-        from twinstream.executor.weights.checkpoint_files import Adapter, write_tensors
+        from twinstream.executor.weights.checkpoint_files import write_tensors
 
-        schedule, model = self._segment.plan.schedule, self._prepared.model
-        arenas, lora = Arenas(schedule, self._memory), self._segment.recipe.lora
-        written = written_names(carried_names(schedule), adapters=lora is not None)
-        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
+        schedule, has_adapters = self._segment.plan.schedule, self._segment.recipe.lora is not None
+        arenas = Arenas(schedule, self._memory)
         write_tensors(
             folder,
-            model.spec,
-            written,
+            self._prepared.outline,
+            written_names(carried_names(schedule), adapters=has_adapters),
             lambda name: take_carried(schedule, arenas, name),
-            size_bytes=sum(sizes[name] for name in written),
-            like=model.files,
-            adapter=None if lora is None else Adapter(lora, base_name(model)),
+            self._segment.plan.checkpoint_bytes,
         )
