@@ -24,7 +24,7 @@ from twinstream.models.hf_config import HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.files import told
+from twinstream.schedule.files import read_bytes, told
 
 
 def merge_adapters(
@@ -85,7 +85,7 @@ def copy_adapter(source: Path, destination: Path) -> None:
             folder.mkdir(parents=True)
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
             try:
-                content = (source / name).read_bytes()
+                content = read_bytes(source / name)
             except OSError as error:
                 raise WeightsError(source / name, f"cannot be read: {told(error)}") from None
             write_file(folder / name, content)

@@ -205,9 +205,10 @@ def test_the_fingerprint_is_of_content_and_recipe_and_not_of_places(tmp_path):
         TrainingData.open([Source(path, 2)], None, longest=64, options=HERE),
     ]
     assert len({plain.fingerprint, *(other.fingerprint for other in others)}) == 8
-    plain.require_same(plain.fingerprint)
-    with pytest.raises(DataError, match="not that of the checkpoint"):
-        plain.require_same(others[0].fingerprint)
+    assert plain.gone_on_with(plain.fingerprint, None) is plain
+    for record in (None, others[0].record, plain.record):
+        with pytest.raises(DataError, match="not that of the checkpoint"):
+            plain.gone_on_with(others[1].fingerprint, record)
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"chunk_tokens": 512}, {"most_documents": 61}])

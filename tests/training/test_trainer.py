@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.training.small_runs import (
     Seen,
@@ -19,9 +20,11 @@ from tests.training.small_runs import (
 )
 from twinstream.data.data_error import DataError
 from twinstream.executor.weights.errors import WeightsError
+from twinstream.log.metrics import StepMetrics
 from twinstream.log.tensorboard import TensorBoardMissingError
 from twinstream.planner import planner
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.callbacks import Callback
 from twinstream.training.checkpoints import Checkpoints
 from twinstream.training.options import TrainOptions
 from twinstream.training.run.batches import StepBatches, StepData
@@ -156,6 +159,40 @@ def test_data_that_fails_costs_no_step(tmp_path: Path, monkeypatch: pytest.Monke
     result, seen = trained(wanted, resume=True)
     assert seen.losses == straight.losses[3:]
     assert state_files(result.folder, 6) == state_files(whole.folder, 6)
+
+
+def test_the_model_and_the_run_may_go_while_it_trains(tmp_path: Path) -> None:
+    """Someone removes MODEL after the first step, and DIR; the trained model has all it needs."""
+    wanted = options(tmp_path)
+    model = Path(wanted.model).parent
+    (model / "tokenizer_config.json").write_text('{"eos_token": "x"}')
+
+    class Removes(Callback):
+        def on_step(self, metrics: StepMetrics) -> None:
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.rmtree(wanted.output, ignore_errors=True)
+
+    result = Trainer(wanted, callbacks=[Removes()]).train()
+    assert result.model is not None
+    assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= {
+        path.name for path in result.model.iterdir()
+    }
+    assert (wanted.output / "run.toml").exists() and (wanted.output / "checkpoint-6").exists()
+
+
+def test_an_index_that_lacks_a_tensor_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    first, _ = trained(options(tmp_path / "first", steps=1, warmup="0"))
+    assert first.model is not None
+    found = load_file(first.model / "model.safetensors")
+    (first.model / "model.safetensors").unlink()
+    save_file(found, first.model / "model-1.safetensors", {"format": "pt"})
+    listed = {name: "model-1.safetensors" for name in found if name != "model.norm.weight"}
+    index = first.model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": listed}))
+    refused(
+        tmp_path, WeightsError, "does not say in which file model.norm.weight is",
+        model=str(first.model),
+    )  # fmt: skip
 
 
 def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> None:

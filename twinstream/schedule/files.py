@@ -6,10 +6,11 @@ import json
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -67,6 +68,17 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
         UnicodeDecodeError: it is in another encoding.
     """
     return read_bytes(path, _MOST_TEXT_BYTES).decode(encoding)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """
+    Raises:
+        tomllib.TOMLDecodeError: it is no TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("arrays or tables are nested too deeply") from None
 
 
 def read_document(kind: type[Document], path: Path) -> Document:

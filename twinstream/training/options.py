@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import ArgumentError, did_you_mean
-from twinstream.schedule.files import read_text, told, write_text
+from twinstream.schedule.files import parse_toml, read_text, told, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
@@ -188,6 +189,13 @@ class TrainOptions(Node):
     keep: int = _option(KEEP, "N", "Checkpoints to keep, the last ones and the best.", 2, ge=1)
     tensorboard: bool = _option(KEEP, "", "Log for TensorBoard, too.", False)
 
+    @field_validator("*")
+    @classmethod
+    def _no_null_byte(cls, value: Any) -> Any:
+        if "\0" in "".join(map(str, value if isinstance(value, tuple) else [value])):
+            raise PydanticCustomError("null_byte", "no name has a null byte")
+        return value
+
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> "TrainOptions":
         """Checked.
@@ -214,10 +222,10 @@ def read_options(path: Path) -> dict[str, Any]:
         OptionsError: it cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(read_text(path))
+        return parse_toml(read_text(path))
     except OSError as error:
         raise OptionsError(f"cannot read {path}: {told(error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} is not valid TOML: {error}") from None
 
 

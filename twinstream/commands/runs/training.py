@@ -1,5 +1,6 @@
 """`train`: a model on data, with checkpoints; what it will do is told first."""
 
+import os
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
@@ -103,8 +104,8 @@ def _options(
         base = {"model": inputs[0]} | ({"data": inputs[1:]} if inputs[1:] else {})
     if output is not None:
         base["output"] = output
-    if resume and "output" in base and (Path(base["output"]) / OPTIONS).exists():
-        path = Path(base["output"]) / OPTIONS
+    path = Path(base.get("output", "")) / OPTIONS
+    if resume and "output" in base and os.path.exists(path):  # noqa: PTH110 - false of too long a name
         before = read_options(path)
         if "ranks" in flags:  # the layout was chosen for those before
             before = {name: value for name, value in before.items() if name not in LAYOUT}
