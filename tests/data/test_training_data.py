@@ -221,6 +221,12 @@ def test_a_position_of_another_order_is_refused(tmp_path, changed):
         data.chunks(**(arguments | changed), start=stream.position)
 
 
+def test_a_position_that_is_none_is_refused(tmp_path):
+    data = data_of(write_rows(tmp_path / "a.jsonl", 50))
+    with pytest.raises(DataError, match="is in group 9 of the data, which has 1"):
+        data.chunks(**SHAPE, seed=0, start=Position(group=9))
+
+
 def test_an_id_beyond_the_vocabulary_is_refused_with_its_place(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(lines_of([{"text": "az"}, {"text": "a~"}]))

@@ -234,11 +234,17 @@ class TrainingData:
     def _require_unread(self, order: Order, start: Position) -> None:
         """
         Raises:
-            DataError: something that changed has been read before this position.
+            DataError: something that changed has been read before this position, or it is none.
         """
+        groups = order.groups(start.epoch)
+        if start.group >= len(groups):
+            raise DataError(
+                f"the position is in group {start.group} of the data, which has {len(groups)}: the "
+                "checkpoint is damaged; go on from the one before it"
+            )
         if not self.changed:
             return
-        groups = order.groups(0)[: start.group + (start.chunk > 0)]
+        groups = groups[: start.group + (start.chunk > 0)]
         read = {visit.block for group in groups for visit in group}
         for block in self.changed & read if start.epoch == 0 else self.changed:
             raise DataError(
