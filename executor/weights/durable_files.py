@@ -48,6 +48,14 @@ def make_room(folder: Path, needed_bytes: int) -> None:
             raise _cannot_write(folder, "too little room", needed_bytes)
 
 
+def free_bytes(path: Path) -> int | None:
+    """Room on the disk on which something is, or will be; None where nobody tells."""
+    with suppress(OSError):
+        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        return shutil.disk_usage(parent).free
+    return None
+
+
 @contextmanager
 def whole_folder(destination: Path, *, replaces: bool = False) -> Iterator[Path]:
     """A folder beside the destination that takes its name once all is in it.
@@ -81,12 +89,10 @@ def sync(path: Path) -> None:
 
 
 def _cannot_write(path: Path, reason: str, needed_bytes: int) -> WeightsError:
-    free = ""
-    with suppress(OSError):
-        parent = next(folder for folder in (path, *path.parents) if folder.exists())
-        free = f", and {shutil.disk_usage(parent).free} are free"
+    free = free_bytes(path)
+    are_free = "" if free is None else f", and {free} are free"
     return WeightsError(
         path,
-        f"cannot be written: {reason}; it needs {needed_bytes} bytes{free}. Make room, or choose "
-        "another folder",
+        f"cannot be written: {reason}; it needs {needed_bytes} bytes{are_free}. Make room, or "
+        "choose another folder",
     )

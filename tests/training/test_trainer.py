@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -127,8 +128,13 @@ def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_first_step(
 ) -> None:
     wanted, seen, free = options(tmp_path), Seen(), shutil._ntuple_diskusage
     trainer = Trainer(wanted, callbacks=[seen])
-    needed = trainer.prepare().plan.checkpoint_bytes
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free(1, 1, needed - 1))
+    prepared = trainer.prepare()
+    needed = prepared.plan.checkpoint_bytes
+    room = "room for .*2 checkpoints with one that is being written"
+    for free_bytes, is_told in ((3 * needed, False), (3 * needed - 1, True), (needed - 1, True)):
+        found = free(1, 1, free_bytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, found=found: found)
+        assert any(re.search(room, note) for note in prepared.notes) == is_told
     with pytest.raises(WeightsError, match=rf"too little room; it needs {needed} bytes"):
         trainer.train()
     assert not seen.steps

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from twinstream.data.data_record import DataRecord
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.files import read_document
+from twinstream.schedule.sizes import brief
 from twinstream.schedule.workload import Workload
 from twinstream.training.amounts import steps_of
 from twinstream.training.checkpoints import Checkpoint
@@ -76,6 +78,13 @@ class Opened:
         found = [f"note: {line}" for line in self.data.warnings]
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
+        free, keep = free_bytes(self.options.output), self.options.keep
+        needed_bytes = (keep + 1) * self.step_plan.checkpoint_bytes
+        if free is not None and free < needed_bytes:
+            found.append(
+                f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
+                f"checkpoints with one that is being written take {brief(needed_bytes)}"
+            )
         return found
 
 
