@@ -99,16 +99,7 @@ class TrainingData:
         tokeniser = BlockTokeniser(encoding, cache)
         weights = tuple(source.weight for source in sources)
         found = [find_files(source) for source in sources]
-        files = [file for one in found for file in one.files]
-        hashes = iter(content_hashes(files))
-        by_source = [[next(hashes) for _ in one.files] for one in found]
-        block_bytes = _block_bytes(sum(file.size_bytes for file in files), longest)
-        blocks = tuple(
-            tuple(lay_out(one.files, its_hashes, block_bytes))
-            for one, its_hashes in zip(found, by_source, strict=True)
-        )
-        if are_hashed_whole(files):
-            blocks = tuple(tuple(map(Block.with_digests, its_blocks)) for its_blocks in blocks)
+        by_source, blocks = _laid_out([one.files for one in found], longest)
         for source, its_blocks in zip(sources, blocks, strict=True):
             if not its_blocks:
                 raise DataError(f"{source.path} has no rows: there is nothing to train on")
@@ -127,18 +118,9 @@ class TrainingData:
         )
         left_out = [one.left_out for one in found if one.left_out]
         return cls(
-            fingerprint,
-            (*left_out, *sample.warnings),
-            longest,
-            options,
-            cache,
-            encoding,
-            blocks,
-            weights,
-            sample,
-            tuple(one.files for one in found),
-            record,
-        )
+            fingerprint, (*left_out, *sample.warnings), longest, options, cache, encoding, blocks,
+            weights, sample, tuple(one.files for one in found), record,
+        )  # fmt: skip
 
     def lengths(self) -> Ints:
         """Tokens of each document of a seeded sample, as they are packed (long ones cut)."""
@@ -256,6 +238,23 @@ class TrainingData:
         if self.options.workers > 0:
             return FeedBeside(self.encoding, self.cache, self.options.workers)
         return FeedHere(BlockTokeniser(self.encoding, self.cache))
+
+
+def _laid_out(
+    files: Sequence[Sequence[DataFile]], longest: int
+) -> tuple[list[list[str]], tuple[tuple[Block, ...], ...]]:
+    """Of each source, a hash of each file, and its blocks."""
+    all_files = [file for its_files in files for file in its_files]
+    hashes = iter(content_hashes(all_files))
+    by_source = [[next(hashes) for _ in its_files] for its_files in files]
+    block_bytes = _block_bytes(sum(file.size_bytes for file in all_files), longest)
+    laid_out = [
+        lay_out(its_files, its_hashes, block_bytes)
+        for its_files, its_hashes in zip(files, by_source, strict=True)
+    ]
+    if are_hashed_whole(all_files):
+        laid_out = [[block.with_digests() for block in its_blocks] for its_blocks in laid_out]
+    return by_source, tuple(map(tuple, laid_out))
 
 
 def _block_bytes(total_bytes: int, longest: int) -> int:
