@@ -61,6 +61,11 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     wanted = options(tmp_path)
     trained(wanted, stop_after=2)
     write_rows(tmp_path / "rows.jsonl", 121)
+    for _ in range(2):  # it is remembered what there was
+        with pytest.raises(DataError, match="has changed where this run has read it"):
+            trained(wanted, resume=True)
+    other = write_rows(tmp_path / "other.jsonl", 120)
+    wanted = wanted.model_copy(update={"data": (str(tmp_path / "rows.jsonl"), str(other))})
     with pytest.raises(DataError, match="not that of the checkpoint"):
         trained(wanted, resume=True)
 

@@ -205,20 +205,23 @@ class TrainingData:
                 f"the position is of another order of the data ({start.order}, not {name}): go on "
                 "with the same data, seed, chunk tokens and documents per chunk, or start anew"
             )
-        group_bytes = max(_GROUP_BYTES, _GROUP_CHUNKS * _BYTES_PER_TOKEN * chunk_tokens)
-        order = Order(self.blocks, self.weights, seed, group_bytes)
-        self._require_unread(order, start)
+        self.require_unread(chunk_tokens, seed, start)
+        order = self._order(chunk_tokens, seed)
         refuse_long = self.options.long_documents == "refuse"
         skipped = SkippedRows(self.options.skip_bad_rows)
         maker = ChunkMaker(order, shape, self._feed(), refuse_long, name, skipped)
         return ChunkStream(maker, start, ahead=self.options.workers > 0)
 
-    def _require_unread(self, order: Order, start: Position) -> None:
+    def _order(self, chunk_tokens: int, seed: int) -> Order:
+        group_bytes = max(_GROUP_BYTES, _GROUP_CHUNKS * _BYTES_PER_TOKEN * chunk_tokens)
+        return Order(self.blocks, self.weights, seed, group_bytes)
+
+    def require_unread(self, chunk_tokens: int, seed: int, start: Position) -> None:
         """
         Raises:
             DataError: something that changed has been read before this position, or it is none.
         """
-        groups = order.groups(start.epoch)
+        groups = self._order(chunk_tokens, seed).groups(start.epoch)
         if start.group >= len(groups):
             raise DataError(
                 f"the position is in group {start.group} of the data, which has {len(groups)}: the "

@@ -129,6 +129,7 @@ def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpo
         outline = outline_for(model, recipe)
         tell(f"planning {model.spec.name} for {here.machine.name} again")
         plan = plan_again(options, here, model.spec, recipe, checkpoint.state.workload)
+        require_unread(data, plan, checkpoint)
     plan_seconds = perf_counter() - start_s
     recipe = Recipe.model_validate(plan.schedule.recipe)
     num_steps = steps_wanted(options, data, plan.workload.tokens_per_step)
@@ -160,6 +161,15 @@ def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptio
     path = RunFiles(options.output).data
     record = read_document(DataRecord, path) if path.exists() else None
     return data.gone_on_with(checkpoint.state.fingerprint, record)
+
+
+def require_unread(data: TrainingData, plan: StepPlan, checkpoint: Checkpoint) -> None:
+    """
+    Raises:
+        DataError: what was mended of the data has been read by the run.
+    """
+    position = checkpoint.state.position.position()
+    data.require_unread(plan.shape(data).chunk_tokens, checkpoint.state.seed, position)
 
 
 def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int) -> int:

@@ -20,6 +20,7 @@ from twinstream.training.preparing import (
     gone_on_with,
     outline_for,
     rate_of,
+    require_unread,
     resolved,
     steps_wanted,
 )
@@ -75,6 +76,8 @@ def prepare_ranks(
     recipe = recipe.model_copy(update={"optimizer": place})
     fixed = checkpoint is not None or options.chunk_tokens is not None
     plan = _planned(options, here, model.spec, recipe, workload, fixed=fixed)
+    if checkpoint is not None:
+        require_unread(data, plan, checkpoint)
     recipe = Recipe.model_validate(plan.schedule.schedules["stage 0"].recipe)
     num_steps = steps_wanted(options, data, workload.tokens_per_step)
     options = resolved(options, here, model, recipe, workload, num_steps)
